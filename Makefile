@@ -1,0 +1,65 @@
+# `make demo` shows the product, `make test` proves it. All they need lands in .venv and is installed once.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What the tests use today; an optional part of the product joins when it has tests.
+TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,http,fast,dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench chaos docs-table clean distclean
+
+help:
+	@echo "make demo        install and run the demo on the embedded server"
+	@echo "make test        install what is missing, then run all checks and tests"
+	@echo "make lint        the checks that need no server"
+	@echo "make format      rewrite the code as the format check wants it"
+	@echo "make docs-table  rewrite docs/reference/requirements.md"
+	@echo "make chaos       the long form of the fault tests"
+	@echo "make bench       the benchmarks"
+	@echo "make clean       remove results and caches; make distclean: the environments too"
+
+demo: $(VENV)/.demo-installed
+	$(BIN)/bullpen demo
+
+test: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	$(BIN)/python -m tools.check
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.check --static
+
+format: $(VENV)/.dev-installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs-table: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.requirements_table
+
+chaos: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	BULLPEN_CHAOS=long BULLPEN_TEST_LONG=1 $(BIN)/python -m pytest tests/chaos tests/outbox/test_chaos.py tests/queue/test_admin_scale.py
+
+bench: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf build dist coverage.json .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .venvs tests/interop/node/node_modules
+
+# The stamps are touched last: an installation that was interrupted is repeated.
+$(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e ".[embedded,cli]"
+	@touch $@
+
+$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e ".[$(TEST_EXTRAS)]"
+	@touch $@
+
+$(BIN)/python:
+	@sh tools/make_venv.sh $(VENV)

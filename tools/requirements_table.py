@@ -1,0 +1,158 @@
+"""Write docs/reference/requirements.md: every requirement, and the tests that cite it.
+
+In: tests/requirements.toml and the source of the tests, which is read and not run. Out: the page, or with `--check` the
+verdict whether it is up to date. An id that no requirement has is an error in both cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path("docs/reference/requirements.md")
+
+INTRODUCTION = """\
+# Requirements and their tests
+
+Made by `make docs-table` from `tests/requirements.toml` and the tests; do not edit it by hand. A test names the
+requirements it proves with `@pytest.mark.requirement("Q-17")`. A requirement that no test names is marked *open*.
+"""
+
+
+class CannotTell(Exception):
+    """A citation that cannot be read without running the test, or that names no requirement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    id: str
+    sentence: str
+
+    @property
+    def section(self) -> str:
+        return self.id.partition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    titles: dict[str, str]
+    requirements: tuple[Requirement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    requirement: str
+    test: str
+    """In the form that pytest takes: file::Class::function."""
+
+
+def read_ledger(path: Path) -> Ledger:
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    requirements = tuple(Requirement(entry["id"], entry["sentence"]) for entry in content["requirements"])
+    titles = {key: section["title"] for key, section in content["sections"].items()}
+    return Ledger(titles, requirements)
+
+
+def citations(tests: Path, root: Path) -> Iterator[Citation]:
+    for path in sorted(tests.rglob("*.py")):
+        if "node_modules" not in path.parts:
+            module = ast.parse(path.read_text(encoding="utf-8"))
+            yield from _cited_in(module, str(path.relative_to(root)), inherited=())
+
+
+def _cited_in(scope: ast.Module | ast.ClassDef, name: str, inherited: tuple[str, ...]) -> Iterator[Citation]:
+    """Citations of the tests in a module or class. What stands on the module or class counts for each test in it."""
+    marked = (
+        *inherited,
+        *(id_ for statement in scope.body if _is_pytestmark(statement) for id_ in _ids(statement, name)),
+    )
+    for statement in scope.body:
+        if not isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inner = f"{name}::{statement.name}"
+        ids = (*marked, *(id_ for decorator in statement.decorator_list for id_ in _ids(decorator, inner)))
+        if isinstance(statement, ast.ClassDef):
+            yield from _cited_in(statement, inner, ids)
+        elif statement.name.startswith("test"):
+            yield from (Citation(id_, inner) for id_ in dict.fromkeys(ids))
+
+
+def _is_pytestmark(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in targets)
+
+
+def _ids(node: ast.AST, where: str) -> Iterator[str]:
+    """Ids of every `….mark.requirement(…)` below a node; marks inside `pytest.param` are found too."""
+    for call in ast.walk(node):
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func).endswith("mark.requirement")):
+            continue
+        for argument in call.args:
+            if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+                raise CannotTell(f"{where}: requirement({ast.unparse(argument)}): write the id as a literal")
+            yield argument.value
+
+
+def tests_by_id(ledger: Ledger, cited: Iterable[Citation]) -> dict[str, list[str]]:
+    known = {requirement.id for requirement in ledger.requirements}
+    found: dict[str, list[str]] = defaultdict(list)
+    unknown: list[str] = []
+    for citation in cited:
+        if citation.requirement in known:
+            found[citation.requirement].append(citation.test)
+        else:
+            unknown.append(f"{citation.test}: there is no requirement {citation.requirement!r}")
+    if unknown:
+        raise CannotTell("\n".join(unknown))
+    return found
+
+
+def page(ledger: Ledger, tests: dict[str, list[str]]) -> str:
+    blocks = [INTRODUCTION]
+    for section, title in ledger.titles.items():
+        rows = [requirement for requirement in ledger.requirements if requirement.section == section]
+        done = sum(requirement.id in tests for requirement in rows)
+        table = ["| id | requirement | tests |", "|---|---|---|", *(_row(row, tests.get(row.id, [])) for row in rows)]
+        blocks += [f"## {section}. {title}\n", f"{done} of {len(rows)} are cited by tests.\n", "\n".join(table) + "\n"]
+    return "\n".join(blocks)
+
+
+def _row(requirement: Requirement, tests: list[str]) -> str:
+    sentence = requirement.sentence.replace("|", "\\|")
+    cited = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in tests) or "*open*"
+    return f"| {requirement.id} | {sentence} | {cited} |"
+
+
+def make_page(root: Path = ROOT) -> str:
+    ledger = read_ledger(root / "tests" / "requirements.toml")
+    return page(ledger, tests_by_id(ledger, citations(root / "tests", root)))
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description="Keep the page of requirements in step with the tests.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is out of date")
+    check = parser.parse_args(arguments).check
+    try:
+        wanted = make_page(root)
+    except CannotTell as error:
+        print(error, file=sys.stderr)
+        return 1
+    path = root / PAGE
+    if not check:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != wanted:
+        print(f"{PAGE} is out of date: run `make docs-table` and commit the result", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
