@@ -1,0 +1,57 @@
+"""Durations and whole numbers as options take them, checked once.
+
+In: what a caller wrote, an `int` of milliseconds or a `timedelta`. Out: whole milliseconds, or InvalidOption that names
+the option. Elsewhere: instants (`bullpen._kernel.clock`, `bullpen.wire.options`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from bullpen.errors import InvalidOption
+
+MAX_MS = 2**53 - 1
+"""The largest number that Node, Lua and JSON readers carry without loss."""
+
+_ONE_MS = timedelta(milliseconds=1)
+
+
+def to_ms(name: str, value: int | timedelta, *, minimum: int = 0) -> int:
+    """Turn milliseconds or a timedelta into whole milliseconds, rounded up.
+
+    Rounded up so that a positive duration never becomes zero, which means "now" or "never" in many options.
+    """
+    # bool is an int to Python, and `delay=True` is a mistake that would otherwise wait one millisecond.
+    if type(value) is int:
+        ms = value
+    elif isinstance(value, timedelta):
+        ms = value // _ONE_MS + bool(value % _ONE_MS)
+    else:
+        raise InvalidOption(name, f"whole milliseconds (int) or a timedelta, {_bound(minimum)}", value)
+    if ms < minimum:
+        raise InvalidOption(name, f"whole milliseconds (int) or a timedelta, {_bound(minimum)}", value)
+    if ms > MAX_MS:
+        raise InvalidOption(name, f"at most {MAX_MS} ms", value)
+    return ms
+
+
+def check_int(name: str, value: int, *, minimum: int, maximum: int = MAX_MS) -> int:
+    """Return a whole number within bounds, or raise InvalidOption. Booleans and floats are refused."""
+    if type(value) is not int or not minimum <= value <= maximum:
+        upper = f" and at most {maximum}" if maximum != MAX_MS else ""
+        raise InvalidOption(name, f"a whole number, at least {minimum}{upper}", value)
+    return value
+
+
+def is_text(value: object) -> bool:
+    """True for non-empty text."""
+    return isinstance(value, str) and value != ""
+
+
+def is_share(value: object) -> bool:
+    """True for a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _bound(minimum: int) -> str:
+    return "more than 0" if minimum == 1 else f"at least {minimum}"

@@ -1,0 +1,260 @@
+"""What becomes of one attempt: a closed set of outcomes, and the pure function that chooses.
+
+In: what the handler did (Returned or Raised) and how often the job was tried. Out: one Outcome.
+Elsewhere: running the handler (`bullpen.queue._execute`), making the outcome true (`bullpen.queue._exchange`).
+"""
+
+from __future__ import annotations
+
+import random as _random
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, assert_never
+
+from bullpen._kernel import json
+from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.duration import to_ms
+from bullpen._kernel.policy import RetryPolicy
+from bullpen._kernel.remote import RemoteError
+from bullpen.errors import (
+    DelayJob,
+    InvalidOption,
+    NotJson,
+    PayloadTooLarge,
+    RateLimited,
+    ReturnToWait,
+    WaitForChildren,
+)
+
+MAX_TEXT: Final = 5_000
+"""Characters kept of an error's text and of its stack. Text of user code is never stored unbounded."""
+
+MAX_FRAMES: Final = 40
+MAX_CHAIN: Final = 5
+"""How many causes, and how many parts of a group, are followed."""
+
+
+class Cause(StrEnum):
+    """Why a job failed finally."""
+
+    EXHAUSTED = "exhausted"
+    """All attempts are used up."""
+    PERMANENT = "permanent"
+    """The error says that trying again is pointless."""
+    BAD_RESULT = "bad_result"
+    """The handler worked, but its return value cannot be stored."""
+    UNKNOWN_BACKOFF = "unknown_backoff"
+    """A retry is due, but only the producer's own workers know how long to wait."""
+    BAD_DATA = "bad_data"
+    """The stored data cannot be read."""
+    DEFERRED = "deferred"
+    """Somebody else decided the failure before the job ran: a failed child, a stall limit."""
+    POISON = "poison"
+    """The job killed its worker while it ran alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The handler came back with a value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The handler raised."""
+
+    error: BaseException
+
+
+Result = Returned | Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Done; `value_json` is the return value as it is stored."""
+
+    value_json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Failed, to be tried again after `delay_ms` (0: at once). The attempt counts."""
+
+    reason: str
+    stack: str
+    delay_ms: int
+    keeps_turn: bool = False
+    """With no delay: before everything that waits, so that nothing overtakes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Failed finally. The attempt counts."""
+
+    reason: str
+    stack: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """To be run again after `delay_ms`, by the handler's wish. No attempt counts."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Back to the front of the line. No attempt counts. `pause_ms` > 0: nobody takes a job for so long."""
+
+    pause_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingChildren:
+    """Parked until the job's children are done. No attempt counts."""
+
+
+Outcome = Completed | Retry | Failed | Delayed | Waiting | WaitingChildren
+
+
+class Decided(Exception):
+    """Raised by a handler that has judged already; its outcome is taken as it is."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(type(outcome).__name__)
+        self.outcome = outcome
+
+
+DEFAULT_POLICY: Final = RetryPolicy()
+
+
+def judge(
+    result: Result,
+    *,
+    attempts_made_before: int,
+    attempts: int,
+    backoff: Backoff | UnknownBackoff | None,
+    policy: RetryPolicy = DEFAULT_POLICY,
+    random: Callable[[], float] = _random.random,
+) -> Outcome:
+    """Choose the outcome of one attempt. Never raises.
+
+    `attempts` and `backoff` are the job's own (whoever made it decided them); `attempts_made_before` does not count the
+    attempt that is judged. From `policy` come only the errors that are final.
+    """
+    match result:
+        case Returned(value):
+            return _complete(value)
+        case Raised(error):
+            try:
+                return _signalled(error) or _failed(error, attempts_made_before + 1, attempts, backoff, policy, random)
+            except InvalidOption as exc:  # DelayJob(-5) and the like: a mistake of the handler, an error like others
+                return _failed(exc, attempts_made_before + 1, attempts, backoff, policy, random)
+    assert_never(result)
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """The text and the stack of an error, as they may be stored: bounded, never empty, always valid UTF-8."""
+    return _reason(error), _stack(error)
+
+
+def cut(text: str, limit: int = MAX_TEXT) -> str:
+    """Bound a text, keeping its beginning."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_COMPLETED_WITH_NOTHING: Final = Completed(b"null")
+
+
+def _complete(value: Any) -> Outcome:
+    if value is None:  # what most handlers return
+        return _COMPLETED_WITH_NOTHING
+    try:
+        value_json = json.encode(value, what="return value")
+        json.check_result_size(len(value_json))
+    except (NotJson, PayloadTooLarge) as exc:
+        # Final although attempts may be left: the work is done, and running it again would end here again.
+        return Failed(*describe(exc), Cause.BAD_RESULT)
+    return Completed(value_json)
+
+
+def _signalled(error: BaseException) -> Outcome | None:
+    match error:
+        case Decided():
+            return error.outcome
+        case DelayJob():
+            return Delayed(to_ms("DelayJob.delay", error.delay))
+        case RateLimited():
+            return Waiting(to_ms("RateLimited.pause", error.pause))
+        case ReturnToWait():
+            return Waiting()
+        case WaitForChildren():
+            return WaitingChildren()
+    return None
+
+
+def _failed(
+    error: BaseException,
+    attempts_made: int,
+    attempts: int,
+    backoff: Backoff | UnknownBackoff | None,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+) -> Retry | Failed:
+    reason, stack = describe(error)
+    if policy.is_final(error):
+        return Failed(reason, stack, Cause.PERMANENT)
+    if attempts_made >= attempts:
+        return Failed(reason, stack, Cause.EXHAUSTED)
+    match backoff:
+        case None:
+            return Retry(reason, stack, 0)
+        case Backoff():
+            return Retry(reason, stack, backoff.delay_for(attempts_made, random))
+        case UnknownBackoff():
+            unknown = f"no retry possible, backoff type {backoff.type!r} is not known to this worker; the error was: "
+            return Failed(cut(unknown + reason), stack, Cause.UNKNOWN_BACKOFF)
+    assert_never(backoff)
+
+
+def _reason(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - user code
+        text = ""
+    return cut(_storable(text)) if text.strip() else type(error).__name__
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        text = error.stack if isinstance(error, RemoteError) else "".join(_format(error, depth=0)).rstrip()
+    except Exception:  # noqa: BLE001 - user code in __str__ or __cause__, or an endless chain
+        text = type(error).__name__
+    text = _storable(text)
+    # The end of a Python traceback has the error and the line that raised it.
+    return text if len(text) <= MAX_TEXT else "…" + text[-(MAX_TEXT - 1) :]
+
+
+def _format(error: BaseException, depth: int) -> Iterator[str]:
+    """Like `traceback.format_exception` without the markers under the code: finding them parses source for 100 µs."""
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None and depth < MAX_CHAIN:
+        yield from _format(earlier, depth + 1)
+        yield "\nwhich led to:\n\n"
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), limit=-MAX_FRAMES).format()
+    yield from traceback.format_exception_only(error)
+    if isinstance(error, BaseExceptionGroup) and depth < MAX_CHAIN:
+        for number, part in enumerate(error.exceptions[:MAX_CHAIN], 1):
+            yield f"\npart {number} of {len(error.exceptions)}:\n"
+            yield from _format(part, depth + 1)
+
+
+def _storable(text: str) -> str:
+    # Lone surrogates come from file names and broken decoders, and no UTF-8 field can hold them.
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,172 @@
+"""What to do when work fails: one policy object, and the presets of the features built on it.
+
+Elsewhere: applying it to one attempt (`bullpen._kernel.outcome`), the pause between tries (`bullpen._kernel.backoff`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from bullpen._kernel.backoff import ONE_HOUR_MS, Backoff
+from bullpen._kernel.duration import check_int, is_text
+from bullpen._kernel.remote import RemoteError, qualified
+from bullpen.errors import InvalidOption, PermanentError, require
+
+RetryOwner = Literal["queue", "broker", "ledger"]
+DeadLetterStore = Literal["none", "failed_set", "queue", "row"]
+IdRule = Literal["counter", "random", "key", "given"]
+
+DEFAULT_ATTEMPTS: Final = 3
+DEFAULT_BACKOFF: Final = Backoff.exponential(1_000)
+DEFAULT_LOCK_MS: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetters:
+    """Where finally failed work goes."""
+
+    store: DeadLetterStore = "failed_set"
+    """none; failed_set: the queue's own failed set; queue: another queue; row: the ledger row itself."""
+    suffix: str = "-dlq"
+    """With store queue: what follows the queue's name."""
+    name: str | None = None
+    """With store queue: a fixed name instead of the suffix rule."""
+
+    def __post_init__(self) -> None:
+        if self.store not in ("none", "failed_set", "queue", "row"):
+            raise InvalidOption("dead_letters.store", "'none', 'failed_set', 'queue' or 'row'", self.store)
+        suffix_fits = is_text(self.suffix) and ":" not in self.suffix
+        require("dead_letters.suffix", suffix_fits, "non-empty text without ':'", self.suffix)
+        require("dead_letters.name", self.name is None or is_text(self.name), "non-empty text or None", self.name)
+
+    def queue_for(self, queue: str) -> str | None:
+        """Name of the dead-letter queue of `queue`, None when dead letters are kept elsewhere."""
+        return (self.name or queue + self.suffix) if self.store == "queue" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Attempts, pauses, which errors end it all, who owns the retry, where dead letters go."""
+
+    attempts: int = DEFAULT_ATTEMPTS
+    """All tries, the first included; 1 means no retry."""
+    backoff: Backoff | None = DEFAULT_BACKOFF
+    """Pause between tries. None is only possible with one attempt."""
+    permanent_errors: tuple[type[BaseException], ...] = ()
+    """Errors (with their subclasses) after which trying again is pointless. PermanentError always is one."""
+    is_permanent: Callable[[BaseException], bool] | None = field(default=None, compare=False)
+    """A further test, for errors that differ by a field such as an HTTP status. Must not raise."""
+    retry_owner: RetryOwner = "queue"
+    """queue: the job is retried; broker: the message is; ledger: the row is, and its job runs once."""
+    dead_letters: DeadLetters = DeadLetters()
+
+    def __post_init__(self) -> None:
+        check_int("attempts", self.attempts, minimum=1)
+        if self.backoff is None and self.attempts > 1:
+            object.__setattr__(self, "backoff", DEFAULT_BACKOFF)
+        require("backoff", isinstance(self.backoff, Backoff | None), "a Backoff", self.backoff)
+        are_errors = _are_error_classes(self.permanent_errors)
+        require("permanent_errors", are_errors, "a tuple of exception classes", self.permanent_errors)
+        if self.retry_owner not in ("queue", "broker", "ledger"):
+            raise InvalidOption("retry_owner", "'queue', 'broker' or 'ledger'", self.retry_owner)
+
+    @property
+    def job_attempts(self) -> int:
+        """Attempts to write into a job. When a row owns the retry, its job runs once and reports."""
+        return 1 if self.retry_owner == "ledger" else self.attempts
+
+    def is_final(self, error: BaseException) -> bool:
+        """True when trying again is pointless, whatever attempts are left."""
+        if isinstance(error, (PermanentError, *self.permanent_errors)):
+            return True
+        if isinstance(error, RemoteError) and any(
+            qualified(kind) in error.class_names for kind in self.permanent_errors
+        ):
+            return True
+        # Handlers moved from the official Python client raise its class; like Node, we know it by name.
+        if any(kind.__name__ == "UnrecoverableError" for kind in type(error).__mro__):
+            return True
+        try:
+            return self.is_permanent is not None and bool(self.is_permanent(error))
+        except Exception:  # noqa: BLE001 - user code; a broken test must not make a retryable failure final
+            return False
+
+
+def _are_error_classes(value: object) -> bool:
+    kinds = value if isinstance(value, tuple) else (None,)
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """The defaults of one feature: a policy, and what goes with it on queue and worker."""
+
+    policy: RetryPolicy
+    keep_completed: int | None = None
+    """How many completed jobs stay; None all, 0 none."""
+    keep_failed: int | None = None
+    lock_ms: int | None = DEFAULT_LOCK_MS
+    """None: no job lock, the broker's acknowledgement takes its place."""
+    concurrency: int | None = 1
+    """None: set per channel."""
+    job_id: IdRule = "counter"
+    id_prefix: str = ""
+
+
+def from_retries(retries: int) -> int:
+    """Attempts for a setting that counts tries after the first: 5 retries are 6 attempts."""
+    return check_int("retries", retries, minimum=0) + 1
+
+
+PLAIN_JOB: Final = Preset(policy=RetryPolicy())
+
+WORKFLOW_EVENT: Final = Preset(
+    policy=RetryPolicy(backoff=Backoff.exponential(30_000), dead_letters=DeadLetters(store="queue")),
+    keep_completed=1_000,
+    keep_failed=5_000,
+    job_id="key",
+)
+
+SCHEDULED_MESSAGE: Final = Preset(
+    policy=RetryPolicy(
+        attempts=from_retries(5),
+        backoff=Backoff.exponential(2_000, maximum=32_000),
+        retry_owner="broker",
+        dead_letters=DeadLetters(store="queue", name="birthday.messages.dlq"),
+    ),
+    lock_ms=None,
+    concurrency=5,
+    job_id="given",
+)
+
+OUTBOX_DELIVERY: Final = Preset(
+    policy=RetryPolicy(
+        attempts=10,
+        backoff=Backoff.exponential(60_000, maximum=900_000, spread=10_000),
+        retry_owner="ledger",
+        dead_letters=DeadLetters(store="row"),
+    ),
+    keep_completed=0,
+    concurrency=None,
+    job_id="given",
+)
+
+WORKFLOW_RUN: Final = Preset(
+    policy=RetryPolicy(
+        backoff=Backoff.exponential(5_000, maximum=ONE_HOUR_MS), dead_letters=DeadLetters(store="queue")
+    ),
+    keep_completed=100,
+    lock_ms=300_000,
+    concurrency=100,
+    job_id="given",
+)
+
+INGESTION: Final = Preset(
+    # Nothing is said about its retries: what BullMQ does without options is one attempt.
+    policy=RetryPolicy(attempts=1, backoff=None, dead_letters=DeadLetters(store="none")),
+    keep_failed=500,
+    job_id="random",
+    id_prefix="idx",
+)

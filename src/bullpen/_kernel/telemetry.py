@@ -1,0 +1,85 @@
+"""The one place where things that happen are told.
+
+Code emits named events with fields; logs, counters and spans are listeners (`bullpen.ops`). Without a listener `emit`
+costs a function call. A listener that fails is reported once and never disturbs who emitted.
+Fields hold ids, names, numbers and errors, never payloads and never secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Listener = Callable[[str, dict[str, Any]], object]
+"""Called with the event's name and its fields. Must be quick, and may be called from any thread."""
+
+_log = logging.getLogger("bullpen.telemetry")
+_change = threading.Lock()
+_listeners: tuple[Listener, ...] = ()  # replaced, never changed: emit reads it without a lock
+_broken: set[int] = set()
+
+
+def emit(event: str, /, **fields: Any) -> None:
+    """Tell all listeners. Never raises an Exception."""
+    if not _listeners:
+        return
+    for listener in _listeners:
+        try:
+            listener(event, fields)
+        except Exception:  # noqa: BLE001 - reported below; whoever emits has other things to do
+            _report(listener, event)
+        else:
+            if _broken and id(listener) in _broken:
+                _recover(listener)
+
+
+def is_enabled() -> bool:
+    """True when somebody listens: worth asking before fields that cost something are computed."""
+    return bool(_listeners)
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Call `listener` for every event from now on; returns the function that ends it. Ending twice is harmless."""
+    global _listeners
+    # Wrapped, so that one function may be subscribed twice and each subscription ends alone.
+    entry = _Subscription(listener)
+    with _change:
+        _listeners = (*_listeners, entry)
+    return lambda: _unsubscribe(entry)
+
+
+class _Subscription:
+    __slots__ = ("_listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __call__(self, event: str, fields: dict[str, Any]) -> None:
+        self._listener(event, fields)
+
+    def __repr__(self) -> str:
+        return getattr(self._listener, "__qualname__", type(self._listener).__name__)
+
+
+def _unsubscribe(entry: _Subscription) -> None:
+    global _listeners
+    with _change:
+        _listeners = tuple(other for other in _listeners if other is not entry)
+        _broken.discard(id(entry))
+
+
+def _report(listener: Listener, event: str) -> None:
+    # Once when it begins: a listener that fails on every job must not fill the disk.
+    with _change:
+        is_new = id(listener) not in _broken
+        _broken.add(id(listener))
+    if is_new:
+        _log.exception("telemetry listener %r failed on %r; further failures of it are not logged", listener, event)
+
+
+def _recover(listener: Listener) -> None:
+    with _change:
+        _broken.discard(id(listener))
+    _log.warning("telemetry listener %r works again", listener)

@@ -1,0 +1,194 @@
+"""The Redis keys of one queue.
+
+In: prefix and queue name. Out: every key as text, made once. Scripts receive keys from here and build none of their own
+except job keys, which are `base` plus the job's id.
+Elsewhere: which names are allowed (`bullpen._kernel.ids`), what the keys hold (`records`, `options`, `events`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final, NoReturn
+
+from bullpen._kernel.ids import (
+    JOB_SUFFIXES,
+    QUEUE_SUFFIXES,
+    RESERVED,
+    check_prefix,
+    check_queue_name,
+    clean_name,
+    encode_segment,
+)
+
+__all__ = [
+    "DEFAULT_PREFIX",
+    "EXTENSION_KEYS",
+    "JOB_SUFFIXES",
+    "QUEUE_SUFFIXES",
+    "RESERVED",
+    "QueueKeys",
+    "client_name",
+    "hash_tag",
+    "slot",
+]
+
+DEFAULT_PREFIX: Final = "bull"
+
+EXTENSION_KEYS: Final[dict[str, str]] = {
+    "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
+    "bp:lanes:": "zset; last fair-queuing tag of each lane of one priority class; trimmed at each add",
+    "bp:held:": "zset; ids of one lane that wait in `delayed` for its limit; bounded by those jobs",
+}
+"""Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
+only reference to a job: all of them may vanish without losing one."""
+
+
+class QueueKeys:
+    """All key names of one queue. Compare and hash by `base`."""
+
+    __slots__ = (
+        "active", "base", "completed", "delay", "delayed", "events", "failed", "id", "limiter", "marker", "meta",
+        "metrics_completed", "metrics_completed_data", "metrics_failed", "metrics_failed_data", "name", "paused", "pc",
+        "prefix", "prioritized", "priority", "repeat", "stalled", "stalled_check", "wait", "waiting_children",
+    )  # fmt: skip
+
+    base: str
+    """`<prefix>:<queue>:`, what job ids are appended to."""
+    prefix: str
+    name: str
+    meta: str
+    id: str
+    wait: str
+    paused: str
+    active: str
+    prioritized: str
+    pc: str
+    delayed: str
+    waiting_children: str
+    completed: str
+    failed: str
+    stalled: str
+    stalled_check: str
+    limiter: str
+    marker: str
+    events: str
+    repeat: str
+    metrics_completed: str
+    metrics_completed_data: str
+    metrics_failed: str
+    metrics_failed_data: str
+    delay: str
+    priority: str
+
+    def __init__(self, prefix: str, name: str) -> None:
+        base = f"{check_prefix(prefix)}:{check_queue_name(name)}:"
+        put = object.__setattr__
+        put(self, "prefix", prefix)
+        put(self, "name", name)
+        put(self, "base", base)
+        for word in ("meta", "id", "wait", "paused", "active", "prioritized", "pc", "delayed", "completed", "failed",
+                     "stalled", "limiter", "marker", "events", "repeat", "delay", "priority"):  # fmt: skip
+            put(self, word, base + word)
+        put(self, "waiting_children", base + "waiting-children")
+        put(self, "stalled_check", base + "stalled-check")
+        put(self, "metrics_completed", base + "metrics:completed")
+        put(self, "metrics_completed_data", base + "metrics:completed:data")
+        put(self, "metrics_failed", base + "metrics:failed")
+        put(self, "metrics_failed_data", base + "metrics:failed:data")
+
+    def __setattr__(self, attribute: str, value: Any) -> NoReturn:
+        raise AttributeError(f"QueueKeys is frozen: {attribute} cannot be set")
+
+    def __delattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(f"QueueKeys is frozen: {attribute} cannot be deleted")
+
+    def __repr__(self) -> str:
+        return f"QueueKeys({self.prefix!r}, {self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QueueKeys) and (self.prefix, self.name) == (other.prefix, other.name)
+
+    def __hash__(self) -> int:
+        return hash(self.base)
+
+    def __reduce__(self) -> tuple[type[QueueKeys], tuple[str, str]]:
+        return QueueKeys, (self.prefix, self.name)
+
+    def job(self, job_id: str) -> str:
+        return self.base + job_id
+
+    def lock(self, job_id: str) -> str:
+        return f"{self.base}{job_id}:lock"
+
+    def logs(self, job_id: str) -> str:
+        return f"{self.base}{job_id}:logs"
+
+    def dependencies(self, job_id: str) -> str:
+        return f"{self.base}{job_id}:dependencies"
+
+    def processed(self, job_id: str) -> str:
+        return f"{self.base}{job_id}:processed"
+
+    def failed_children(self, job_id: str) -> str:
+        """Failures of children that do not fail the parent."""
+        return f"{self.base}{job_id}:failed"
+
+    def unsuccessful(self, job_id: str) -> str:
+        """Failures of children that must fail the parent."""
+        return f"{self.base}{job_id}:unsuccessful"
+
+    def job_keys(self, job_id: str) -> tuple[str, ...]:
+        """Every key that goes away with the job."""
+        key = self.base + job_id
+        return (key, *(f"{key}:{suffix}" for suffix in sorted(JOB_SUFFIXES)))
+
+    def scheduler(self, scheduler_id: str) -> str:
+        return f"{self.base}repeat:{scheduler_id}"
+
+    def deduplication(self, deduplication_id: str) -> str:
+        return f"{self.base}de:{deduplication_id}"
+
+    def deduplication_next(self, deduplication_id: str) -> str:
+        return f"{self.base}dn:{deduplication_id}"
+
+    def call(self, caller: str) -> str:
+        """Where the scripts remember the last numbered call of one caller."""
+        return f"{self.base}bp:call:{caller}"
+
+    def lanes(self, priority_class: int) -> str:
+        return f"{self.base}bp:lanes:{priority_class}"
+
+    def held(self, lane: str) -> str:
+        return f"{self.base}bp:held:{encode_segment(lane)}"
+
+    def job_id_of(self, key: str) -> str | None:
+        """The id behind a job key of this queue, else None."""
+        return key[len(self.base) :] or None if key.startswith(self.base) else None
+
+    def dead_letter_name(self, suffix: str = "-dlq") -> str:
+        """Name of the queue for dead letters. It keeps a cluster tag of the name, so one script can reach both."""
+        return check_queue_name(self.name + suffix)
+
+    @property
+    def hash_tag(self) -> str | None:
+        """The part in braces that puts all keys in one cluster slot, if there is one."""
+        return hash_tag(self.base)
+
+
+def hash_tag(key: str) -> str | None:
+    """What Redis Cluster hashes instead of the whole key: the first `{...}` if it is not empty."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if start != -1 and end > start + 1 else None
+
+
+def slot(key: str) -> int:
+    """The cluster slot of a key, as the servers compute it."""
+    return binascii.crc_hqx((hash_tag(key) or key).encode(), 0) % 16384
+
+
+def client_name(prefix: str, queue: str, worker_name: str = "") -> str:
+    """Name of a worker's blocking connection: how `CLIENT LIST` shows who works on a queue."""
+    base = f"{prefix}:{base64.b64encode(queue.encode()).decode()}"
+    return f"{base}:w:{clean_name(worker_name)}" if worker_name else base

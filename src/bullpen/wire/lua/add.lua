@@ -1,0 +1,121 @@
+--[[ add: store jobs and put each where it belongs.
+
+  Why a script: hash, membership, events and marker must appear together, or Node runs a job without a name.
+  Why batched: the fixed cost of a call (reading meta, trimming, marker, list push) is paid once for all.
+  A caller that lost the reply repeats its number and gets the first answer again; nothing is stored twice.
+
+  KEYS   1 meta   2 id   3 wait   4 prioritized   5 pc   6 marker   7 events   8 active   9 call
+  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version
+         then per job: custom_id ("" = next number)   name   data   opts   timestamp ("" = now)   delay_ms
+         at_ms ("" = use delay_ms)   priority   flags ("1" = lifo, "2" = replace a finished job with this id, "3" = both)
+  Reply  { now, number of the first job, { index, state, flat hash, … of jobs whose id was taken already } }
+]]
+--#include lib/clock
+--#include lib/bound
+--#include lib/delayed
+--#include lib/due_marker
+--#include lib/state
+--#include lib/remove
+
+local meta_key, id_key, wait_key, prioritized_key, pc_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local marker_key, events_key, active_key, call_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local base, call_number, call_ttl_ms, version = ARGV[1], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local first_arg, stride = 6, 9
+local count = (#ARGV - first_arg + 1) / stride
+
+local function describe_duplicates(indexes)
+  local described = {}
+  for _, index in ipairs(indexes) do
+    local job_id = ARGV[first_arg + (index - 1) * stride]
+    described[#described + 1] = index
+    described[#described + 1] = state_of(base, job_id)
+    described[#described + 1] = redis.call("HGETALL", base .. job_id)
+  end
+  return described
+end
+
+-- clear_finished: make room for a job whose id a finished one still holds. A child that its parent waits for is not cleared: the
+-- new job is nobody's child, and the parent would wait for ever.
+local function clear_finished(job_id)
+  local job_key = base .. job_id
+  local parent_key = redis.call("HGET", job_key, "parentKey")
+  if parent_key and redis.call("SISMEMBER", parent_key .. ":dependencies", job_key) == 1 then return false end
+  local state = "completed"
+  if redis.call("ZREM", base .. state, job_id) == 0 then
+    state = "failed"
+    if redis.call("ZREM", base .. state, job_id) == 0 then return false end
+  end
+  remove_job_keys(job_key)
+  redis.call("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", state)
+  return true
+end
+
+local record = redis.call("GET", call_key)
+if record then
+  local number, now_ms, first_number, taken = string.match(record, "^(%d+) (%d+) (%d+) (.*)$")
+  if tonumber(number) == call_number then
+    local indexes = {}
+    for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
+    return { tonumber(now_ms), tonumber(first_number), describe_duplicates(indexes) }
+  elseif tonumber(number) > call_number then
+    return redis.error_reply("BPSTALE a later call of this caller was answered already")
+  end
+end
+
+local now_ms = server_now(ARGV[2])
+local now_text = string.format("%.0f", now_ms)
+local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
+local concurrency = tonumber(meta[2])
+-- First write: refused when memory is full, with nothing written yet.
+local first_number = redis.call("INCRBY", id_key, count) - count + 1
+if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
+if not meta[4] then redis.call("HSET", meta_key, "version", version) end
+redis.call("XTRIM", events_key, "MAXLEN", "~", stream_bound(meta[3]))
+
+local back, front, duplicates = {}, {}, {}
+local stored_ready, stored_delayed = false, false
+for index = 1, count do
+  local arg = first_arg + (index - 1) * stride
+  local job_id, flags = ARGV[arg], ARGV[arg + 8]
+  local is_free = true
+  if job_id == "" then
+    job_id = string.format("%.0f", first_number + index - 1)
+  elseif redis.call("EXISTS", base .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
+    is_free = false
+    duplicates[#duplicates + 1] = index
+    redis.call("XADD", events_key, "*", "event", "duplicated", "jobId", job_id)
+  end
+  if is_free then
+    local name, timestamp, delay_ms, priority = ARGV[arg + 1], ARGV[arg + 4], ARGV[arg + 5], ARGV[arg + 7]
+    if timestamp == "" then timestamp = now_text end
+    if ARGV[arg + 6] ~= "" then delay_ms = math.max(0, tonumber(ARGV[arg + 6]) - now_ms) end
+    redis.call("HSET", base .. job_id, "name", name, "data", ARGV[arg + 2], "opts", ARGV[arg + 3],
+      "timestamp", timestamp, "delay", delay_ms, "priority", priority)
+    redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
+    if tonumber(delay_ms) > 0 then
+      -- Counted from now, not from a timestamp the caller may have set: the promise is "not before this delay".
+      place_delayed(base, job_id, now_ms + tonumber(delay_ms))
+      stored_delayed = true
+    else
+      if priority ~= "0" then
+        local counter = redis.call("INCR", pc_key) % 4294967296
+        redis.call("ZADD", prioritized_key, tonumber(priority) * 4294967296 + counter, job_id)
+      elseif flags == "1" or flags == "3" then
+        front[#front + 1] = job_id
+      else
+        back[#back + 1] = job_id
+      end
+      redis.call("XADD", events_key, "*", "event", "waiting", "jobId", job_id)
+      stored_ready = true
+    end
+  end
+end
+if #back > 0 then redis.call("LPUSH", wait_key, unpack(back)) end
+if #front > 0 then redis.call("RPUSH", wait_key, unpack(front)) end
+if stored_delayed then wake_when_due(base) end
+if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", active_key) >= concurrency) then
+  redis.call("ZADD", marker_key, 0, "0")
+end
+redis.call("SET", call_key, string.format("%.0f %.0f %.0f %s", call_number, now_ms, first_number,
+  table.concat(duplicates, ",")), "PX", call_ttl_ms)
+return { now_ms, first_number, describe_duplicates(duplicates) }

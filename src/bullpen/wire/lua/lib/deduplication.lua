@@ -1,0 +1,45 @@
+-- finish_deduplication: the owner of a deduplication id has finished. Free the id (unless a TTL does that), and create the
+-- job that was stored to follow it, in the same script, so that the last request is never lost.
+local function finish_deduplication(base, deduplication_id, job_id, now_ms)
+  local owner_key, next_key = base .. "de:" .. deduplication_id, base .. "dn:" .. deduplication_id
+  local owner = redis.pcall("GET", owner_key) -- pcall: an id that a producer made up may meet a key of another type
+  if owner and owner ~= job_id then return end
+  if owner and redis.call("PTTL", owner_key) == -1 then redis.call("DEL", owner_key) end
+  local stored = redis.pcall("HMGET", next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
+  if stored.err or not stored[1] then return end
+
+  local readable, opts = pcall(cjson.decode, stored[3] or "{}")
+  if not readable or type(opts) ~= "table" then opts = {} end
+  local counter = redis.call("INCR", base .. "id")
+  local next_id = stored[4] or tostring(counter)
+  local job_key = base .. next_id
+  local delay_ms, priority = tonumber(opts.delay) or 0, priority_class(opts.priority)
+  -- A kept job with the same custom id would be in two states at once; the follow-up then gets a number of its own.
+  if redis.call("EXISTS", job_key) == 1 then
+    next_id = tostring(counter)
+    job_key = base .. next_id
+  end
+  redis.call("HSET", job_key, "name", stored[1], "data", stored[2] or "{}", "opts", stored[3] or "{}", "timestamp", now_ms,
+    "delay", delay_ms, "priority", priority, "deid", deduplication_id)
+  if stored[5] then redis.call("HSET", job_key, "parentKey", stored[5]) end
+  if stored[6] then redis.call("HSET", job_key, "parent", stored[6]) end
+  if stored[8] then redis.call("HSET", job_key, "rjk", stored[8]) end
+  local keep_last = type(opts.de) == "table" and opts.de.keepLastIfActive
+  local ttl_ms = type(opts.de) == "table" and tonumber(opts.de.ttl) or 0
+  if ttl_ms > 0 and not keep_last then
+    redis.call("SET", owner_key, next_id, "PX", ttl_ms)
+  else
+    redis.call("SET", owner_key, next_id)
+  end
+  redis.pcall("XADD", base .. "events", "*", "event", "added", "jobId", next_id, "name", stored[1])
+  if delay_ms > 0 then
+    place_delayed(base, next_id, now_ms + delay_ms)
+    wake_when_due(base)
+  else
+    place_ready(base, next_id, priority, opts.lifo == true)
+    wake(base)
+    redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", next_id)
+  end
+  if stored[7] then redis.pcall("SADD", stored[7], job_key) end
+  redis.call("DEL", next_key)
+end

@@ -1,0 +1,58 @@
+-- append_stack: add one JSON text to the job's stack list and keep the last `limit` ("" = all). The list is only parsed when
+-- it must be cut; a foreign list that cannot be parsed is started anew.
+local function append_stack(job_key, stack, limit)
+  if stack == "" then return end
+  local stored = redis.call("HGET", job_key, "stacktrace")
+  local list
+  if limit == "0" then
+    list = "[]"
+  elseif not stored or stored == "" or stored == "[]" or stored == "null" then
+    list = "[" .. stack .. "]"
+  else
+    list = string.sub(stored, 1, -2) .. "," .. stack .. "]"
+    local readable, entries = pcall(cjson.decode, list)
+    if not readable or type(entries) ~= "table" then
+      list = "[" .. stack .. "]"
+    elseif limit ~= "" and #entries > tonumber(limit) then
+      local kept = {}
+      for index = #entries - tonumber(limit) + 1, #entries do kept[#kept + 1] = entries[index] end
+      list = cjson.encode(kept)
+    end
+  end
+  redis.call("HSET", job_key, "stacktrace", list)
+end
+
+-- write_dead_letter: put the entry of a finally failed job into the dead-letter queue, an ordinary queue whose name and place
+-- any BullMQ client can read. The client sends the JSON around the payload; the stored data bytes stand in between unchanged.
+-- The id is derived from job and attempt, so that the same failure cannot be written twice. Returns false, with nothing left behind,
+-- when keys of that queue have another type: the failure itself must be written all the same.
+local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
+  local entry_id = ARGV[at + 5]
+  local entry_key, meta_key, events_key = dead_letter_base .. entry_id, dead_letter_base .. "meta", dead_letter_base .. "events"
+  if redis.call("EXISTS", entry_key) == 0 then
+    local stored = redis.call("HMGET", job_key, "data", "bpredriven")
+    local data, history = stored[1], ""
+    if not data or data == "" then data = "{}" end -- as every reader takes it
+    if ARGV[at + 10] == "text" then
+      data = cjson.encode(data) -- foreign data that is no JSON
+    elseif ARGV[at + 10] == "sent" then
+      data = "" -- foreign data that is not even text: it stands in the head already
+    end
+    if stored[2] then history = ',"redriven":' .. stored[2] end
+    redis.call("HSET", entry_key, "name", ARGV[at + 6], "data", ARGV[at + 7] .. data .. history .. ARGV[at + 8],
+      "opts", ARGV[at + 9], "timestamp", now_ms, "delay", 0, "priority", 0)
+    if type(redis.pcall("LPUSH", dead_letter_base .. "wait", entry_id)) ~= "number" then
+      redis.call("DEL", entry_key)
+      return false
+    end
+    redis.pcall("INCR", dead_letter_base .. "id")
+    redis.pcall("HSETNX", meta_key, "opts.maxLenEvents", 10000)
+    local bound = redis.pcall("HGET", meta_key, "opts.maxLenEvents")
+    redis.pcall("XADD", events_key, "MAXLEN", "~", type(bound) == "string" and bound or 10000, "*", "event", "added",
+      "jobId", entry_id, "name", ARGV[at + 6])
+    redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", entry_id)
+    pcall(wake, dead_letter_base)
+  end
+  redis.call("HSET", job_key, "bpdl", entry_id)
+  return true
+end

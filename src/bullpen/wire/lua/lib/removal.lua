@@ -1,0 +1,42 @@
+-- What every removal of jobs by hand has in common.
+
+-- is_current_iteration: whether a scheduler's record names this job. Without it the scheduler would never make another.
+local function is_current_iteration(base, job_id, scheduler_id)
+  if not scheduler_id then return false end
+  local slot = redis.call("ZSCORE", base .. "repeat", scheduler_id)
+  return slot and job_id == "repeat:" .. scheduler_id .. ":" .. string.format("%.0f", tonumber(slot))
+end
+
+-- leave_state: take the id out of the one structure that holds it; returns that structure's name, or nil.
+-- Lists last: a scan of a million ids takes 20 ms, so it is made at most once.
+local function leave_state(base, job_id)
+  for _, state in ipairs({ "completed", "failed", "delayed", "prioritized", "waiting-children" }) do
+    if redis.call("ZREM", base .. state, job_id) == 1 then return state end
+  end
+  for _, state in ipairs({ "active", "wait", "paused" }) do
+    if redis.call("LREM", base .. state, -1, job_id) == 1 then return state end
+  end
+  return nil
+end
+
+-- delete_job: everything stored under a job that no state lists any more. A deduplication id is freed only by its owner.
+local function delete_job(base, job_id, deduplication_id)
+  remove_job_keys(base .. job_id)
+  if not deduplication_id then return end
+  local owner_key = base .. "de:" .. deduplication_id
+  if redis.call("GET", owner_key) == job_id then redis.call("DEL", owner_key, base .. "dn:" .. deduplication_id) end
+end
+
+-- bury_with_parent: a child is gone for good. A parent of the same queue that has no other child goes with it, and so on
+-- upwards: it is part of the work that somebody threw away. A parent in another queue is not, and runs without the child.
+local function bury_with_parent(base, parent_key, child_key, now_ms)
+  if redis.call("SREM", parent_key .. ":dependencies", child_key) == 0 then return end
+  if redis.call("SCARD", parent_key .. ":dependencies") > 0 then return end
+  local parent_base, parent_id = split_key(parent_key)
+  if parent_base ~= base then return release_parent(parent_key, now_ms) end
+  if redis.call("ZREM", base .. "waiting-children", parent_id) == 0 then return end
+  local fields = redis.call("HMGET", parent_key, "parentKey", "deid")
+  delete_job(base, parent_id, fields[2])
+  redis.pcall("XADD", base .. "events", "*", "event", "removed", "jobId", parent_id, "prev", "waiting-children")
+  if fields[1] then bury_with_parent(base, fields[1], parent_key, now_ms) end
+end

@@ -1,0 +1,47 @@
+-- drop_finished: delete finished jobs. Exactly the members whose hashes were deleted leave the set, or ids without jobs would
+-- stay behind.
+local function drop_finished(base, set_key, doomed, now_ms)
+  if #doomed == 0 then return end
+  for _, job_id in ipairs(doomed) do
+    local job_key = base .. job_id
+    local parent_key = redis.call("HGET", job_key, "parentKey")
+    remove_job_keys(job_key)
+    if parent_key then on_child_removed(parent_key, job_key, now_ms) end
+  end
+  redis.call("ZREM", set_key, unpack(doomed))
+end
+
+-- without_unlettered: of these failed jobs, those that may go: they have their dead letter, or are so old that no sweep would offer
+-- one any more.
+local function without_unlettered(base, set_key, ids)
+  local from_ms, free = swept_until(base), {}
+  for _, job_id in ipairs(ids) do
+    local fields = redis.pcall("HMGET", base .. job_id, "bpdl", "ats", "name")
+    if not fields[3] or has_letter(fields[1], fields[2]) or tonumber(redis.call("ZSCORE", set_key, job_id)) < from_ms then
+      free[#free + 1] = job_id
+    end
+  end
+  return free
+end
+
+-- apply_retention: drop finished jobs beyond the rule "<count>:<age ms>:<limit>", -1 meaning no bound; both bounds hold.
+-- At most 1000 per bound and call (an unbounded purge blocked whole servers); the next finish goes on where this one stopped.
+-- needs_letters: jobs that wait for their dead letter stay.
+local function apply_retention(base, set_key, rule, now_ms, needs_letters)
+  local count, age_ms, limit = string.match(rule, "^(-?%d+):(-?%d+):(-?%d+)$")
+  count, age_ms, limit = tonumber(count), tonumber(age_ms), tonumber(limit)
+  if limit < 1 or limit > 1000 then limit = 1000 end
+  if age_ms >= 0 then
+    local aged = redis.call("ZREVRANGEBYSCORE", set_key, now_ms - age_ms, 0, "LIMIT", 0, limit)
+    if needs_letters then aged = without_unlettered(base, set_key, aged) end
+    drop_finished(base, set_key, aged, now_ms)
+  end
+  if count >= 0 then
+    local excess = redis.call("ZCARD", set_key) - count
+    if excess > 0 then
+      local oldest = redis.call("ZRANGE", set_key, 0, math.min(excess, 1000) - 1)
+      if needs_letters then oldest = without_unlettered(base, set_key, oldest) end
+      drop_finished(base, set_key, oldest, now_ms)
+    end
+  end
+end

@@ -1,0 +1,13 @@
+--[[ pause: let workers take nothing more. Running jobs finish; adds are still accepted.
+
+  KEYS   1 meta   2 marker   3 events
+  ARGV   none
+  Reply  1 paused now, 0 it was paused already
+]]
+local meta_key, marker_key, events_key = KEYS[1], KEYS[2], KEYS[3]
+
+local was_paused = redis.call("HEXISTS", meta_key, "paused")
+redis.call("HSET", meta_key, "paused", 1)
+redis.call("DEL", marker_key)
+redis.call("XADD", events_key, "*", "event", "paused")
+return 1 - was_paused

@@ -1,0 +1,22 @@
+--[[ promote_all: let delayed jobs run now, in the order in which they were due, each in its class of priority.
+
+  At most 500 per call; the caller goes on until fewer come back.
+
+  KEYS   1 delayed
+  ARGV   1 base
+  Reply  number of jobs taken out of `delayed`
+]]
+--#include lib/trim
+--#include lib/wake
+--#include lib/ready
+--#include lib/promote
+
+local delayed_key = KEYS[1]
+local base = ARGV[1]
+local FOR_EVER_MS, MOST_PER_CALL = 9007199254740991, 500
+
+if redis.call("EXISTS", delayed_key) == 0 then return 0 end
+trim_events(base)
+local promoted = promote_due(base, FOR_EVER_MS, MOST_PER_CALL)
+wake(base)
+return promoted

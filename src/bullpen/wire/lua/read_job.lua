@@ -1,0 +1,14 @@
+--[[ read_job: a job's hash and its state, of one instant.
+
+  KEYS   1 job
+  ARGV   1 base   2 job_id
+  Reply  { state, flat hash } (an empty hash means that there is no such job)
+]]
+--#include lib/state
+
+local job_key = KEYS[1]
+local base, job_id = ARGV[1], ARGV[2]
+
+local hash = redis.call("HGETALL", job_key)
+if #hash == 0 then return { "unknown", hash } end
+return { state_of(base, job_id), hash }

@@ -1,0 +1,66 @@
+--[[ redrive: send a dead letter back to its queue, identity kept, attempts reset, and note who did it and when.
+
+  Why one script over both queues: dying between "job is back" and "entry is gone" would offer the same work twice.
+  Repeat-safe: once the entry is gone the answer is "gone" and nothing is written.
+  The failed job itself goes back when it still exists; if retention took it, it is rebuilt from the entry. Its starts are counted on
+  in both cases, because their number fences the writes of earlier runs.
+
+  KEYS   1 entry   2 job   3 failed
+  ARGV   1 base   2 clock_offset   3 dead_letter_base   4 entry_id   5 job_id   6 name   7 data   8 opts   9 timestamp   10 priority
+         11 lifo ("1" or "")   12 attempts_started   13 history (JSON list of earlier redrives, of the entry)
+         14 note (JSON members of this redrive, less the instant)
+  Reply  "redriven", "rebuilt", "gone" (no such entry), or "busy:<state>" when the id is in use by a job that has not failed
+]]
+--#include lib/clock
+--#include lib/trim
+--#include lib/wake
+--#include lib/delayed
+--#include lib/due_marker
+--#include lib/ready
+--#include lib/remove
+--#include lib/parents
+--#include lib/removal
+--#include lib/reprocess
+--#include lib/state
+
+local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
+local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
+local history, note = ARGV[13], ARGV[14]
+local now_ms = server_now(ARGV[2])
+local MOST_NOTES = 20
+
+-- with_note: the list with one more entry, the oldest out. It is only parsed when it must be cut.
+local function with_note(list)
+  local text = '{"at":' .. string.format("%.0f", now_ms) .. "," .. note .. "}"
+  if not list or not string.find(list, "^%[{.*}%]$") then return "[" .. text .. "]" end
+  list = string.sub(list, 1, -2) .. "," .. text .. "]"
+  local readable, notes = pcall(cjson.decode, list)
+  if not readable then return "[" .. text .. "]" end
+  if #notes <= MOST_NOTES then return list end
+  while #notes > MOST_NOTES do table.remove(notes, 1) end
+  return cjson.encode(notes)
+end
+
+if redis.call("EXISTS", entry_key) == 0 then return "gone" end
+local answer = "redriven"
+redis.call("HSETNX", base .. "meta", "opts.maxLenEvents", 10000)
+trim_events(base)
+if redis.call("EXISTS", job_key) == 1 then
+  if redis.call("ZREM", failed_key, job_id) == 0 then return "busy:" .. state_of(base, job_id) end
+  redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven")))
+  reprocess(base, job_id, "failed", true, dead_letter_base)
+else
+  answer = "rebuilt"
+  redis.call("HSET", job_key, "name", ARGV[6], "data", ARGV[7], "opts", ARGV[8], "timestamp", ARGV[9], "delay", 0,
+    "priority", priority_class(ARGV[10]), "ats", ARGV[12], "bpredriven", with_note(history))
+  redis.pcall("XADD", base .. "events", "*", "event", "added", "jobId", job_id, "name", ARGV[6])
+  place_ready(base, job_id, priority_class(ARGV[10]), ARGV[11] == "1")
+  redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", "failed")
+end
+wake(base)
+if redis.call("EXISTS", entry_key) == 1 then -- else it was the job's latest, and went with it
+  local state = leave_state(dead_letter_base, entry_id)
+  remove_job_keys(entry_key)
+  redis.pcall("XADD", dead_letter_base .. "events", "*", "event", "removed", "jobId", entry_id, "prev", state or "unknown")
+end
+return answer

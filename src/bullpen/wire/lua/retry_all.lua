@@ -1,0 +1,35 @@
+--[[ retry_all: put finished jobs back in line, oldest first, each in its class of priority.
+
+  Only what finished until a given instant: a job that fails again meanwhile is not retried for ever. Work per call is bounded:
+  where dead letters must be searched in a long list, fewer jobs fit. The caller goes on while there is more.
+
+  KEYS   1 finished (the set named by state)
+  ARGV   1 base   2 clock_offset   3 state   4 until_ms ("" = now)   5 most   6 resets_attempts ("1" or "")   7 dead_letter_base
+  Reply  { until_ms, number of jobs retried, more (0 or 1) }
+]]
+--#include lib/clock
+--#include lib/trim
+--#include lib/wake
+--#include lib/ready
+--#include lib/remove
+--#include lib/reprocess
+
+local finished_key = KEYS[1]
+local base, state, most, resets_attempts, dead_letter_base = ARGV[1], ARGV[3], tonumber(ARGV[5]), ARGV[6] == "1", ARGV[7]
+local until_ms = tonumber(ARGV[4]) or server_now(ARGV[2])
+local MOST_PER_CALL = 500
+
+local wanted = math.min(most, MOST_PER_CALL)
+local ids = redis.call("ZRANGEBYSCORE", finished_key, "-inf", until_ms, "LIMIT", 0, wanted)
+if #ids == 0 then return { until_ms, 0, 0 } end
+trim_events(base)
+local spent, seen, retried = 0, 0, 0
+for _, job_id in ipairs(ids) do
+  if spent >= MOST_PER_CALL then break end
+  redis.call("ZREM", finished_key, job_id)
+  local cost = reprocess(base, job_id, state, resets_attempts, dead_letter_base)
+  if cost then retried = retried + 1 end
+  spent, seen = spent + (cost or 1), seen + 1
+end
+wake(base)
+return { until_ms, retried, (seen < #ids or #ids == wanted) and 1 or 0 }

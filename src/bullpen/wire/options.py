@@ -1,0 +1,482 @@
+"""Job options: what our callers may write, and what anybody may have written.
+
+In: keyword options of `add` (strict), or the `opts` JSON of a stored job (tolerant). Out: `JobOptions` with its
+wire JSON made once, or `WireOptions`, which never fails to parse.
+Elsewhere: the options of workers, which are another type on purpose (`bullpen.queue.worker`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import operator
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from bullpen._kernel import json
+from bullpen._kernel.backoff import Backoff, UnknownBackoff, from_option, from_wire
+from bullpen._kernel.duration import MAX_MS, check_int, to_ms
+from bullpen._kernel.ids import check_job_id, is_encodable
+from bullpen._kernel.policy import DEFAULT_ATTEMPTS, DEFAULT_BACKOFF
+from bullpen.errors import InvalidOption, NotJson, require
+
+MAX_PRIORITY: Final = 2_097_151
+"""2^21 - 1: one more and the score would lose the order among equals."""
+
+LARGE_RETENTION: Final = 10_000
+DEFAULT_KEEP_LOGS: Final = 1_000
+DEFAULT_STACK_TRACE_LIMIT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeepJobs:
+    """Which finished jobs stay. All bounds hold together."""
+
+    count: int | None = None
+    """Keep the newest so many; 0 keeps none, None any number."""
+    age_s: int | None = None
+    """Keep jobs for so many seconds; None for ever."""
+    limit: int | None = None
+    """Remove at most so many aged jobs each time a job finishes; None is 1000."""
+
+    def __post_init__(self) -> None:
+        for name, value, minimum in (("count", self.count, 0), ("age_s", self.age_s, 0), ("limit", self.limit, 1)):
+            if value is not None:
+                check_int(f"KeepJobs.{name}", value, minimum=minimum)
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.count is None and self.age_s is None
+
+    @property
+    def keeps_none(self) -> bool:
+        return self.count == 0
+
+    def to_wire(self) -> dict[str, int]:
+        named = {"count": self.count, "age": self.age_s, "limit": self.limit}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+KEEP_ALL: Final = KeepJobs()
+KEEP_NONE: Final = KeepJobs(count=0)
+
+Retention = bool | int | KeepJobs | None
+"""None: as the worker says, else all stay. True or 0: none stays. False: all stay. A number: the newest so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """How one job runs, checked when made. Nobody needs to look again.
+
+    As queue defaults they hold for every job that does not say otherwise.
+    """
+
+    delay_ms: int = 0
+    """Wait so long before the first run, from the server's now."""
+    at: datetime | None = None
+    """Run at this instant instead; needs a time zone."""
+    priority: int = 0
+    """BullMQ's order: 0 before all others, then 1 (first) to 2097151 (last)."""
+    urgency: int = 0
+    """The other way to say it: higher runs earlier, 1 to 2097151. Not together with `priority`."""
+    attempts: int = DEFAULT_ATTEMPTS
+    """All tries, the first included."""
+    backoff: Backoff | None = DEFAULT_BACKOFF
+    """Pause before a retry; None only without retries."""
+    lifo: bool = False
+    """Run before the jobs that wait already."""
+    job_id: str | None = None
+    """An id of your own: adding it twice makes one job. None lets the queue count."""
+    remove_on_complete: Retention = None
+    remove_on_fail: Retention = None
+    keep_logs: int = DEFAULT_KEEP_LOGS
+    """Log lines kept per job; the oldest go first."""
+    stack_trace_limit: int = DEFAULT_STACK_TRACE_LIMIT
+    """Stack traces kept per job, one per failed attempt; 0 keeps none."""
+    timestamp_ms: int | None = None
+    """Creation time to store, in Unix ms; None is the server's now."""
+    tm: str | None = None
+    """Trace context of the producer, opaque text."""
+    large_retention: Literal["warn", "refuse"] = "warn"
+    """What happens to a `remove_on_*` above 10000 jobs. Not written."""
+    wire_json: bytes = field(init=False, repr=False, compare=False)
+    """The `opts` field of the job, ready to store."""
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Check what depends on several options, and make the wire JSON."""
+        require("urgency", not (self.urgency and self.priority), "not together with priority", self.urgency)
+        require("at", not (self.at and self.delay_ms), "not together with delay", self.at)
+        if self.backoff is None and self.attempts > 1:
+            object.__setattr__(self, "backoff", DEFAULT_BACKOFF)
+        _check_size("remove_on_complete", self.remove_on_complete, self.large_retention)
+        _check_size("remove_on_fail", self.remove_on_fail, self.large_retention)
+        object.__setattr__(self, "wire_json", json.encode_checked(self.to_wire()))
+
+    @property
+    def at_ms(self) -> int | None:
+        """The instant of `at` in Unix ms."""
+        return None if self.at is None else to_epoch_ms("at", self.at)
+
+    @property
+    def wire_priority(self) -> int:
+        """The priority that Redis sees, from whichever of the two ways it was given."""
+        return urgency_to_priority(self.urgency) if self.urgency else self.priority
+
+    def to_wire(self) -> dict[str, Any]:
+        """The options as BullMQ stores them, with its names; what has no meaning on the wire is left out."""
+        wire: dict[str, Any] = {"attempts": self.attempts}
+        if self.backoff is not None:
+            wire["backoff"] = self.backoff.to_wire()
+        if self.delay_ms:
+            wire["delay"] = self.delay_ms
+        if priority := self.wire_priority:
+            wire["priority"] = priority
+        if self.lifo:
+            wire["lifo"] = True
+        if self.job_id is not None:
+            wire["jobId"] = self.job_id
+        if self.remove_on_complete is not None:
+            wire["removeOnComplete"] = _retention_to_wire(self.remove_on_complete)
+        if self.remove_on_fail is not None:
+            wire["removeOnFail"] = _retention_to_wire(self.remove_on_fail)
+        if self.timestamp_ms is not None:
+            wire["timestamp"] = self.timestamp_ms
+        wire["kl"] = self.keep_logs
+        wire["stackTraceLimit"] = self.stack_trace_limit
+        if self.tm is not None:
+            wire["tm"] = self.tm
+        return wire
+
+
+def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
+    """The options of one job: what was given over the queue's defaults. None means "not given".
+
+    Takes `delay` (ms or timedelta), `at`, `priority`, `urgency`, `attempts`, `backoff`, `lifo`, `job_id`,
+    `remove_on_complete`, `remove_on_fail`, `keep_logs`, `stack_trace_limit`, `timestamp`, `tm`, `large_retention`.
+    Raises InvalidOption for a wrong value, and for a wrong name with the nearest right one.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _OPTION_NAMES:
+            raise unknown_option(name, value)
+        if value is None:
+            continue
+        if name == "delay":
+            changes["delay_ms"] = to_ms("delay", value)
+        elif name == "timestamp":
+            changes["timestamp_ms"] = to_epoch_ms("timestamp", value) if isinstance(value, datetime) else value
+        elif name == "backoff":
+            changes["backoff"] = from_option(value)
+        else:
+            changes[name] = value
+    if not changes:
+        return defaults
+    _settle_rivals(changes, "priority", "urgency", 0)
+    _settle_rivals(changes, "delay_ms", "at", None)
+    return _derive(defaults, changes)
+
+
+def _derive(defaults: JobOptions, changes: dict[str, Any]) -> JobOptions:
+    """As `dataclasses.replace`, but only what changed is checked: a third of its cost, on the path of every add."""
+    for name, value in changes.items():
+        _CHECKS[name](name, value)
+    options, put = object.__new__(JobOptions), object.__setattr__
+    for name, value in zip(_FIELDS, _values_of(defaults), strict=True):
+        put(options, name, changes.get(name, value))
+    options._settle()
+    return options
+
+
+def _settle_rivals(changes: dict[str, Any], first: str, second: str, none_of_second: Any) -> None:
+    """Two ways to say one thing: both at once is refused, and either replaces the other of the defaults."""
+    if first in changes:
+        if second in changes:
+            raise InvalidOption(second, f"not together with {first.removesuffix('_ms')}", changes[second])
+        changes[second] = none_of_second
+    elif second in changes:
+        changes[first] = 0
+
+
+_OPTION_NAMES: Final = frozenset(
+    {
+        "at", "attempts", "backoff", "delay", "job_id", "keep_logs", "large_retention", "lifo", "priority",
+        "remove_on_complete", "remove_on_fail", "stack_trace_limit", "timestamp", "tm", "urgency",
+    }
+)  # fmt: skip
+
+_WORKER_ONLY: Final = frozenset({"lock", "lock_duration", "lock_ms", "lockDuration"})
+
+# Wire names and words of other libraries, for the hint only.
+_OTHER_NAMES: Final = {"kl": "keep_logs", "max_attempts": "attempts", "retries": "attempts", "countdown": "delay"}
+
+
+def unknown_option(name: str, value: Any) -> InvalidOption:
+    """The error for an option name that does not exist (or not here)."""
+    if name in _WORKER_ONLY:
+        return InvalidOption(name, "no such job option: the lock belongs to the worker, set lock on Worker", value)
+    snake = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)
+    suggestion = _OTHER_NAMES.get(name) or next(
+        iter([snake] if snake in _OPTION_NAMES else difflib.get_close_matches(snake, sorted(_OPTION_NAMES), 1)), None
+    )
+    return InvalidOption(name, "the name of a job option", value, suggestion=suggestion)
+
+
+def to_epoch_ms(name: str, instant: datetime) -> int:
+    """Unix milliseconds of an aware datetime."""
+    if not _is_aware(instant):
+        raise InvalidOption(name, "a datetime with a time zone", instant)
+    epoch_ms = math.floor(instant.timestamp() * 1000 + 0.5)
+    require(name, epoch_ms > 0, "an instant after 1970", instant)
+    return epoch_ms
+
+
+def _is_aware(value: object) -> bool:
+    return isinstance(value, datetime) and value.utcoffset() is not None
+
+
+def urgency_to_priority(urgency: int) -> int:
+    """Wire priority of an urgency; 0 stays 0 (the plain waiting list)."""
+    return MAX_PRIORITY + 1 - urgency if urgency else 0
+
+
+def priority_to_urgency(priority: int) -> int:
+    """The urgency that a wire priority stands for."""
+    return MAX_PRIORITY + 1 - priority if priority else 0
+
+
+def _check_ms(name: str, value: Any) -> None:
+    check_int(name.removesuffix("_ms"), value, minimum=0)
+
+
+def _check_instant(name: str, value: Any) -> None:
+    if value is not None:
+        to_epoch_ms(name, value)
+
+
+def _check_timestamp(name: str, value: Any) -> None:
+    if value is not None:
+        check_int("timestamp", value, minimum=1)
+
+
+def _check_priority(name: str, value: Any) -> None:
+    check_int(name, value, minimum=0, maximum=MAX_PRIORITY)
+
+
+def _check_attempts(name: str, value: Any) -> None:
+    check_int(name, value, minimum=1)
+
+
+def _check_count(name: str, value: Any) -> None:
+    check_int(name, value, minimum=0)
+
+
+def _check_backoff(name: str, value: Any) -> None:
+    if value is not None:
+        require(name, isinstance(value, Backoff), "a Backoff", value)
+        # A Node worker that must retry another kind throws, and leaves the job active until it stalls.
+        require("backoff.type", value.kind in ("fixed", "exponential"), "'fixed' or 'exponential'", value.kind)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    require(name, isinstance(value, bool), "True or False", value)
+
+
+def _check_own_id(name: str, value: Any) -> None:
+    if value is not None:
+        check_job_id(value)
+
+
+def _check_trace(name: str, value: Any) -> None:
+    require(name, value is None or (isinstance(value, str) and is_encodable(value)), "text", value)
+
+
+def _check_large(name: str, value: Any) -> None:
+    require(name, value in ("warn", "refuse"), "'warn' or 'refuse'", value)
+
+
+def check_retention(name: str, value: Any) -> None:
+    """Refuse what is no Retention, for option `name`."""
+    fits = value is None or isinstance(value, KeepJobs) or (isinstance(value, int) and 0 <= value <= MAX_MS)
+    require(name, fits, "True, False, a number of jobs from 0, or KeepJobs", value)
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], None]]] = {
+    "delay_ms": _check_ms,
+    "at": _check_instant,
+    "priority": _check_priority,
+    "urgency": _check_priority,
+    "attempts": _check_attempts,
+    "backoff": _check_backoff,
+    "lifo": _check_flag,
+    "job_id": _check_own_id,
+    "remove_on_complete": check_retention,
+    "remove_on_fail": check_retention,
+    "keep_logs": _check_count,
+    "stack_trace_limit": _check_count,
+    "timestamp_ms": _check_timestamp,
+    "tm": _check_trace,
+    "large_retention": _check_large,
+}
+"""What each option must be on its own, by the name of its field."""
+
+_FIELDS: Final = tuple(_CHECKS)
+_values_of: Final = operator.attrgetter(*_FIELDS)
+
+
+def _check_size(name: str, value: Retention, large: Literal["warn", "refuse"]) -> None:
+    count = value.count if isinstance(value, KeepJobs) else value
+    if count is None or count <= LARGE_RETENTION:
+        return
+    if large == "refuse":
+        raise InvalidOption(name, f"at most {LARGE_RETENTION} jobs", value)
+    warnings.warn(
+        f"{name}: keeping {count} finished jobs fills the server's memory; up to {LARGE_RETENTION} is usual",
+        stacklevel=_callers_level(),
+    )
+
+
+def _callers_level() -> int:
+    """Stack level of the first frame outside this package: a warning must point at the line of the caller."""
+    level, frame = 1, sys._getframe(1)
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _retention_to_wire(value: bool | int | KeepJobs) -> bool | int | dict[str, int]:
+    return value.to_wire() if isinstance(value, KeepJobs) else value
+
+
+def resolve(job_value: Any, worker_default: KeepJobs | None = None) -> KeepJobs:
+    """Which finished jobs stay after this one, from the job's raw `removeOn…` and the worker's rule. Never raises."""
+    if job_value is None:
+        return worker_default or KEEP_ALL
+    if job_value is True:
+        return KEEP_NONE
+    if isinstance(job_value, KeepJobs):
+        return job_value
+    if isinstance(job_value, dict):
+        limit = _read_int(job_value.get("limit"), 0)
+        count, age_s = _read_bound(job_value.get("count")), _read_bound(job_value.get("age"))
+        return KeepJobs(count, age_s, limit if limit > 0 else None)
+    # False, a negative number and what nobody can read: the safe reading is to keep the jobs.
+    return KeepJobs(count=_read_bound(job_value))
+
+
+def _read_bound(value: Any) -> int | None:
+    number = _read_int(value, -1)
+    return number if number >= 0 else None
+
+
+def _read_int(value: Any, default: int) -> int:
+    """A whole number of foreign JSON: floats are cut, text is read as a number, anything else is `default`."""
+    if isinstance(value, bool):
+        return default
+    try:
+        number = float(value) if not isinstance(value, int) else value
+    except (TypeError, ValueError, OverflowError):
+        return default
+    if number != number:  # NaN
+        return default
+    return int(max(-MAX_MS, min(MAX_MS, number)))
+
+
+@dataclass(frozen=True, slots=True)
+class WireOptions:
+    """The options of a stored job, whoever stored it. Broken parts read as if they were absent."""
+
+    attempts: int = 1
+    """At least 1: Node writes 0 for "not given", and a negative number means one attempt too."""
+    backoff: Backoff | UnknownBackoff | None = None
+    lifo: bool = False
+    priority: int = 0
+    """As given when the job was added. The job's own `priority` field decides where it goes."""
+    remove_on_complete: Any = None
+    """As stored; `resolve` gives it a meaning."""
+    remove_on_fail: Any = None
+    keep_logs: int | None = None
+    """None: the producer set no bound."""
+    stack_trace_limit: int | None = None
+    """None: unlimited."""
+    tm: str | None = None
+    has_repeat: bool = False
+    """Made by a job scheduler of the old kind."""
+    raw: bytes = field(default=b"{}", repr=False, compare=False)
+
+    @staticmethod
+    def parse(raw: bytes | str | None) -> WireOptions:
+        """Read `opts` JSON. Never raises; equal bytes give the same object, because jobs share few distinct options."""
+        if raw is None:
+            return _NO_OPTIONS
+        if isinstance(raw, str):
+            raw = raw.encode("utf-8", "surrogatepass")
+        # Options with a job id or a trace are unique: caching large ones would only hold memory.
+        return _parse_cached(raw) if len(raw) <= 1_024 else _parse(raw)
+
+    def to_json(self) -> dict[str, Any]:
+        """All stored options with their public names, also those that have no attribute here."""
+        stored = _read_object(self.raw)
+        return {_PUBLIC_NAMES.get(name, name): value for name, value in stored.items()}
+
+
+_PUBLIC_NAMES: Final = {
+    "de": "deduplication",
+    "fpof": "failParentOnFailure",
+    "cpof": "continueParentOnFailure",
+    "idof": "ignoreDependencyOnFailure",
+    "rdof": "removeDependencyOnFailure",
+    "kl": "keepLogs",
+    "tm": "telemetryMetadata",
+    "omc": "omitContext",
+}
+
+
+def _read_object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.decode(raw, what="opts")
+    except NotJson:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _parse(raw: bytes) -> WireOptions:
+    stored = _read_object(raw)
+    trace = stored.get("tm")
+    return WireOptions(
+        attempts=_read_attempts(stored.get("attempts")),
+        backoff=from_wire(stored.get("backoff")),
+        lifo=bool(stored.get("lifo")),
+        priority=max(0, _read_int(stored.get("priority"), 0)),
+        remove_on_complete=stored.get("removeOnComplete"),
+        remove_on_fail=stored.get("removeOnFail"),
+        keep_logs=_read_bound(stored.get("kl")),
+        stack_trace_limit=_read_bound(stored.get("stackTraceLimit")),
+        tm=trace if isinstance(trace, str) else None,
+        has_repeat=bool(stored.get("repeat")),
+        raw=raw,
+    )
+
+
+def _read_attempts(value: Any) -> int:
+    # 2.5 attempts allow a third one in Node, which compares "made < attempts".
+    if isinstance(value, float) and math.isfinite(value):
+        value = math.ceil(value)
+    return max(1, _read_int(value, 1))
+
+
+_parse_cached = functools.lru_cache(maxsize=512)(_parse)
+_NO_OPTIONS: Final = WireOptions()
+
+DEFAULT_OPTIONS: Final = JobOptions()

@@ -1,0 +1,307 @@
+"""A stored job, decoded.
+
+In: the fields of a job's hash as Redis returns them. Out: `JobRecord`, which reads each field when it is asked for and
+survives whatever stands there. Elsewhere: its options (`options`), writing a job (the scripts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NoReturn
+
+from bullpen._kernel import json
+from bullpen._kernel.ids import is_encodable
+from bullpen.errors import InvalidOption, NotJson
+from bullpen.wire.options import WireOptions
+
+_MISSING: Final = object()
+
+
+class JobRecord:
+    """One job as it was stored at the moment of reading. Immutable; most fields are decoded on access.
+
+    Times are Unix ms, 0 when not (yet) set. Numbers that cannot be read are 0.
+    """
+
+    __slots__ = ("_data", "_fields", "id")
+
+    id: str
+    _fields: dict[bytes, bytes]
+    _data: Any
+
+    def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
+        put = object.__setattr__
+        put(self, "id", job_id)
+        put(self, "_fields", fields)
+        put(self, "_data", _MISSING)
+
+    @classmethod
+    def parse(cls, job_id: str, fields: Mapping[Any, Any] | Iterable[Any]) -> JobRecord:
+        """From a mapping of fields, or from the flat list that Redis sends. Names and values may be bytes or text."""
+        if not isinstance(fields, Mapping):
+            flat = iter(fields)
+            fields = dict(zip(flat, flat, strict=False))
+        return cls(job_id, {as_bytes(name): as_bytes(value) for name, value in fields.items() if value is not None})
+
+    def __setattr__(self, attribute: str, value: Any) -> NoReturn:
+        raise AttributeError(f"JobRecord is frozen: {attribute} cannot be set")
+
+    def __delattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(f"JobRecord is frozen: {attribute} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobRecord) and self.id == other.id and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        # No data: records end up in logs, payloads must not.
+        return f"JobRecord(id={self.id!r}, name={self.name!r}, attempts_made={self.attempts_made})"
+
+    @property
+    def exists(self) -> bool:
+        """False for an id whose hash is gone or a stub: such a job must not be run."""
+        return b"name" in self._fields
+
+    @property
+    def name(self) -> str:
+        return self._text(b"name")
+
+    @property
+    def data(self) -> Any:
+        """The payload; raises NotJson when what is stored is no JSON. Decoded once."""
+        if self._data is _MISSING:
+            object.__setattr__(self, "_data", json.decode(self.raw_data))
+        return self._data
+
+    @property
+    def raw_data(self) -> bytes:
+        """The payload as stored; `{}` when there is none."""
+        return self._fields.get(b"data") or b"{}"
+
+    @property
+    def opts(self) -> WireOptions:
+        return WireOptions.parse(self._fields.get(b"opts"))
+
+    @property
+    def raw_opts(self) -> bytes:
+        return self._fields.get(b"opts") or b"{}"
+
+    @property
+    def progress(self) -> Any:
+        """Whatever JSON was reported last, 0 before the first report."""
+        return self._json(b"progress", 0)
+
+    @property
+    def delay(self) -> int:
+        """The delay that put the job into `delayed`, in ms; 0 when it is not delayed."""
+        return self._int(b"delay")
+
+    @property
+    def priority(self) -> int:
+        return self._int(b"priority")
+
+    @property
+    def timestamp(self) -> int:
+        """When the job was created."""
+        return self._int(b"timestamp")
+
+    @property
+    def attempts_made(self) -> int:
+        """Attempts that have ended. While the first one runs this is 0."""
+        return max(0, self._int(b"attemptsMade" if self._fields.get(b"attemptsMade") else b"atm"))
+
+    @property
+    def attempts_started(self) -> int:
+        """How often the job was taken; grows with every take, so it fences writes of older takers."""
+        return max(0, self._int(b"ats"))
+
+    @property
+    def stalled_count(self) -> int:
+        """How often a worker lost the job without a word."""
+        return max(0, self._int(b"stc" if self._fields.get(b"stc") else b"stalledCounter"))
+
+    @property
+    def processed_on(self) -> int:
+        """When the latest attempt began."""
+        return max(0, self._int(b"processedOn"))
+
+    @property
+    def finished_on(self) -> int:
+        """When the job completed or finally failed."""
+        return max(0, self._int(b"finishedOn"))
+
+    @property
+    def worker_id(self) -> str | None:
+        """Name of the worker that took the job last."""
+        return self._text(b"pb") or self._text(b"workerId") or None
+
+    @property
+    def has_return_value(self) -> bool:
+        return b"returnvalue" in self._fields
+
+    @property
+    def return_value(self) -> Any:
+        """What the handler returned; None before that, and when it cannot be read."""
+        return self._json(b"returnvalue", None)
+
+    @property
+    def failed_reason(self) -> str | None:
+        """Text of the latest error of a failed or retrying job.
+
+        None for a completed job, although Node leaves the text of an earlier failed attempt beside the return value.
+        """
+        return None if self.has_return_value else self.raw_failed_reason
+
+    @property
+    def raw_failed_reason(self) -> str | None:
+        """The stored text, whatever became of the job later."""
+        raw = self._fields.get(b"failedReason")
+        return None if raw is None else raw.decode("utf-8", "replace")
+
+    @property
+    def stacktrace(self) -> tuple[str, ...]:
+        """One stack per failed attempt, oldest first."""
+        return tuple(_read_stacks(self._fields.get(b"stacktrace")))
+
+    @property
+    def deferred_failure(self) -> str | None:
+        """Set by others: the worker that takes the job must fail it with this text, without running it."""
+        raw = self._fields.get(b"defa")
+        return None if raw is None else raw.decode("utf-8", "replace")
+
+    @property
+    def parent_key(self) -> str | None:
+        """Key of the parent job, `<prefix>:<queue>:<id>`."""
+        return self._text(b"parentKey") or None
+
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """`{"id", "queueKey"}` and the policy flag for a failure."""
+        value = self._json(b"parent", None)
+        return value if isinstance(value, dict) else None
+
+    @property
+    def scheduler_id(self) -> str | None:
+        """The job scheduler that made the job; its next iteration must be scheduled when this one is taken."""
+        return self._text(b"rjk") or None
+
+    @property
+    def deduplication_id(self) -> str | None:
+        return self._text(b"deid") or None
+
+    @property
+    def dead_letter_id(self) -> str | None:
+        """Id of the entry that a failed job left in the dead-letter queue."""
+        return self._text(b"bpdl") or None
+
+    @property
+    def solo_fence(self) -> int:
+        """`attempts_started` of the take that ran the suspected job alone, 0 when there was none."""
+        return max(0, self._int(b"bpsolo"))
+
+    def field(self, name: bytes) -> bytes | None:
+        """A stored field as it is."""
+        return self._fields.get(name)
+
+    def fields(self) -> dict[bytes, bytes]:
+        """A copy of all stored fields that were read."""
+        return dict(self._fields)
+
+    def idempotency_key(self, queue: str) -> str:
+        """The same for every run of this job and for no other.
+
+        With the creation time, because the counter of ids starts again after obliterate or on a new server.
+        """
+        return f"{queue}/{self.id}/{self.timestamp}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The job for API answers and pages: names as on the wire, unset fields left out, never a lock token."""
+        answer: dict[str, Any] = {"id": self.id, "name": self.name}
+        try:
+            answer["data"] = self.data
+        except NotJson:
+            answer["data"] = self.raw_data.decode("utf-8", "replace")
+        answer["opts"] = self.opts.to_json()
+        answer["progress"] = self.progress
+        answer["delay"] = self.delay
+        answer["timestamp"] = self.timestamp
+        answer["attemptsMade"] = self.attempts_made
+        optional = {
+            "processedOn": self.processed_on,
+            "finishedOn": self.finished_on,
+            "workerId": self.worker_id,
+            "failedReason": self.failed_reason,
+            "stacktrace": list(self.stacktrace),
+        }
+        answer.update((name, value) for name, value in optional.items() if value)
+        if self.has_return_value:
+            answer["returnvalue"] = self.return_value
+        return answer
+
+    def _text(self, name: bytes) -> str:
+        raw = self._fields.get(name)
+        return "" if raw is None else raw.decode("utf-8", "replace")
+
+    def _int(self, name: bytes) -> int:
+        raw = self._fields.get(name)
+        return 0 if raw is None else read_int(raw)
+
+    def _json(self, name: bytes, default: Any) -> Any:
+        raw = self._fields.get(name)
+        if not raw:
+            return default
+        try:
+            return json.decode(raw, what=name.decode())
+        except NotJson:
+            return default
+
+
+def read_int(raw: bytes | str) -> int:
+    """A whole number of a hash field; 0 when it cannot be read. Fractions are cut, as Node does."""
+    try:
+        return int(raw)
+    except ValueError:
+        pass
+    try:
+        return int(float(raw))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def check_job_name(name: Any) -> str:
+    """Return the name if a job may have it."""
+    if not isinstance(name, str) or not name or not is_encodable(name):
+        raise InvalidOption("name", "non-empty text as the job's name, without lone surrogates", name)
+    return name
+
+
+def check_progress(value: Any) -> bytes:
+    """The `progress` field for a report: a number from 0 to 100, or an object for details, as JSON."""
+    if isinstance(value, bool) or not isinstance(value, int | float | dict):
+        raise InvalidOption("progress", "a number from 0 to 100, or an object", value)
+    if isinstance(value, dict):
+        message = value.get("message", "")
+        if not isinstance(message, str):
+            raise InvalidOption("progress.message", "text", message)
+    elif not 0 <= value <= 100:
+        raise InvalidOption("progress", "a number from 0 to 100, or an object", value)
+    return json.encode(value, what="progress")
+
+
+def _read_stacks(raw: bytes | None) -> list[str]:
+    if not raw:
+        return []
+    try:
+        value = json.decode(raw, what="stacktrace")
+    except NotJson:
+        return []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def as_bytes(value: Any) -> bytes:
+    """A field name or value as bytes, whatever the client decoded."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else str(value).encode()
