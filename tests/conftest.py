@@ -1,0 +1,93 @@
+"""Fixtures for all suites: one private server per session, flushed before each test and inspected after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bullpen.testing import RedisServer, check_server, need
+
+pytest_plugins = ["tests.brokers", "tests.databases"]
+
+StartServer = Callable[..., RedisServer]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "leaves_jobs_active: the test kills a worker on purpose, so an active job may be left without its lock",
+    )
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that ran in this process has set up logging for itself; the next test must hear everything again."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)  # not the attribute: loggers remember what was switched off until they are told
+    logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # made by basicConfig, on a stream that is closed by now
+            root.removeHandler(handler)
+
+
+def _server_kind() -> str:
+    return os.environ.get("BULLPEN_TEST_SERVER", "valkey")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The server that most tests share. BULLPEN_TEST_SERVER chooses it: valkey (default), redis-6.2, redis-7."""
+    need(_server_kind())
+    with RedisServer.start(_server_kind()) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of the shared server, which holds nothing when the test begins.
+
+    After the test every queue found there must be sound, and no key may be left that belongs to no queue. A test that
+    breaks a queue on purpose is marked `leaves_queue_broken`; one that kills a worker, `leaves_jobs_active`.
+    """
+    if not redis_server.is_running:
+        redis_server.restart()
+    redis_server.flush()
+
+    yield redis_server.url
+
+    if request.node.get_closest_marker("leaves_queue_broken") is not None:
+        return
+    in_flight = request.node.get_closest_marker("leaves_jobs_active") is not None
+    violations = check_server(redis_server.client(), in_flight=in_flight)
+    if violations:
+        pytest.fail("\n".join(["the test left broken queues behind:", *map(str, violations)]), pytrace=False)
+
+
+@pytest.fixture
+def start_server() -> Iterator[StartServer]:
+    """Start servers for one test, with the arguments of `RedisServer.start`; for tests that kill or configure one."""
+    started: list[RedisServer] = []
+
+    def start(kind: str | None = None, **options: object) -> RedisServer:
+        kind = kind or _server_kind()
+        need(kind)
+        server = RedisServer.start(kind, **options)  # type: ignore[arg-type]  # passed through as given
+        started.append(server)
+        return server
+
+    yield start
+
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def queue_name() -> str:
+    """A queue name that no other test uses."""
+    return f"q-{uuid.uuid4().hex[:12]}"
