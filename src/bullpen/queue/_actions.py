@@ -1,0 +1,150 @@
+"""Short operations on one queue or one of its jobs, each one call to the server.
+
+In: a door and the queue's keys. Out: decoded values. Used by queues and by the jobs that workers hand to handlers.
+Elsewhere: adding (`queue`), taking and settling (`_exchange`), waiting for results (`events`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bullpen._kernel import json
+from bullpen._kernel.clock import ServerClock
+from bullpen._kernel.duration import to_ms
+from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
+from bullpen.queue._redis import Door
+from bullpen.queue.job import JobState
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.records import JobRecord
+from bullpen.wire.scripts import SCRIPTS
+
+if TYPE_CHECKING:
+    from bullpen.queue.events import ResultListener
+
+T = TypeVar("T")
+
+_STATES = {state.value.encode(): state for state in JobState}
+
+
+async def repeat_read(door: Door, read: Callable[[], Awaitable[T]], *, within_s: float) -> T:
+    """Repeat something that changes nothing, or nothing more when repeated, until it is answered or time is up."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        try:
+            return await read()
+        except ConnectionLost:
+            wait_s = door.reconnect_wait_s()
+            if door.closed or time.monotonic() + wait_s > give_up_at:
+                raise
+            await asyncio.sleep(wait_s)
+
+
+class QueueActions:
+    """The operations that a Queue and a running Job share."""
+
+    def __init__(self, door: Door, keys: QueueKeys, *, deadline_s: float) -> None:
+        self._door = door
+        self._keys = keys
+        self._deadline_s = deadline_s
+        self._results: ResultListener | None = None
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    @property
+    def clock(self) -> ServerClock:
+        """The server's clock as this connection knows it."""
+        return self._door.connection.clock
+
+    async def evaluate(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+        return await repeat_read(
+            self._door, lambda: self._door.evaluate(SCRIPTS[script], keys, args), within_s=self._deadline_s
+        )
+
+    async def evaluate_noting_repeats(self, script: str, keys: list[str], args: list[Any]) -> tuple[Any, bool]:
+        """As `evaluate`; also whether it was sent more than once, so that an earlier copy may have done the work."""
+        times_sent = 0
+
+        async def send() -> Any:
+            nonlocal times_sent
+            times_sent += 1
+            return await self._door.evaluate(SCRIPTS[script], keys, args)
+
+        return await repeat_read(self._door, send, within_s=self._deadline_s), times_sent > 1
+
+    async def command(self, *command: str | bytes | int) -> Any:
+        return await repeat_read(self._door, lambda: self._door.call(*command), within_s=self._deadline_s)
+
+    async def commands(self, commands: list[tuple[str | bytes | int, ...]]) -> list[Any]:
+        """Several reads in one write. Raises the first error among their replies."""
+        replies = await repeat_read(self._door, lambda: self._door.call_many(commands), within_s=self._deadline_s)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def update_progress(self, job_id: str, progress: bytes) -> None:
+        keys = self._keys
+        reply = await self.evaluate("update_progress", [keys.job(job_id), keys.meta, keys.events], [job_id, progress])
+        self._must_exist(reply, job_id)
+
+    async def add_log(self, job_id: str, line: str, keep: int) -> int:
+        keys = self._keys
+        # Not repeated after a lost reply: the line may be there already, and a log with the line twice misleads.
+        reply = await self._door.evaluate(
+            SCRIPTS["add_log"], [keys.job(job_id), keys.logs(job_id)], [line.encode("utf-8", "backslashreplace"), keep]
+        )
+        self._must_exist(reply, job_id)
+        return int(reply)
+
+    async def update_data(self, job_id: str, data: bytes) -> None:
+        self._must_exist(await self.evaluate("update_data", [self._keys.job(job_id)], [data]), job_id)
+
+    async def read(self, job_id: str) -> tuple[JobState, JobRecord] | None:
+        """State and record of one instant, or None."""
+        reply = await self.evaluate("read_job", [self._keys.job(job_id)], [self._keys.base, job_id])
+        if not reply[1]:
+            return None
+        return _STATES.get(reply[0], JobState.UNKNOWN), JobRecord.parse(job_id, reply[1])
+
+    async def state_of(self, job_id: str) -> JobState:
+        found = await self.read(job_id)
+        return found[0] if found else JobState.UNKNOWN
+
+    async def read_logs(self, job_id: str) -> list[str]:
+        lines = await self.command("LRANGE", self._keys.logs(job_id), 0, -1)
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    async def read_result(self, job_id: str) -> tuple[bool, Any]:
+        """(finished?, value). Raises JobFailed or JobNotFound."""
+        keys = self._keys
+        reply = await self.evaluate("read_result", [keys.job(job_id), keys.completed, keys.failed], [job_id])
+        match reply[0]:
+            case b"completed":
+                return True, json.decode(reply[1], what="return value")
+            case b"failed":
+                raise JobFailed(self.name, job_id, reply[1].decode("utf-8", "replace"))
+            case b"pending":
+                return False, None
+        raise JobNotFound(self.name, job_id)
+
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any:
+        from bullpen.queue.events import ResultListener
+
+        timeout_ms = None if timeout is None else to_ms("timeout", timeout)
+        if self._results is None:
+            self._results = ResultListener(self._door.connection, self._keys, self)
+        return await self._results.wait(job_id, timeout_ms)
+
+    async def aclose(self) -> None:
+        if self._results is not None:
+            await self._results.aclose()
+
+    def _must_exist(self, reply: int, job_id: str) -> None:
+        if reply == -1:
+            raise JobNotFound(self.name, job_id)

@@ -1,0 +1,89 @@
+"""Numbered script calls: repeating one after a lost reply is always safe.
+
+In: a script and its arguments. Out: its reply, however often it had to be sent.
+Elsewhere: remembering the last number with its answer (`bullpen.wire.lua.add`, `bullpen.wire.lua.exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bullpen._kernel.ids import new_token
+from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
+from bullpen.queue._discovery import Unavailable
+from bullpen.queue._redis import Door
+from bullpen.wire.scripts import Script
+
+
+class Caller:
+    """A numbered stream of calls to one script, one call in flight.
+
+    The script keeps the last number with its answer. A call whose reply was lost is sent again with the same number
+    and gets the same answer; a late copy of an old call is refused. So repeating is always safe.
+    """
+
+    def __init__(self, door: Door, script: Script, caller_id: str | None = None) -> None:
+        self.id = caller_id or new_token()
+        self._door = door
+        self._script = script
+        self._number = 0
+
+    async def call(
+        self,
+        keys: Sequence[str | bytes],
+        make_args: Callable[[int], list[Any]],
+        *,
+        queue: str,
+        deadline_s: float | None,
+    ) -> Any:
+        """Send the next call until it is answered.
+
+        After `deadline_s` (None: never) raises ConnectionLost if it cannot have been executed, else OutcomeUnknown.
+        """
+        self._number += 1
+        return await self.repeat(keys, make_args, queue=queue, deadline_s=deadline_s)
+
+    async def repeat(
+        self,
+        keys: Sequence[str | bytes],
+        make_args: Callable[[int], list[Any]],
+        *,
+        queue: str,
+        deadline_s: float | None,
+    ) -> Any:
+        """Send the call with the present number, again and again until it is answered."""
+        args = make_args(self._number)
+        give_up_at = None if deadline_s is None else time.monotonic() + deadline_s
+        may_have_run = False
+        while True:
+            opened = False
+            try:
+                await self._door.wire()
+                opened = True
+                try:
+                    return await self._door.evaluate(self._script, keys, args)
+                except Unavailable:
+                    raise  # the server said that it did nothing
+                except ConnectionLost:
+                    may_have_run = True
+                    raise
+            except (ConnectionLost, ServerRefused) as error:
+                if isinstance(error, ServerRefused) and (opened or deadline_s is not None):
+                    raise
+                # A server that refuses to let us in (its password was changed) cannot have executed anything. Who
+                # waits for ever, waits for that too: outcomes of jobs are worth more than a quick error.
+                if self._door.closed:
+                    raise
+                wait_s = self._door.reconnect_wait_s()
+                if give_up_at is not None and time.monotonic() + wait_s > give_up_at:
+                    if not may_have_run:
+                        raise ConnectionLost(f"queue {queue!r}: nothing was written; {error}") from error
+                    raise OutcomeUnknown(
+                        f"queue {queue!r}: no answer within {deadline_s:.0f} s, the outcome is unknown; "
+                        "look the job up by its id before adding it again",
+                        queue=queue,
+                    ) from error
+            await asyncio.sleep(wait_s)

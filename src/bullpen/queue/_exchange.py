@@ -1,0 +1,183 @@
+"""Settle what finished and take what is free: the worker's one script call.
+
+In: finished jobs with their outcomes, and how many jobs may be taken. Out: one code per settled job and the taken jobs.
+Packing and unpacking only: what to do about a code is the worker's matter, what an outcome is was decided before.
+Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`_redis.Caller`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, NamedTuple, assert_never
+
+from bullpen._kernel import json
+from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen.queue._caller import Caller
+from bullpen.queue._letter import DeadLetterWriter
+from bullpen.queue._redis import Door
+from bullpen.queue.job import Job, JobActions
+from bullpen.queue.worker_options import RateLimit
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import KeepJobs, resolve
+from bullpen.wire.records import JobRecord
+from bullpen.wire.scripts import SCRIPTS
+
+MOST_JOBS: Final = 100
+"""Jobs per exchange: keeps a call near one millisecond of server time."""
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Payload bytes taken per exchange; what does not fit is put back."""
+
+DONE, NO_JOB, NO_LOCK, NOT_ACTIVE, PENDING_CHILDREN, FOREIGN_LOCK, FAILED_CHILDREN = 0, -1, -2, -3, -4, -6, -9
+DONE_WITHOUT_LETTER: Final = 2
+"""The job failed as told, but its dead letter could not be written; a sweep offers it again."""
+
+# In the order of the script's HMGET.
+_FIELDS: Final = (
+    *(b"name", b"data", b"opts", b"timestamp", b"priority", b"atm", b"ats", b"stc"),
+    *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
+)
+_ATS: Final = _FIELDS.index(b"ats")
+
+
+class Settlement(NamedTuple):
+    """A finished job and what became of it."""
+
+    job: Job
+    outcome: Outcome
+
+
+class ExchangeReply(NamedTuple):
+    """What one exchange did."""
+
+    now_ms: int
+    codes: list[int]
+    """One per settlement, in order: see the constants above."""
+    taken: list[Job]
+    limited_ms: int
+    """> 0: a rate limit lets nobody take a job for so long."""
+    next_due_ms: int
+    """When the next delayed job is due (0: none, or not asked because all slots were filled)."""
+    has_more: bool
+    """Ready jobs were left behind."""
+
+
+class Exchange:
+    """The numbered calls of one worker."""
+
+    def __init__(
+        self,
+        door: Door,
+        keys: QueueKeys,
+        actions: JobActions,
+        *,
+        worker_name: str,
+        lock_ms: int,
+        limit: RateLimit | None,
+        keep_completed: KeepJobs | None,
+        keep_failed: KeepJobs | None,
+        dead_letters: DeadLetterWriter | None,
+        clock_offset_ms: int,
+        metrics_minutes: int | None = None,
+    ) -> None:
+        self._caller = Caller(door, SCRIPTS["exchange"])
+        self._clock = door.connection.clock
+        self._actions = actions
+        self._queue = keys.name
+        self._lock_ms = lock_ms
+        self._keep_completed, self._keep_failed = keep_completed, keep_failed
+        self._rules: dict[bytes, tuple[str, str]] = {}
+        self._dead_letters = dead_letters
+        self._keys = [
+            *(keys.meta, keys.wait, keys.active, keys.prioritized, keys.pc, keys.delayed, keys.completed, keys.failed),
+            *(keys.stalled, keys.limiter, keys.marker, keys.events, keys.waiting_children, keys.call(self._caller.id)),
+        ]
+        self._clock_offset_ms = clock_offset_ms
+        self._before_number = [keys.base, clock_offset_ms]
+        self._call_ttl_ms = max(2 * lock_ms, 600_000)
+        self._between = (MOST_BYTES, worker_name, limit.max if limit else "", limit.duration_ms if limit else "")
+        self._dead_letter_base = dead_letters.base if dead_letters else ""
+        self._metrics_minutes = "" if metrics_minutes is None else metrics_minutes
+
+    async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
+        """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
+        token = ""
+
+        def make_args(number: int) -> list[Any]:
+            nonlocal token
+            # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same
+            # job here.
+            token = f"{self._caller.id}:{number}"
+            args: list[Any] = [
+                *self._before_number,
+                number,
+                self._call_ttl_ms,
+                token,
+                self._lock_ms,
+                take,
+                *self._between,
+            ]
+            args.extend((self._dead_letter_base, self._metrics_minutes, len(settlements)))
+            for job, outcome in settlements:
+                self._pack(args, job, outcome)
+            return args
+
+        sent_at = time.monotonic()
+        reply = await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None)
+        now_ms, codes, taken, limited_ms, next_due_ms, more = reply
+        self._clock.observe(now_ms - self._clock_offset_ms, sent_at, time.monotonic())
+        return ExchangeReply(
+            now_ms, codes, [self._unpack(fields, token) for fields in taken], limited_ms, next_due_ms, more == 1
+        )
+
+    def _pack(self, args: list[Any], job: Job, outcome: Outcome) -> None:
+        match outcome:
+            case Completed(value_json):
+                args.extend((job.id, job.token, "completed", self._rule(job)[0], value_json))
+            case Failed():
+                limit = job.opts.stack_trace_limit
+                args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason))
+                args.extend((json.encode(outcome.stack), "" if limit is None else limit, job.opts.attempts))
+                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters else ("",) * 6)
+            case Retry():
+                limit = job.opts.stack_trace_limit
+                args.extend((job.id, job.token, "retry", outcome.delay_ms, outcome.reason, json.encode(outcome.stack)))
+                args.extend(("" if limit is None else limit, "1" if job.opts.lifo or outcome.keeps_turn else ""))
+            case Delayed(delay_ms):
+                args.extend((job.id, job.token, "delayed", delay_ms))
+            case Waiting(pause_ms):
+                args.extend((job.id, job.token, "waiting", pause_ms))
+            case WaitingChildren():
+                args.extend((job.id, job.token, "waiting-children"))
+            case _:
+                assert_never(outcome)
+
+    def _rule(self, job: Job) -> tuple[str, str]:
+        """How finished jobs are kept after this one, as the script reads it. Cached: thousands of jobs share their
+        options."""
+        raw = job.record.raw_opts
+        rules = self._rules.get(raw)
+        if rules is None:
+            if len(self._rules) > 512:
+                self._rules.clear()
+            opts = job.opts
+            rules = self._rules[raw] = (
+                _rule_text(resolve(opts.remove_on_complete, self._keep_completed)),
+                _rule_text(resolve(opts.remove_on_fail, self._keep_failed)),
+            )
+        return rules
+
+    def _unpack(self, fields: list[Any], token: str) -> Job:
+        job_id = fields.pop()
+        ats = fields[_ATS]
+        fields[_ATS] = ats if type(ats) is bytes else b"%d" % ats
+        stored = {name: value for name, value in zip(_FIELDS, fields, strict=True) if value is not None}
+        return Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
+
+
+def _rule_text(keep: KeepJobs) -> str:
+    if keep.keeps_none:
+        return "none"
+    if keep.keeps_all:
+        return "all"
+    age_ms = -1 if keep.age_s is None else keep.age_s * 1000
+    return f"{-1 if keep.count is None else keep.count}:{age_ms}:{keep.limit or 1000}"

@@ -1,0 +1,255 @@
+"""Renew the locks of running jobs and look for stalled ones, from one thread per process and server.
+
+A thread with its own blocking connections, because a handler that blocks the event loop must not cost its own job
+the lock. In: workers that register. Out: calls back into their loops when a lock is lost. A loop that has not
+answered for `max_block_ms` is no longer renewed (its stacks are dumped): a hung process must lose its jobs.
+Elsewhere: what a worker does when it lost a lock (`worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen.queue._blocking import BlockingClient, blocking_client, evaluate
+from bullpen.queue._redis import Connection
+from bullpen.queue._wire import as_sent
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.scripts import SCRIPTS, Script
+
+logger = logging.getLogger("bullpen.keepalive")
+
+_TICK_S: Final = 0.25
+_SHORTEST_TICK_S: Final = 0.02
+LAG_WORTH_TELLING_S: Final = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """What the thread needs of one worker. `jobs` is owned by the worker's loop; the thread only copies it."""
+
+    connection: Connection
+    keys: QueueKeys
+    loop: asyncio.AbstractEventLoop
+    jobs: dict[str, str]
+    """Token by job id of every job whose lock we hold."""
+    lock_ms: int
+    stalled_interval_ms: int
+    max_block_ms: int
+    clock_offset_ms: int
+    on_lost: Callable[[list[tuple[str, str]]], None]
+    """Called in the loop with (job id, token) of the locks that are gone."""
+    on_stalled: Callable[[list[str]], None]
+    generation: int = 0
+    """Of the connection, when we last asked where its server is."""
+    next_renewal: float = 0.0
+    next_check: float = 0.0
+    asked_at: float = 0.0
+    answered_at: float = field(default_factory=time.monotonic)
+    told_lag: bool = False
+    hung: bool = False
+
+    def answer(self) -> None:
+        self.answered_at = time.monotonic()
+
+    @property
+    def lag_s(self) -> float:
+        """How long the loop has not answered; 0 when it has nothing to answer."""
+        return time.monotonic() - self.asked_at if self.asked_at > self.answered_at else 0.0
+
+
+class Keepalive:
+    """The thread and its registry. One per process and server: use `shared()`."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._held: list[Held] = []
+        self._busy: Held | None = None
+        self._clients: dict[object, BlockingClient] = {}
+        self._faulty: set[object] = set()
+        self._thread: threading.Thread | None = None
+
+    def register(self, held: Held) -> None:
+        now = time.monotonic()
+        held.next_renewal, held.next_check = now + held.lock_ms / 4000, now
+        with self._changed:
+            self._held.append(held)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="bullpen-keepalive", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def unregister(self, held: Held) -> None:
+        """After this returns no further call reaches the worker's loop. Waits for a call to the server under way."""
+        with self._changed:
+            with contextlib.suppress(ValueError):
+                self._held.remove(held)
+            self._changed.wait_for(lambda: self._busy is not held, timeout=10)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._held and not self._changed.wait_for(lambda: bool(self._held), timeout=30):
+                    self._thread = None
+                    for client in self._clients.values():
+                        client.close()
+                    self._clients.clear()
+                    return
+                due = list(self._held)
+            for held in due:
+                with self._turn(held) as still_registered:
+                    if still_registered:
+                        self._watch_loop(held)
+                        self._serve(held)
+            with self._changed:
+                self._changed.wait(timeout=_pause_s(due))
+
+    @contextlib.contextmanager
+    def _turn(self, held: Held) -> Iterator[bool]:
+        with self._changed:
+            still_registered = held in self._held
+            self._busy = held if still_registered else None
+        try:
+            yield still_registered
+        finally:
+            with self._changed:
+                self._busy = None
+                self._changed.notify_all()
+
+    def _watch_loop(self, held: Held) -> None:
+        lag_s = held.lag_s
+        if lag_s == 0.0:
+            if held.told_lag or held.hung:
+                held.told_lag = held.hung = False
+                logger.warning("queue %r: the event loop answers again", held.keys.name)
+            held.asked_at = time.monotonic()
+            self._tell(held, held.answer)
+        elif lag_s > held.max_block_ms / 1000 and not held.hung:
+            held.hung = True
+            logger.error(
+                "queue %r: the event loop has not answered for %.0f s; its jobs are given up to other workers",
+                held.keys.name,
+                lag_s,
+            )
+            telemetry.emit("worker.hung", queue=held.keys.name, lag_ms=int(lag_s * 1000))
+            faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+        elif lag_s > LAG_WORTH_TELLING_S and not held.told_lag:
+            held.told_lag = True
+            logger.warning(
+                "queue %r: a handler blocks the event loop for more than %.0f s; use a plain `def` handler for it",
+                held.keys.name,
+                lag_s,
+            )
+            telemetry.emit("worker.loop_lag", queue=held.keys.name, lag_ms=int(lag_s * 1000))
+
+    def _serve(self, held: Held) -> None:
+        now = time.monotonic()
+        place = held.connection.place(held.keys.base)
+        try:
+            if now >= held.next_renewal and not held.hung:
+                self._renew(held)
+                held.next_renewal = now + held.lock_ms / 4000
+            if now >= held.next_check:
+                self._check_stalled(held)
+                held.next_check = now + held.stalled_interval_ms / 1000
+        except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
+            held.next_renewal = min(held.next_renewal, now + 1.0)
+            self._forget_client(place)
+            if place not in self._faulty:
+                self._faulty.add(place)
+                logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, error)
+        else:
+            self._faulty.discard(place)
+
+    def _renew(self, held: Held) -> None:
+        jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile
+        pairs = list(jobs.items())
+        for first in range(0, len(pairs), 1000):
+            flat = [as_sent(text) for pair in pairs[first : first + 1000] for text in pair]
+            lost = self._evaluate(held, SCRIPTS["renew"], [held.keys.stalled], [held.keys.base, held.lock_ms, *flat])
+            if lost:
+                # With tokens: a job may have been settled and taken again meanwhile, and its new run is not lost.
+                self._tell(held, held.on_lost, [(job_id, jobs[job_id]) for job_id in map(_text, lost)])
+
+    def _check_stalled(self, held: Held) -> None:
+        keys = held.keys
+        names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
+        continuing = ""
+        while True:
+            more, recovered = self._evaluate(
+                held,
+                SCRIPTS["check_stalled"],
+                names,
+                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing],
+            )
+            if recovered:
+                self._tell(held, held.on_stalled, [_text(job_id) for job_id in recovered])
+            if not more:
+                return
+            continuing = "1"
+
+    def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
+        return evaluate(self._client(held), script, keys, args)
+
+    def _client(self, held: Held) -> BlockingClient:
+        connection, key = held.connection, held.keys.base
+        place = connection.place(key)
+        if held.generation != connection.generation:
+            held.generation = connection.generation
+            self._forget_client(place)  # it may still answer, but it is no longer in charge
+        client = self._clients.get(place)
+        if client is None:
+            if connection.revive is not None and place in self._faulty:
+                connection.revive()
+            client = self._clients[place] = blocking_client(connection, key)
+        return client
+
+    def _forget_client(self, place: object) -> None:
+        client = self._clients.pop(place, None)
+        if client is not None:
+            client.close()
+
+    @staticmethod
+    def _tell(held: Held, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop was closed without closing its worker; nobody is left to tell
+            held.loop.call_soon_threadsafe(callback, *args)
+
+
+def _pause_s(held: list[Held]) -> float:
+    """Until the next look: short enough for the shortest lock and interval, so that what options allow also works."""
+    shortest_ms = min((min(one.lock_ms / 4, one.stalled_interval_ms) for one in held), default=1_000)
+    return max(_SHORTEST_TICK_S, min(_TICK_S, shortest_ms / 1_000))
+
+
+def _text(job_id: bytes) -> str:
+    return job_id.decode("utf-8", "surrogateescape")
+
+
+_shared: dict[object, Keepalive] = {}
+_shared_lock = threading.Lock()
+
+
+def shared(connection: Connection) -> Keepalive:
+    """The process's keepalive for one server; a forked child gets its own.
+
+    One thread per server, because its calls block: a server that does not answer must not cost the workers of another
+    one their locks.
+    """
+    with _shared_lock:
+        known = _shared.get(connection.address)
+        if known is None or known._pid != os.getpid():
+            known = _shared[connection.address] = Keepalive()
+        return known

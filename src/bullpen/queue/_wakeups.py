@@ -1,0 +1,191 @@
+"""When an idle worker should look for jobs.
+
+In: the marker that producers set (a blocked read on a connection of its own), due times and limits from replies.
+Out: a flag and an event. A hint, never a promise: every path ends in a look, so a lost marker costs at most
+`drain_delay`. Elsewhere: looking (`worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from bullpen._kernel.clock import ServerClock
+from bullpen.errors import BullpenError, ServerRefused
+from bullpen.queue._redis import Door
+from bullpen.queue._wire import Wire
+
+SECONDS_AFTER_BLOCK: Final = 2.0
+"""A blocked read may be answered late by a server tick; after this it is taken for dead."""
+
+
+_UNBLOCK_WITHIN_S: Final = 1.0
+
+
+class Wakeups:
+    """The reasons to look, for one worker."""
+
+    def __init__(
+        self,
+        door: Door,
+        marker_key: str,
+        clock: ServerClock,
+        *,
+        drain_delay_ms: int,
+        clock_offset_ms: int,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._door = door
+        self._marker_key = marker_key
+        self._clock = clock
+        self._block_s = drain_delay_ms / 1000
+        self._clock_offset_ms = clock_offset_ms
+        self._on_error = on_error
+        self._loop = asyncio.get_running_loop()
+        self._armed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._limited_until = 0.0
+        self._due_ms = 0
+        self._stopping = False
+        self._reading = False
+        self._client_id: int | None = None
+        self._client_wire: Wire | None = None
+        self.changed = asyncio.Event()
+        """Set whenever there may be something to do."""
+        self.should_look = True
+        """There may be jobs to take."""
+        self.has_marker = False
+        """We took the marker and have not looked since. If we cannot, somebody else must be woken."""
+        self.calls = 0
+        """How often a look was asked for. A call that comes while an exchange is in flight may be about a job that
+        the exchange did not see yet, so its empty answer must not end the looking."""
+
+    @property
+    def is_limited(self) -> bool:
+        return self._loop.time() < self._limited_until
+
+    def look_now(self) -> None:
+        self.calls += 1
+        self.should_look = True
+        self.changed.set()
+
+    def look_when_due(self, due_ms: int) -> None:
+        """Our own timer, because a blocked read ends up to 100 ms late on an idle server's tick."""
+        self._due_ms = due_ms
+        wait_s = self._clock.seconds_until(due_ms - self._clock_offset_ms)
+        self._look_at(self._loop.time() + max(wait_s, 0.001))
+
+    def limit(self, pause_s: float) -> None:
+        """Take nothing for so long, then look."""
+        self.should_look = False
+        self._limited_until = self._loop.time() + pause_s
+        # A look that is planned for earlier would be in vain, and must not stand in for the one after the limit.
+        self._cancel_timer()
+        self._look_at(self._limited_until)
+
+    async def wait(self, *, for_marker: bool) -> None:
+        """Sleep until something changes. `for_marker`: we have free slots, so producers may wake us."""
+        if for_marker:
+            self._armed.set()
+        await self.changed.wait()
+
+    async def listen(self) -> None:
+        """The blocked read. It only sets flags and never delays a settle. Runs until stopped or cancelled."""
+        # Before the first idle moment: this connection's name is what lists us among the workers of the queue, and a
+        # worker that is busy from its start must be seen too. If it cannot be opened yet, the read below tries again.
+        with contextlib.suppress(BullpenError):
+            await self._door.wire()
+        while not self._stopping:
+            await self._armed.wait()
+            reply = None
+            try:
+                await self._learn_client_id()
+                if self._stopping:
+                    return
+                self._reading = True
+                try:
+                    reply = await self._door.call(
+                        "BZPOPMIN", self._marker_key, self._block_s, within_s=self._block_s + SECONDS_AFTER_BLOCK
+                    )
+                finally:
+                    self._reading = False
+            except ServerRefused as error:
+                self._on_error(error)
+                await asyncio.sleep(1.0)
+            except ConnectionError:
+                # The marker may be lost with the connection, so a look follows.
+                if self._door.closed:
+                    return
+                await asyncio.sleep(self._door.reconnect_wait_s())
+            self._armed.clear()
+            due_ms = float(reply[2]) if reply is not None else 0.0
+            if due_ms > self._clock.now_ms() + self._clock_offset_ms:
+                self.look_when_due(int(due_ms))
+                self.changed.set()  # the read must be armed again
+            else:
+                self.has_marker = reply is not None
+                self.look_now()
+
+    async def stop(self, door: Door, listener: asyncio.Task[None]) -> None:
+        """End the blocked read so that no marker is lost with it.
+
+        Just dropping the connection would let the server hand the next marker to a reader that is gone, and idle
+        workers would sleep beside the job it announced. So the server is asked to unblock us, and a marker that came
+        all the same is passed on by the next exchange.
+        """
+        self._stopping = True
+        if self._reading and self._client_id is not None:
+            try:
+                give_up_at = self._loop.time() + _UNBLOCK_WITHIN_S
+                while not listener.done() and self._loop.time() < give_up_at:
+                    # Again and again: the read may be on its way still, and then there is nothing to unblock yet.
+                    await door.call("CLIENT", "UNBLOCK", self._client_id, within_s=_UNBLOCK_WITHIN_S)
+                    await asyncio.wait([listener], timeout=0.02)
+            except (ServerRefused, ConnectionError):
+                pass  # forbidden, or no server: then the connection is dropped after all
+        await self._tell_others_of_due_work(door)
+        listener.cancel()
+        self._door.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _tell_others_of_due_work(self, door: Door) -> None:
+        """Whoever reads a due time removes it from the marker. Leaving before then, we hand it on."""
+        if self._due_ms > self._clock.now_ms() + self._clock_offset_ms:
+            try:
+                # NX: a time that stands there was written later than we read ours, and is the earliest.
+                await door.call("ZADD", self._marker_key, "NX", self._due_ms, "1", within_s=_UNBLOCK_WITHIN_S)
+            except (ServerRefused, ConnectionError):
+                pass  # then the others find it at their next look
+
+    async def _learn_client_id(self) -> None:
+        wire = await self._door.wire()
+        if wire is not self._client_wire:
+            try:
+                self._client_id = int(await self._door.call("CLIENT", "ID"))
+            except ServerRefused:
+                self._client_id = None  # an ACL may forbid it
+            self._client_wire = wire
+
+    def _look_at(self, when: float) -> None:
+        when = max(when, self._limited_until)
+        if self._timer is not None:
+            if self._loop.time() < self._timer_at <= when:
+                return  # an earlier look is planned already
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # A timer may come a fraction of a millisecond early. Then the limit ends here: the look is told what is left of
+        # it, whereas a worker that still holds itself for limited would sleep with nobody to wake it.
+        self._limited_until = 0.0
+        self.look_now()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,161 @@
+"""One socket to a server: commands out, replies in order, and what an error reply means.
+
+In: packed commands. Out: replies, or one of our errors. Nothing is retried and nothing is known of queues.
+Elsewhere: opening a wire again after it broke (`_redis`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+import hiredis
+
+from bullpen.errors import ConnectionLost, OutOfMemory, ServerRefused
+from bullpen.queue._address import Command, Endpoint
+from bullpen.queue._discovery import Unavailable
+
+_NOT_YET: Final = object()
+_WATCH_EVERY_S: Final = 0.5
+
+
+def pack(command: tuple[Any, ...]) -> bytes:
+    """One command in the protocol's form. (hiredis' own type claims a tuple of one.)"""
+    try:
+        return cast("bytes", hiredis.pack_command(command))
+    except UnicodeEncodeError:
+        # An id that is no UTF-8 was read with surrogates in place of its bytes; the same bytes go back.
+        return cast("bytes", hiredis.pack_command(tuple(map(as_sent, command))))
+
+
+def as_sent(part: Any) -> Any:
+    """Text as the bytes it was read from; anything else as it is."""
+    return part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+
+
+class ReplyError(hiredis.ReplyError):
+    """An error reply as the parser delivers it, before it is translated."""
+
+
+class Moved(Unavailable):
+    """The slot has a new home. Nothing was executed; whoever follows may send the same again at once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"the cluster moved the slot: {text}")
+        _, _, self.target = text.split(" ")[:3]
+
+
+# The server says that it did nothing and may be asked again, perhaps elsewhere. ASK: a slot is on its way, and its
+# keys are in two places; following would write into both.
+_TRANSIENT: Final = (
+    *("LOADING", "BUSY", "TRYAGAIN", "ASK ", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "UNBLOCKED", "NOREPLICAS"),
+    "MISCONF",
+)
+# How Redis before 7.0 shows the refusal of a command inside a script. These codes stop a script at its first write.
+_WRAPPED_BY_SCRIPT: Final = re.compile(r"^ERR Error running script .*@user_script: \d+: -", re.DOTALL)
+FOREIGN_KEY: Final = "non local key in a cluster"
+ONE_SLOT: Final = (
+    'a hash tag, so that all keys share a slot of the cluster: prefix="{bull}", or braces in the name of the queue'
+)
+
+
+def translate(error: BaseException) -> Exception:
+    """Map an error reply to our own error. The server's text is kept."""
+    text = _WRAPPED_BY_SCRIPT.sub("", str(error))
+    if text.startswith(_TRANSIENT):
+        return Unavailable(f"the server cannot serve now: {text}")
+    if text.startswith("OOM") or "OOM command not allowed" in text:
+        return OutOfMemory(f"the server is out of memory and took nothing: {text}")
+    if text.startswith("MOVED "):
+        return ServerRefused(f"the server is part of a cluster, give its address as redis+cluster://…: {text}")
+    if text.startswith("CROSSSLOT") or FOREIGN_KEY in text:
+        return ServerRefused(f"the server refused the command, keys need {ONE_SLOT}: {text}")
+    return ServerRefused(f"the server refused the command: {text}")
+
+
+class Wire(asyncio.Protocol):
+    """One socket to the server. Replies come in the order of the calls; a call without reply in time breaks the
+    wire."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOT_YET)
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._is_retired = False
+        self.broken = False
+        self.why_broken = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no subclass of asyncio's
+        self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
+
+    def data_received(self, data: bytes) -> None:
+        reader, waiting = self._reader, self._waiting
+        reader.feed(data)
+        while True:
+            reply = reader.gets()
+            if reply is _NOT_YET:
+                return
+            future, _ = waiting.popleft()
+            if not future.done():
+                if isinstance(reply, ReplyError):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close(f"{self.endpoint}: {exc or 'closed by the server'}")
+
+    def send(self, packed: bytes, *, within_s: float) -> asyncio.Future[Any]:
+        """Write one packed command; the future gets its reply, an error reply, or ConnectionLost."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.broken or self._transport is None:
+            future.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
+            return future
+        self._waiting.append((future, self._loop.time() + within_s))
+        self._transport.write(packed)
+        return future
+
+    async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
+        """Several commands in one write. Error replies are returned in place, as they came."""
+        futures = [self.send(pack(command), within_s=within_s) for command in commands]
+        replies = await asyncio.gather(*futures, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, ConnectionLost):
+                raise reply
+        return replies
+
+    def retire(self) -> None:
+        """Close when what was sent has been answered. Whoever opened another wire has its answers here still to
+        come."""
+        self._is_retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self, why: str = "closed by us") -> None:
+        """Break the wire; every call that still waits raises ConnectionLost. Safe to repeat."""
+        if self.broken:
+            return
+        self.broken, self.why_broken = True, why
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ConnectionLost(why))
+
+    def _look_for_silence(self) -> None:
+        if self._waiting and self._loop.time() > self._waiting[0][1]:
+            self.close(f"{self.endpoint} did not answer in time")
+        elif self._is_retired and not self._waiting:
+            self.close()
+        elif not self.broken:
+            self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)

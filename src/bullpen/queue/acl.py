@@ -1,0 +1,71 @@
+"""The least that a Redis user needs who works with queues.
+
+In: prefix and queue names. Out: one rule for ACL SETUSER. The commands of our scripts are read from the scripts, so the
+rule cannot fall behind them; the others stand here. The suite of the queue runs as such a user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
+
+from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys
+from bullpen.wire.scripts import SCRIPTS
+
+__all__ = ["acl_rule"]
+
+_IN_SCRIPTS: Final = re.compile(rb"redis\.p?call\(\s*[\"'](\w+)[\"']")
+_DIRECT: Final = frozenset(
+    (
+        # opening a connection, first look at the server, health
+        *("ping", "select", "client|setname", "info", "time"),
+        # scripts
+        *("eval", "evalsha"),
+        # waiting: for jobs (and ending that wait), for events
+        *("bzpopmin", "client|id", "client|unblock", "xread", "xrange"),
+        # reading and administration, one command at a time
+        *("exists", "get", "pttl", "hget", "hgetall", "hmget", "hexists", "hlen", "hset", "llen", "lrange", "scard"),
+        *("xtrim", "zcard", "zcount", "zmscore", "zrange", "zscore", "unlink", "scan", "hscan", "sscan", "zscan"),
+    )
+)
+_SUBCOMMANDS: Final = {"xinfo": "xinfo|stream"}
+_CLUSTER: Final = frozenset(("cluster|slots",))
+_INSPECTION: Final = frozenset(("client|list", "config|get"))
+_DURABILITY: Final = frozenset(("wait", "waitaof"))
+
+
+def acl_rule(
+    prefix: str = DEFAULT_PREFIX,
+    *,
+    queues: Iterable[str] = (),
+    cluster: bool = False,
+    inspection: bool = False,
+    durability: bool = False,
+) -> str:
+    """What stands behind `ACL SETUSER <name> on ><password>`.
+
+    `queues` limits the user to these queues and their dead letters; without them it has all queues of the prefix.
+    `cluster` adds what a cluster needs. `inspection` adds what tells more to people: who works on a queue, and whether
+    the server keeps data on disk; without it the answer is "cannot tell". `durability` adds what the levels above
+    memory need; servers before 7.2 do not know one of these commands.
+    """
+    keys = [QueueKeys(prefix, name) for name in queues]
+    names = [name for queue in keys for name in (queue.base, QueueKeys(prefix, queue.dead_letter_name()).base)]
+    patterns = [f"~{_literal(base)}*" for base in names or [f"{prefix}:"]]
+    commands = set(_DIRECT | _of_scripts())
+    for is_wanted, more in ((cluster, _CLUSTER), (inspection, _INSPECTION), (durability, _DURABILITY)):
+        commands |= more if is_wanted else frozenset()
+    return " ".join(["resetkeys", *patterns, "resetchannels", "-@all", *(f"+{name}" for name in sorted(commands))])
+
+
+@cache
+def _of_scripts() -> frozenset[str]:
+    found = {name.decode().lower() for script in SCRIPTS.values() for name in _IN_SCRIPTS.findall(script.body)}
+    return frozenset(_SUBCOMMANDS.get(name, name) for name in found)
+
+
+def _literal(text: str) -> str:
+    """Text that a key pattern takes as it stands."""
+    return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)

@@ -1,0 +1,469 @@
+"""Look at what is stored: which queues there are, jobs page by page, schedulers, children, metrics, workers.
+
+In: a connection or a queue. Out: names, jobs, records. Nothing is changed, and what is read is a moment's view: jobs
+move meanwhile. No call makes the server work longer when more jobs are stored: millions are read in pages.
+Elsewhere: one job by its id and counts (`queue`), dead letters (`dead_letter`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int
+from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._part import QueuePart, id_of, literally
+from bullpen.queue._redis import Connection
+from bullpen.queue.job import Job, JobState
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import MAX_PRIORITY, WireOptions
+from bullpen.wire.records import JobRecord, read_int
+
+if TYPE_CHECKING:
+    from bullpen.queue.queue import Queue
+
+__all__ = [
+    "Browsing",
+    "Children",
+    "ChildrenCounts",
+    "Metrics",
+    "SchedulerRecord",
+    "WorkerInfo",
+    "find_queues",
+    "list_jobs",
+]
+
+_SCAN_COUNT: Final = 1_000
+_IDS_PER_PAGE: Final = 500
+_HASHES_PER_PAGE: Final = 100
+"""Hashes carry payloads: a page of them must fit in memory and in the deadline of one call."""
+_STORED_STATES: Final = tuple(state for state in JobState if state is not JobState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRecord:
+    """A job scheduler as it is stored. Times are Unix ms."""
+
+    id: str
+    name: str
+    """Name of the jobs it makes."""
+    next_ms: int
+    """When the next one is due."""
+    iterations: int
+    """How many it has made."""
+    every_ms: int | None
+    pattern: str | None
+    zone: str | None
+    offset_ms: int
+    limit: int | None
+    starts_ms: int | None
+    ends_ms: int | None
+    data: Any
+    opts: WireOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenCounts:
+    """How many children of a job are in which condition."""
+
+    processed: int
+    """Completed."""
+    pending: int
+    """Not finished, or failed without a rule for that case: the parent waits for them."""
+    ignored: int
+    """Failed, and the parent goes on without them."""
+    failed: int
+    """Failed, and the parent fails with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The children of a job, by their full keys `<prefix>:<queue>:<id>`."""
+
+    processed: dict[str, Any]
+    """What each completed child returned."""
+    pending: tuple[str, ...]
+    ignored: dict[str, str]
+    """Why each ignored child failed."""
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How many jobs finished per minute, as workers with `metrics_minutes` count them."""
+
+    count: int
+    """All since counting began."""
+    points: tuple[int, ...]
+    """Per closed minute, newest first. A minute is closed when a job finishes in a later one."""
+    points_stored: int
+    """How many points there are in all."""
+    previous_ms: int
+    """When the newest point was written."""
+    previous_count: int
+    """What `count` was then."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker of any client, seen through its connection to the server."""
+
+    name: str
+    """Empty for workers without a name."""
+    address: str
+    age_s: int
+    idle_s: int
+    fields: dict[str, str] = field(repr=False)
+    """All that the server tells of the connection."""
+
+
+class Browsing(QueuePart):
+    """The reads of a `Queue`."""
+
+    async def jobs(
+        self,
+        states: JobState | Iterable[JobState] | None = None,
+        *,
+        start: int = 0,
+        count: int = 20,
+        newest_first: bool = False,
+    ) -> list[Job]:
+        """A page of the jobs in these states (all by default), which follow each other in the order given.
+
+        Within a state the next to run, or the oldest finished, come first; `newest_first` turns that round. A job
+        that moves between two pages may be met twice or not at all; `iter_jobs` is the way through all of them.
+        """
+        check_int("start", start, minimum=0)
+        check_int("count", count, minimum=1)
+        actions, keys = self._ready(), self._keys
+        lines = [line for state in _check_states(states) for line in _lines_of(keys, state)]
+        lengths = await actions.commands([(line.length, line.key) for line in lines])
+        ids: list[bytes] = []
+        for line, length in zip(lines, lengths, strict=True):
+            if start < length and len(ids) < count:
+                wanted = min(length - start, count - len(ids))
+                ids += await line.page(actions, start, wanted, newest_first=newest_first)
+            start = max(0, start - length)
+        return [job for job in await _read(actions, keys, ids) if job is not None]
+
+    async def iter_jobs(
+        self, states: JobState | Iterable[JobState] | None = None, *, newest_first: bool = False
+    ) -> AsyncIterator[Job]:
+        """All jobs in these states, read in pages, however many there are.
+
+        Removing jobs on the way, or workers that take them, make it pass over nothing that stays where it is. A job
+        that changes its state meanwhile may be met in both or in neither.
+        """
+        actions, keys = self._ready(), self._keys
+        for state in _check_states(states):
+            for line in _lines_of(keys, state):
+                async for ids in line.walk(actions, keys.base, newest_first=newest_first):
+                    for first in range(0, len(ids), _HASHES_PER_PAGE):
+                        for job in await _read(actions, keys, ids[first : first + _HASHES_PER_PAGE]):
+                            if job is not None:
+                                yield job
+
+    async def counts_per_priority(self, priorities: Iterable[int] | None = None) -> dict[int, int]:
+        """How many jobs wait with each priority; without arguments, with each that has any. 0 is none."""
+        actions, keys = self._ready(), self._keys
+        wanted = None if priorities is None else list(priorities)
+        for priority in wanted or ():
+            check_int("priorities", priority, minimum=0, maximum=MAX_PRIORITY)
+        counts: dict[int, int] = {}
+        if wanted is None or 0 in wanted:
+            counts[0] = sum(await actions.commands([("LLEN", keys.wait), ("LLEN", keys.paused)]))
+        if wanted is not None:
+            classes = sorted(set(wanted) - {0})
+            replies = await actions.commands(
+                [("ZCOUNT", keys.prioritized, p << 32, ((p + 1) << 32) - 1) for p in classes]
+            )
+            return counts | dict(zip(classes, replies, strict=True))
+        if not counts[0]:
+            counts.clear()
+        after: int | str = ""
+        while flat := await actions.evaluate("count_priorities", [keys.prioritized], [after]):
+            counts.update(zip(flat[::2], flat[1::2], strict=True))
+            after = flat[-2]
+        return counts
+
+    async def schedulers(self, *, start: int = 0, count: int = 100) -> list[SchedulerRecord]:
+        """Job schedulers, those that are due next first."""
+        check_int("start", start, minimum=0)
+        check_int("count", count, minimum=1)
+        actions, keys = self._ready(), self._keys
+        flat = await actions.command("ZRANGE", keys.repeat, start, start + count - 1, "WITHSCORES")
+        ids = [raw.decode("utf-8", "replace") for raw in flat[::2]]
+        hashes = await actions.commands([("HGETALL", keys.scheduler(scheduler_id)) for scheduler_id in ids])
+        return [
+            _scheduler(scheduler_id, due, fields)
+            for scheduler_id, due, fields in zip(ids, flat[1::2], hashes, strict=True)
+            if fields
+        ]
+
+    async def scheduler(self, scheduler_id: str) -> SchedulerRecord | None:
+        """One job scheduler, or None."""
+        actions, keys = self._ready(), self._keys
+        due, fields = await actions.commands(
+            [("ZSCORE", keys.repeat, scheduler_id), ("HGETALL", keys.scheduler(scheduler_id))]
+        )
+        return _scheduler(scheduler_id, due, fields) if due is not None and fields else None
+
+    async def children_counts(self, job: str | Job) -> ChildrenCounts:
+        """How many children a job has, by condition; all 0 for a job without any. Raises JobNotFound."""
+        job_id, actions, keys = id_of(job), self._ready(), self._keys
+        exists, *counts = await actions.commands(
+            [
+                ("EXISTS", keys.job(job_id)),
+                ("HLEN", keys.processed(job_id)),
+                ("SCARD", keys.dependencies(job_id)),
+                ("HLEN", keys.failed_children(job_id)),
+                ("ZCARD", keys.unsuccessful(job_id)),
+            ]
+        )
+        if not exists:
+            raise JobNotFound(keys.name, job_id)
+        return ChildrenCounts(*counts)
+
+    async def children(self, job: str | Job) -> Children:
+        """The children of a job and what became of them, read in pages. Raises JobNotFound."""
+        job_id, actions, keys = id_of(job), self._ready(), self._keys
+        if not await actions.command("EXISTS", keys.job(job_id)):
+            raise JobNotFound(keys.name, job_id)
+        processed = await _scan_all(actions, "HSCAN", keys.processed(job_id))
+        pending = await _scan_all(actions, "SSCAN", keys.dependencies(job_id))
+        ignored = await _scan_all(actions, "HSCAN", keys.failed_children(job_id))
+        failed = await _scan_all(actions, "ZSCAN", keys.unsuccessful(job_id))
+        return Children(
+            processed={_text(key): _json_or(raw) for key, raw in zip(processed[::2], processed[1::2], strict=True)},
+            pending=tuple(sorted({_text(key) for key in pending})),
+            ignored={_text(key): _text(reason) for key, reason in zip(ignored[::2], ignored[1::2], strict=True)},
+            failed=tuple(sorted({_text(key) for key in failed[::2]})),
+        )
+
+    async def metrics(
+        self, kind: Literal["completed", "failed"] = "completed", *, start: int = 0, count: int = 60
+    ) -> Metrics:
+        """How many jobs completed or failed per minute, from the newest closed minute on."""
+        if kind not in ("completed", "failed"):
+            raise InvalidOption("kind", "'completed' or 'failed'", kind)
+        check_int("start", start, minimum=0)
+        check_int("count", count, minimum=1)
+        key: str = getattr(self._keys, f"metrics_{kind}")
+        data_key: str = getattr(self._keys, f"metrics_{kind}_data")
+        totals, points, stored = await self._ready().commands(
+            [
+                ("HMGET", key, "count", "prevTS", "prevCount"),
+                ("LRANGE", data_key, start, start + count - 1),
+                ("LLEN", data_key),
+            ]
+        )
+        total, previous_ms, previous_count = (read_int(raw or b"0") for raw in totals)
+        return Metrics(total, tuple(read_int(raw) for raw in points), stored, previous_ms, previous_count)
+
+    async def workers(self) -> list[WorkerInfo] | None:
+        """Workers of any client that are connected to this queue now; None when the server does not let us know.
+
+        Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
+        """
+        keys = self._keys
+        try:
+            raw = await self._ready().command("CLIENT", "LIST")
+        except ServerRefused:
+            return None
+        unnamed = f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+        found = []
+        for line in raw.decode("utf-8", "replace").splitlines():
+            fields = dict(part.partition("=")[::2] for part in line.split(" "))
+            connection_name = fields.get("name", "")
+            if connection_name == unnamed or connection_name.startswith(f"{unnamed}:w:"):
+                found.append(
+                    WorkerInfo(
+                        name=connection_name[len(unnamed) + 3 :],
+                        address=fields.get("addr", ""),
+                        age_s=read_int(fields.get("age", "0")),
+                        idle_s=read_int(fields.get("idle", "0")),
+                        fields=fields,
+                    )
+                )
+        return sorted(found, key=lambda worker: (worker.name, worker.address))
+
+
+async def find_queues(connection: Connection, prefix: str) -> list[str]:
+    """Names of all queues under a prefix, sorted. Walks over all keys of the server, or of every primary of a cluster,
+    in steps that block nobody."""
+    pattern = f"{literally(prefix)}:*:meta"
+    found: set[str] = set()
+    async with connection.every_primary() as doors:
+        for door in doors:
+            cursor = None
+            while cursor != b"0":
+                cursor, keys = await door.call(
+                    "SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "hash"
+                )
+                names = (key.decode("utf-8", "replace")[len(prefix) + 1 : -len(":meta")] for key in keys)
+                found.update(name for name in names if ":" not in name)  # a colon: the key of some job, not of a queue
+    return sorted(found)
+
+
+async def list_jobs(queue: Queue, state: JobState, *, start: int = 0, count: int = 20) -> list[Job]:
+    """Jobs in a state, from position `start`: those that run next first; of finished ones the newest first."""
+    is_finished = state in (JobState.COMPLETED, JobState.FAILED)
+    return await queue.jobs(state, start=start, count=count, newest_first=is_finished)
+
+
+# ---- lines of ids ---------------------------------------------------------------------------------------------
+
+
+class _ListLine:
+    """A list of ids. New ones are pushed on the left; the right end is next to run."""
+
+    length: Final = "LLEN"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    async def page(self, actions: QueueActions, start: int, count: int, *, newest_first: bool) -> list[bytes]:
+        if newest_first:
+            ids: list[bytes] = await actions.command("LRANGE", self.key, start, start + count - 1)
+            return ids
+        ids = await actions.command("LRANGE", self.key, -start - count, -start - 1)
+        return ids[::-1]
+
+    async def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
+        position, latest_first = 0, list[bytes]()
+        while True:
+            position, ids = await actions.evaluate(
+                "read_line",
+                [self.key],
+                [base, _IDS_PER_PAGE, "1" if newest_first else "", position, *latest_first],
+            )
+            if not ids:
+                return
+            in_order, seen = ids if newest_first else ids[::-1], set(latest_first)
+            yield [job_id for job_id in in_order if job_id not in seen]
+            position, latest_first = position + len(ids), in_order[::-1]
+
+
+class _ScoreLine:
+    """A sorted set of ids; the lowest score is next to run, or the oldest finished."""
+
+    length: Final = "ZCARD"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    async def page(self, actions: QueueActions, start: int, count: int, *, newest_first: bool) -> list[bytes]:
+        order = ("REV",) if newest_first else ()
+        ids: list[bytes] = await actions.command("ZRANGE", self.key, start, start + count - 1, *order)
+        return ids
+
+    async def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
+        # From score to score, not from place to place: what leaves the set meanwhile moves no job past us.
+        bounds, order = (["-inf", "+inf"], ()) if not newest_first else (["+inf", "-inf"], ("REV",))
+        last_score, seen = b"", set[bytes]()
+        while True:
+            flat = await actions.command(
+                *("ZRANGE", self.key, *bounds, "BYSCORE", *order),
+                *("LIMIT", 0, _IDS_PER_PAGE + len(seen), "WITHSCORES"),
+            )
+            pairs = list(zip(flat[::2], flat[1::2], strict=True))
+            fresh = [job_id for job_id, score in pairs if score != last_score or job_id not in seen]
+            if not fresh:
+                return
+            yield fresh
+            if pairs[-1][1] != last_score:
+                last_score, seen = pairs[-1][1], set()
+            seen.update(job_id for job_id, score in pairs if score == last_score)
+            bounds[0] = last_score.decode()
+
+
+def _lines_of(keys: QueueKeys, state: JobState) -> tuple[_ListLine | _ScoreLine, ...]:
+    """Where jobs of a state are; `paused` is where older clients put the waiting jobs of a paused queue."""
+    match state:
+        case JobState.WAITING:
+            return _ListLine(keys.wait), _ListLine(keys.paused)
+        case JobState.ACTIVE:
+            return (_ListLine(keys.active),)
+        case _:
+            return (_ScoreLine(getattr(keys, state.name.lower())),)
+
+
+def _check_states(states: JobState | Iterable[JobState] | None) -> tuple[JobState, ...]:
+    if states is None:
+        return _STORED_STATES
+    given: tuple[Any, ...] = (states,) if isinstance(states, str) else tuple(states)
+    try:
+        checked = tuple(dict.fromkeys(JobState(state) for state in given))
+    except ValueError:
+        checked = ()
+    if not checked or JobState.UNKNOWN in checked:
+        raise InvalidOption("states", "states in which jobs are kept", states)
+    return checked
+
+
+async def _read(actions: QueueActions, keys: QueueKeys, ids: list[bytes]) -> list[Job | None]:
+    """The jobs of these ids; None for those that vanished meanwhile."""
+    base = keys.base.encode()
+    jobs: list[Job | None] = []
+    for first in range(0, len(ids), _HASHES_PER_PAGE):
+        page = ids[first : first + _HASHES_PER_PAGE]
+        for raw_id, flat in zip(page, await actions.commands([("HGETALL", base + raw) for raw in page]), strict=True):
+            job_id = raw_id.decode("utf-8", "surrogateescape")
+            jobs.append(Job(actions, JobRecord.parse(job_id, flat)) if flat else None)
+    return jobs
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------
+
+
+async def _scan_all(actions: QueueActions, scan: str, key: str) -> list[bytes]:
+    """All elements of a hash, set or sorted set, in steps. Elements may come twice."""
+    found: list[bytes] = []
+    cursor: bytes = b"0"
+    while True:
+        cursor, elements = await actions.command(scan, key, cursor, "COUNT", _SCAN_COUNT)
+        found += elements
+        if cursor == b"0":
+            return found
+
+
+def _scheduler(scheduler_id: str, due: bytes, flat: list[bytes]) -> SchedulerRecord:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def number(name: bytes) -> int | None:
+        return read_int(fields[name]) if name in fields else None
+
+    def text(name: bytes) -> str | None:
+        return _text(fields[name]) if name in fields else None
+
+    return SchedulerRecord(
+        id=scheduler_id,
+        name=text(b"name") or "",
+        next_ms=read_int(due),
+        iterations=number(b"ic") or 0,
+        every_ms=number(b"every"),
+        pattern=text(b"pattern"),
+        zone=text(b"tz"),
+        offset_ms=number(b"offset") or 0,
+        limit=number(b"limit"),
+        starts_ms=number(b"startDate"),
+        ends_ms=number(b"endDate"),
+        data=_json_or(fields.get(b"data", b"{}")),
+        opts=WireOptions.parse(fields.get(b"opts")),
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _json_or(raw: bytes) -> Any:
+    """Stored JSON, or its text when somebody stored something else."""
+    try:
+        return json.decode(raw)
+    except NotJson:
+        return _text(raw)

@@ -1,0 +1,307 @@
+"""Read a queue's events, in order, and notice when some were trimmed before we came.
+
+In: the stream that every BullMQ client writes. Out: an async iterator of events; a listener that resolves waits for
+results. The position is read from the server before `ready`, so what is added right after is not missed. Elsewhere:
+what an event holds (`bullpen.wire.events`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from bullpen._kernel import json
+from bullpen._kernel.ids import check_queue_name
+from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ResultTimeout
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._redis import Connection, Door
+from bullpen.wire.events import Event
+from bullpen.wire.keys import QueueKeys, client_name
+from bullpen.wire.scripts import SCRIPTS
+
+logger = logging.getLogger("bullpen.events")
+
+_BLOCK_MS = 5_000
+_SECONDS_AFTER_BLOCK = 2.0
+_PAGE = 1_000
+
+
+class _Closed(Exception):
+    """We closed the door ourselves: reading ends."""
+
+
+class EventStream:
+    """The raw reader: pages of (id, fields) after a position, for ever, over reconnects."""
+
+    def __init__(self, door: Door, keys: QueueKeys, position: str | None) -> None:
+        self._door = door
+        self._keys = keys
+        self._position = position
+        self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
+        self._in_doubt = True  # whether something may be missing between our position and what the stream holds
+
+    @property
+    def position(self) -> str:
+        """Id of the last event that was read."""
+        return self._position or "0-0"
+
+    async def start(self) -> None:
+        """Fix the position; waits for a server that is away."""
+        while self._position is None:
+            try:
+                _, written, _, _, newest = await self._evaluate("$")
+            except ConnectionError:
+                await self._pause()
+            else:
+                self._position = newest.decode() or "0-0"
+                self._read_so_far = written
+
+    async def next_page(self) -> tuple[bool, list[Any]]:
+        """(were events lost before this page?, entries). Waits until there is at least one, or a loss to report."""
+        if self._position is None:
+            await self.start()
+        while True:
+            try:
+                lost, entries = await (self._read_checked() if self._in_doubt else self._read_blocked())
+            except ConnectionError:
+                self._in_doubt = True
+                await self._pause()
+                continue
+            if entries:
+                self._position = entries[-1][0].decode()
+                if self._read_so_far >= 0:
+                    self._read_so_far += len(entries)
+            if entries or lost:
+                return lost, entries
+
+    async def _read_checked(self) -> tuple[bool, list[Any]]:
+        """What is there now, and whether events behind our position were trimmed unread, or deleted with the stream."""
+        assert self._position is not None
+        self._in_doubt = False
+        entries, written, length, oldest, newest = await self._evaluate(self._position)
+        if written >= 0 and self._read_so_far >= 0:
+            trimmed = written - length  # events that are no longer in the stream
+            is_another = written < self._read_so_far + len(entries)  # the stream was deleted; perhaps it has begun anew
+            lost = is_another or trimmed > self._read_so_far
+            self._read_so_far = trimmed if is_another else max(self._read_so_far, trimmed)
+            return lost, entries
+        if not oldest or not _after(newest, self._position):
+            return False, entries
+        # Redis 6.2 counts nothing: our last event being gone is a suspicion, and suspicion is worth telling.
+        self._read_so_far = -1
+        return self._position != "0-0" and _after(oldest, self._position), entries
+
+    async def _evaluate(self, after: str) -> Any:
+        return await self._door.evaluate(SCRIPTS["read_events"], [self._keys.events], [after, _PAGE])
+
+    async def _read_blocked(self) -> tuple[bool, list[Any]]:
+        """Wait for what comes next. While our last event is still in the stream, nothing behind it can be gone.
+
+        Both commands go in one write, and a server runs what one client sent together without another in between.
+        """
+        assert self._position is not None
+        known, reply = await self._door.call_many(
+            [
+                ("XRANGE", self._keys.events, self._position, self._position),
+                ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position),
+            ],
+            within_s=_BLOCK_MS / 1000 + _SECONDS_AFTER_BLOCK,
+        )
+        for answer in (known, reply):
+            if isinstance(answer, Exception):
+                raise answer
+        self._in_doubt = (
+            not known
+        )  # then the page is read again, with the counts that tell whether something is missing
+        return False, list(reply[0][1]) if reply and known else []
+
+    async def _pause(self) -> None:
+        if self._door.closed:
+            raise _Closed
+        await asyncio.sleep(self._door.reconnect_wait_s())
+
+
+def _after(entry_id: bytes, position: str) -> bool:
+    left, right = (tuple(map(int, text.split("-"))) for text in (entry_id.decode(), position))
+    return left > right
+
+
+class QueueEvents:
+    """The events of one queue as an async iterator.
+
+        async with QueueEvents("emails", connection=url) as events:
+            async for event in events:
+                print(event.event, event.job_id)
+
+    Entering waits until the position is fixed: events of jobs added afterwards are seen. Raises EventsLost when the
+    stream was trimmed before it was read (raise `events_max_len`, or read faster); iterate again to go on with what
+    is there.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        connection: str | Connection | None = None,
+        prefix: str | None = None,
+        after: str | None = None,
+    ) -> None:
+        self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))
+        base = self._keys.base
+        self._door = Door(connection_for(connection, base), client_name(self._keys.prefix, queue) + ":qe", key=base)
+        self._stream = EventStream(self._door, self._keys, after)
+        self._waiting: list[Event] = []
+
+    async def __aenter__(self) -> Self:
+        await self._stream.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._door.close()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._waiting:
+            try:
+                lost, entries = await self._stream.next_page()
+            except _Closed:
+                raise StopAsyncIteration from None
+            self._waiting = [Event.parse(entry_id, fields) for entry_id, fields in reversed(entries)]
+            if lost:
+                raise EventsLost(
+                    f"events of queue {self._keys.name!r} were trimmed before they were read; "
+                    "the stream is too short for this reader. Iterate again to go on",
+                    queue=self._keys.name,
+                )
+        return self._waiting.pop()
+
+
+class ResultListener:
+    """Resolves waits for results from one event stream per queue object; started by the first wait."""
+
+    def __init__(self, connection: Connection, keys: QueueKeys, actions: QueueActions) -> None:
+        self._keys = keys
+        self._actions = actions
+        self._door = Door(connection, client_name(keys.prefix, keys.name) + ":qe", key=keys.base)
+        self._stream = EventStream(self._door, keys, None)
+        self._waits: dict[str, list[asyncio.Future[Any]]] = {}
+        self._ready: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def wait(self, job_id: str, timeout_ms: int | None) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waits = self._waits.setdefault(job_id, [])
+        waits.append(future)
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000) as limit:
+                await self._listen()
+                # After the position is fixed: either the job has finished already, or its event is still to come.
+                try:
+                    finished, value = await self._actions.read_result(job_id)
+                except JobNotFound:
+                    # It may have ended, and gone by its own retention, since we began to listen.
+                    await self._look_behind_position()
+                    if not future.done():
+                        raise
+                    return await future
+                return value if finished else await future
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ResultTimeout(
+                f"job {job_id!r} of queue {self._keys.name!r} did not finish within {timeout_ms} ms; it goes on",
+                queue=self._keys.name,
+                job_id=job_id,
+            ) from None
+        finally:
+            waits.remove(future)
+            if future.done() and not future.cancelled():
+                future.exception()  # the answer came on both ways, as event and as stored result; one of them is enough
+            if not waits:
+                self._waits.pop(job_id, None)
+
+    async def aclose(self) -> None:
+        self._door.close()
+        for task in (self._ready, self._reading):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, _Closed):
+                    await task
+        for job_id, futures in self._waits.items():
+            for future in futures:
+                if not future.done():
+                    why = f"queue {self._keys.name!r} was closed while the result of job {job_id!r} was waited for"
+                    future.set_exception(QueueClosed(why, queue=self._keys.name, job_id=job_id))
+
+    async def _listen(self) -> None:
+        if self._ready is None:
+            self._ready = asyncio.create_task(self._stream.start())
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._ready)
+
+    async def _read(self) -> None:
+        assert self._ready is not None
+        await self._ready
+        while True:
+            lost, entries = await self._stream.next_page()
+            for entry_id, fields in entries:
+                if self._waits:
+                    self._resolve(entry_id, fields)
+            if lost:
+                await self._ask_again()
+
+    def _resolve(self, entry_id: bytes, fields: list[bytes]) -> None:
+        kind = fields[1]
+        if kind not in (b"completed", b"failed"):
+            return
+        event = Event.parse(entry_id, fields)
+        for future in self._waits.get(event.job_id or "", ()):
+            if future.done():
+                continue
+            if kind == b"failed":
+                future.set_exception(
+                    JobFailed(self._keys.name, event.job_id or "", str(event.data.get("failedReason", "")))
+                )
+            else:
+                future.set_result(_value(fields))
+
+    async def _look_behind_position(self) -> None:
+        """Resolve from events that were not read yet. Not through our own door, which may be blocked."""
+        after = f"({self._stream.position}"
+        entries = await self._actions.command("XRANGE", self._keys.events, after, "+", "COUNT", _PAGE)
+        for entry_id, fields in entries:
+            self._resolve(entry_id, fields)
+
+    async def _ask_again(self) -> None:
+        """Events were trimmed unread: ask for each job that is still waited for."""
+        for job_id, futures in list(self._waits.items()):
+            try:
+                finished, value = await self._actions.read_result(job_id)
+            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for future in futures:
+                if finished and not future.done():
+                    future.set_result(value)
+
+
+def _value(fields: list[bytes]) -> Any:
+    raw = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"returnvalue", b"null")
+    try:
+        return json.decode(raw, what="return value")
+    except NotJson:
+        return None

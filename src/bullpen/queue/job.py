@@ -1,0 +1,251 @@
+"""One job, as producers, handlers and readers see it.
+
+In: a stored record and a `JobActions` that can reach its queue. Out: values to read, and the few things one may do
+to one job: report progress, log, change its data, wait for its result. Elsewhere: adding jobs (`queue`), running
+them (`worker`), what the fields mean (`bullpen.wire.records`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+from bullpen._kernel import json
+from bullpen.errors import BullpenError
+from bullpen.wire.options import WireOptions
+from bullpen.wire.records import JobRecord, check_progress
+
+
+class JobState(StrEnum):
+    """Where a job is. The values are the wire's."""
+
+    WAITING = "waiting"
+    PRIORITIZED = "prioritized"
+    DELAYED = "delayed"
+    ACTIVE = "active"
+    WAITING_CHILDREN = "waiting-children"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Added(StrEnum):
+    """What `add` did."""
+
+    CREATED = "created"
+    DUPLICATE = "duplicate"
+    """A job with this id exists: it was left as it is, and the returned job shows the stored one."""
+    DEDUPLICATED = "deduplicated"
+    """Another job owns the deduplication id."""
+
+
+class BlockedBy:
+    """The job that was there first."""
+
+    __slots__ = ("job_id", "state")
+
+    def __init__(self, job_id: str, state: JobState) -> None:
+        self.job_id, self.state = job_id, state
+
+    def __repr__(self) -> str:
+        return f"BlockedBy(job_id={self.job_id!r}, state={self.state.value!r})"
+
+
+class JobActions(Protocol):
+    """What a job needs of its queue."""
+
+    @property
+    def name(self) -> str: ...
+    async def update_progress(self, job_id: str, progress: bytes) -> None: ...
+    async def add_log(self, job_id: str, line: str, keep: int) -> int: ...
+    async def update_data(self, job_id: str, data: bytes) -> None: ...
+    async def state_of(self, job_id: str) -> JobState: ...
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any: ...
+    async def read_logs(self, job_id: str) -> list[str]: ...
+
+
+class Job:
+    """A job at the moment it was read, added or taken.
+
+    Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.
+    """
+
+    __slots__ = ("_actions", "_loop", "added", "blocked_by", "cancelled", "durability", "record", "token")
+
+    def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
+        self._actions = actions
+        self.record = record
+        """The stored fields, most of them also properties of this object."""
+        self.token = token
+        """Lock token while a worker holds the job; internal and never part of `to_json`."""
+        self.cancelled = False
+        """True once the job's run is pointless: its time is up or its lock is lost. Handlers in threads should look
+        at it."""
+        self.added = Added.CREATED
+        self.blocked_by: BlockedBy | None = None
+        self.durability = "memory"
+        """The level that was confirmed when `add` returned the job."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"Job(queue={self._actions.name!r}, id={self.id!r}, name={self.name!r})"
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def queue_name(self) -> str:
+        return self._actions.name
+
+    @property
+    def actions(self) -> JobActions:
+        """What reaches this job's queue; for code that hands the job to another process."""
+        return self._actions
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def data(self) -> Any:
+        """The payload. Raises NotJson if a foreign producer stored something else."""
+        return self.record.data
+
+    @property
+    def opts(self) -> WireOptions:
+        return self.record.opts
+
+    @property
+    def timestamp(self) -> int:
+        """Creation time, Unix ms."""
+        return self.record.timestamp
+
+    @property
+    def delay(self) -> int:
+        return self.record.delay
+
+    @property
+    def priority(self) -> int:
+        return self.record.priority
+
+    @property
+    def attempts_made(self) -> int:
+        return self.record.attempts_made
+
+    @property
+    def attempts_started(self) -> int:
+        return self.record.attempts_started
+
+    @property
+    def stalled_count(self) -> int:
+        return self.record.stalled_count
+
+    @property
+    def processed_on(self) -> int:
+        return self.record.processed_on
+
+    @property
+    def finished_on(self) -> int:
+        return self.record.finished_on
+
+    @property
+    def worker_id(self) -> str | None:
+        return self.record.worker_id
+
+    @property
+    def return_value(self) -> Any:
+        return self.record.return_value
+
+    @property
+    def failed_reason(self) -> str | None:
+        return self.record.failed_reason
+
+    @property
+    def stacktrace(self) -> tuple[str, ...]:
+        return self.record.stacktrace
+
+    @property
+    def reported_progress(self) -> Any:
+        """The progress stored when this object was read."""
+        return self.record.progress
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every run of this job, also after a redrive, and for no other job. Send it to whatever you
+        call."""
+        return self.record.idempotency_key(self._actions.name)
+
+    @property
+    def fence(self) -> int:
+        """Grows with every take: store it with your writes and refuse smaller ones, and a run that lost its lock
+        can do no harm."""
+        return self.record.attempts_started
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """True when a failure of this run is final."""
+        return self.attempts_made + 1 >= self.opts.attempts
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as on the wire, unset fields left out, never the lock token."""
+        return self.record.to_json()
+
+    async def progress(self, value: int | dict[str, Any] | str | float | bool) -> None:
+        """Report progress: 0 to 100, or any JSON object."""
+        await self._actions.update_progress(self.id, check_progress(value))
+
+    async def log(self, line: str) -> int:
+        """Append a line to the job's log; the oldest beyond `keep_logs` go. Returns how many are kept."""
+        keep = self.opts.keep_logs
+        return await self._actions.add_log(self.id, line, 1_000 if keep is None else keep)
+
+    async def logs(self) -> list[str]:
+        return await self._actions.read_logs(self.id)
+
+    async def update_data(self, data: Any) -> None:
+        """Replace the stored payload; the next run sees it. This object keeps what it was read with."""
+        raw = json.encode({} if data is None else data)
+        json.check_payload_size(len(raw), len(self.record.raw_opts))
+        await self._actions.update_data(self.id, raw)
+
+    async def state(self) -> JobState:
+        """Where the job is now."""
+        return await self._actions.state_of(self.id)
+
+    async def result(self, timeout: int | timedelta | None = None) -> Any:
+        """Wait until the job is done and return its value; no polling.
+
+        Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
+        is gone.
+        """
+        return await self._actions.wait_result(self.id, timeout)
+
+    @property
+    def sync(self) -> SyncJob:
+        """The same actions for handlers that run in a thread."""
+        if self._loop is None:
+            raise BullpenError("job.sync is for `def` handlers of a Worker; elsewhere await the job's own methods")
+        return SyncJob(self, self._loop)
+
+    def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called by the worker before a thread gets the job."""
+        self._loop = loop
+
+
+class SyncJob:
+    """A job's actions, blocking. Only from a handler's thread: on the event loop it would wait for itself."""
+
+    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        self._job, self._loop = job, loop
+
+    def progress(self, value: int | dict[str, Any] | str | float | bool) -> None:
+        asyncio.run_coroutine_threadsafe(self._job.progress(value), self._loop).result()
+
+    def log(self, line: str) -> int:
+        return asyncio.run_coroutine_threadsafe(self._job.log(line), self._loop).result()
+
+    def update_data(self, data: Any) -> None:
+        asyncio.run_coroutine_threadsafe(self._job.update_data(data), self._loop).result()

@@ -1,0 +1,379 @@
+"""Look after a queue and its jobs: change, promote, retry, remove, drain, clean, obliterate.
+
+In: a queue and what shall happen. Out: how many jobs it happened to, or an error that says why not. Each change is
+one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
+the server, and goes on until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
+what it did may be missing from the count.
+Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`dead_letter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime, timedelta
+from typing import Any, Final, NoReturn
+
+from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.ids import JOB_SUFFIXES, QUEUE_SUFFIXES
+from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, require
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._part import QueuePart, id_of, literally
+from bullpen.queue.job import Job, JobState
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+
+__all__ = ["Maintenance"]
+
+_PER_STEP: Final = 500
+"""Jobs that one call moves or removes: each takes 10 to 20 µs of the server's time. The scripts know it too."""
+_IDS_PER_READ: Final = 1_000
+_ORPHANS_PER_STEP: Final = 50
+"""Few, because each is searched in the lists once more, and a list of a million takes 20 ms."""
+_SCAN_COUNT: Final = 1_000
+_NO_JOB, _LOCKED, _WRONG_STATE, _CURRENT_ITERATION, _TOO_LARGE = -1, -2, -3, -8, -20
+_NOT_PAUSED, _HAS_ACTIVE = -1, -2
+_CLEANABLE: Final = {
+    JobState.COMPLETED: ("completed",),
+    JobState.FAILED: ("failed",),
+    JobState.DELAYED: ("delayed",),
+    JobState.PRIORITIZED: ("prioritized",),
+    JobState.WAITING: ("wait", "paused"),
+    JobState.ACTIVE: ("active",),
+}
+_FINISHED: Final = (JobState.FAILED, JobState.COMPLETED)
+
+
+class Maintenance(QueuePart):
+    """What one may do to the jobs of a `Queue`. A job is named by its id or given as a Job."""
+
+    # ---- one job ----------------------------------------------------------------------------------------------
+
+    async def change_delay(self, job: str | Job, delay: int | timedelta) -> None:
+        """Let a delayed job become due after `delay` (ms or timedelta) from now.
+
+        Raises JobNotFound, or JobStateConflict when it is not delayed (any more).
+        """
+        job_id, keys = id_of(job), self._keys
+        reply = await self._ready().evaluate(
+            "change_delay",
+            [keys.job(job_id), keys.delayed],
+            [keys.base, self._clock_offset_ms, job_id, to_ms("delay", delay)],
+        )
+        self._must_be_done(reply, job_id, "is not delayed")
+
+    async def change_priority(
+        self, job: str | Job, priority: int | None = None, *, urgency: int | None = None, lifo: bool = False
+    ) -> None:
+        """Give a job another priority (1 runs first, 0 before all others) or urgency (higher runs first).
+
+        A job that waits moves to the end of its new class, or with `lifo` to the front; one that does not wait
+        keeps its place and has the new priority when it comes to wait. Raises JobNotFound.
+        """
+        given = {name: value for name, value in (("priority", priority), ("urgency", urgency)) if value is not None}
+        require("priority", len(given) == 1, "either priority or urgency", given)
+        job_id, keys = id_of(job), self._keys
+        reply = await self._ready().evaluate(
+            "change_priority",
+            [keys.job(job_id), keys.wait, keys.paused, keys.prioritized],
+            [keys.base, job_id, make_options(DEFAULT_OPTIONS, **given).wire_priority, "1" if lifo else ""],
+        )
+        self._must_be_done(reply, job_id, "")
+
+    async def promote(self, job: str | Job) -> None:
+        """Let a delayed job run now. Raises JobNotFound, or JobStateConflict when it is not delayed (any more)."""
+        job_id, keys = id_of(job), self._keys
+        reply, was_repeated = await self._ready().evaluate_noting_repeats(
+            "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
+        )
+        if not (was_repeated and reply == _WRONG_STATE):  # else our first copy did it
+            self._must_be_done(reply, job_id, "is not delayed")
+
+    async def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
+        """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
+
+        Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
+        JobStateConflict when it is not in that state (any more).
+        """
+        job_id, keys = id_of(job), self._keys
+        finished = _check_finished(state)
+        reply, was_repeated = await self._ready().evaluate_noting_repeats(
+            "retry",
+            [keys.job(job_id), getattr(keys, finished)],
+            [keys.base, job_id, finished, "1" if reset_attempts else "", self._dead_letter_keys.base],
+        )
+        if not (was_repeated and reply == _WRONG_STATE):
+            self._must_be_done(reply, job_id, f"is not {finished}")
+
+    async def remove(self, job: str | Job, *, children: bool = True) -> bool:
+        """Delete a job, and with `children` all jobs below it in its flow. False when there was none.
+
+        Raises JobStateConflict, with nothing removed, while it or one of its pending descendants runs, and for the
+        job that a scheduler made last (remove the scheduler instead). A flow too large for one step is removed job
+        by job from the top: then it may end half way, with the error of a job that began to run.
+        """
+        job_id, keys, actions = id_of(job), self._keys, self._ready()
+        reply, was_repeated = await actions.evaluate_noting_repeats(
+            "remove",
+            [keys.job(job_id)],
+            [keys.base, self._clock_offset_ms, job_id, "1" if children else ""],
+        )
+        match reply:
+            case -2:
+                self._refuse(job_id, "is running, or one of the jobs it waits for is")
+            case -8:
+                self._refuse(job_id, "was made last by a job scheduler, which would stop without it")
+            case -20:
+                return await self._remove_tree(actions, job_id)
+        return bool(reply) or was_repeated
+
+    async def _remove_tree(self, actions: QueueActions, job_id: str) -> bool:
+        """Parents before children, so that no parent is released in between."""
+        below = [child async for child in _children_of(actions, self._keys.job(job_id))]
+        removed = await self.remove(job_id, children=False)
+        while below:
+            key = below.pop()
+            base, _, child_id = key.rpartition(":")
+            below += [child async for child in _children_of(actions, key)]
+            reply = await actions.evaluate("remove", [key], [f"{base}:", self._clock_offset_ms, child_id, ""])
+            if reply == _LOCKED:
+                self._refuse(job_id, f"was removed, but not {key!r} below it, which began to run")
+        return removed
+
+    # ---- many jobs --------------------------------------------------------------------------------------------
+
+    async def promote_all(self) -> int:
+        """Let all delayed jobs run now, each with its priority. Returns how many."""
+        keys, promoted = self._keys, 0
+        while step := await self._ready().evaluate("promote_all", [keys.delayed], [keys.base]):
+            promoted += step
+            if step < _PER_STEP:  # else jobs that are delayed anew would be promoted for ever
+                break
+        return promoted
+
+    async def retry_all(
+        self,
+        state: JobState = JobState.FAILED,
+        *,
+        count: int | None = None,
+        until: datetime | None = None,
+        reset_attempts: bool = False,
+    ) -> int:
+        """Put failed (or completed) jobs back in line, oldest first. Their dead letters go. Returns how many.
+
+        Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
+        at most `count`.
+        """
+        keys, finished = self._keys, _check_finished(state)
+        left = _PER_STEP if count is None else check_int("count", count, minimum=1)
+        until_ms: int | str = "" if until is None else _epoch_ms("until", until)
+        retried, more = 0, 1
+        while more and left > 0:
+            until_ms, step, more = await self._ready().evaluate(
+                "retry_all",
+                [getattr(keys, finished)],
+                [
+                    *(keys.base, self._clock_offset_ms, finished, until_ms, left),
+                    *("1" if reset_attempts else "", self._dead_letter_keys.base),
+                ],
+            )
+            retried += step
+            left -= step if count is not None else 0
+        return retried
+
+    async def drain(self, *, delayed: bool = False) -> int:
+        """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
+
+        The job that a scheduler made last stays, so that the scheduler goes on. Parents of this queue that lose
+        their last pending child go with it; parents in other queues are released.
+        """
+        structures = [("wait", True), ("paused", True), ("prioritized", False), *([("delayed", False)] * delayed)]
+        drained = 0
+        for structure, is_list in structures:
+            kept, more = 0, 1
+            while more:
+                step, kept, more = await self._ready().evaluate(
+                    "drain",
+                    [getattr(self._keys, structure)],
+                    [self._keys.base, self._clock_offset_ms, "1" if is_list else "", kept, _PER_STEP],
+                )
+                drained += step
+        return drained
+
+    async def clean(
+        self, grace: int | timedelta = 0, *, state: JobState = JobState.COMPLETED, limit: int | None = None
+    ) -> list[str]:
+        """Delete jobs of a state that are older than `grace` (ms or timedelta), at most `limit`; returns their ids.
+
+        Age is counted from finishing, else from the last start, else from creation. Running jobs and the job that a
+        scheduler made last stay. Parents are treated as by `drain`.
+        """
+        grace_ms = to_ms("grace", grace)
+        if state not in _CLEANABLE:
+            raise InvalidOption("state", f"one of {', '.join(_CLEANABLE)}", state)
+        removed: list[str] = []
+        is_first = "1"
+        for structure in _CLEANABLE[JobState(state)]:
+            start = 0
+            while start >= 0:
+                most = _PER_STEP if limit is None else check_int("limit", limit, minimum=1) - len(removed)
+                if most == 0:
+                    return removed
+                start, ids = await self._ready().evaluate(
+                    "clean",
+                    [getattr(self._keys, structure)],
+                    [self._keys.base, self._clock_offset_ms, structure, grace_ms, start, most, is_first],
+                )
+                removed += [raw.decode("utf-8", "replace") for raw in ids]
+                is_first = ""
+        return removed
+
+    async def obliterate(self, *, force: bool = False) -> int:
+        """Delete the queue with everything in it. Returns how many jobs that were.
+
+        The queue is paused first, and stays so when this fails. With running jobs it raises JobStateConflict unless
+        `force`: their workers then find their jobs gone. Parents in other queues are released. Dead letters are
+        another queue and stay.
+        """
+        keys, removed, more = self._keys, 0, 1
+        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [])
+        while more:
+            reply = await self._ready().evaluate(
+                "obliterate",
+                [keys.meta, keys.active, keys.repeat],
+                [keys.base, self._clock_offset_ms, "1" if force else ""],
+            )
+            if reply in (_NOT_PAUSED, _HAS_ACTIVE):
+                why = "was resumed by somebody meanwhile" if reply == _NOT_PAUSED else "has running jobs"
+                raise JobStateConflict(
+                    f"queue {keys.name!r} {why}, so it was not obliterated; wait for them, or use force=True",
+                    queue=keys.name,
+                )
+            more, step = reply
+            removed += step
+        await self._sweep_keys(and_ours=True)
+        return removed
+
+    async def trim_events(self, most: int) -> int:
+        """Cut the event stream to about `most` entries now. Returns how many went."""
+        check_int("most", most, minimum=0)
+        return int(await self._ready().command("XTRIM", self._keys.events, "MAXLEN", "~", most))
+
+    async def remove_orphans(self) -> int:
+        """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
+
+        They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
+        server, in steps that block nobody, and keeps the ids of waiting jobs in memory meanwhile.
+        """
+        return await self._sweep_keys(and_ours=False)
+
+    async def _sweep_keys(self, *, and_ours: bool) -> int:
+        """With `and_ours` also what other parts of bullpen keep beside the jobs: the queue is gone."""
+        actions, keys = self._ready(), self._keys
+        suspects: set[str] = set()
+        others: list[tuple[str, str]] = []
+        async for rest in _keys_under(actions, keys):
+            match _kind_of(rest):
+                case "job":
+                    suspects.add(rest)
+                case "ours":
+                    if and_ours:
+                        await actions.command("UNLINK", (keys.base + rest).encode("utf-8", "surrogateescape"))
+                case kind if kind is not None:
+                    others.append((kind, rest))
+        await _acquit_listed(actions, keys, suspects)
+        found = [("job", rest) for rest in suspects] + others
+        removed = 0
+        for first in range(0, len(found), _ORPHANS_PER_STEP):
+            flat = [
+                text.encode("utf-8", "surrogateescape")
+                for pair in found[first : first + _ORPHANS_PER_STEP]
+                for text in pair
+            ]
+            removed += await actions.evaluate("remove_orphans", [keys.meta], [keys.base, self._clock_offset_ms, *flat])
+        return removed
+
+    # ---- answers ----------------------------------------------------------------------------------------------
+
+    def _must_be_done(self, reply: int, job_id: str, otherwise: str) -> None:
+        if reply == _NO_JOB:
+            raise JobNotFound(self._keys.name, job_id)
+        if reply == _WRONG_STATE:
+            self._refuse(job_id, otherwise)
+
+    def _refuse(self, job_id: str, why: str) -> NoReturn:
+        raise JobStateConflict(
+            f"job {job_id!r} of queue {self._keys.name!r} {why}", queue=self._keys.name, job_id=job_id
+        )
+
+
+def _check_finished(state: Any) -> str:
+    require("state", state in _FINISHED, "JobState.FAILED or JobState.COMPLETED", state)
+    return str(JobState(state).value)
+
+
+def _epoch_ms(option: str, instant: Any) -> int:
+    if not isinstance(instant, datetime) or instant.tzinfo is None:
+        raise InvalidOption(option, "an aware datetime", instant)
+    return int(instant.timestamp() * 1000)
+
+
+async def _children_of(actions: QueueActions, job_key: str) -> AsyncIterator[str]:
+    """Keys of all children of a job, whatever became of them."""
+    for scan, part, stride in (
+        ("SSCAN", "dependencies", 1),
+        ("HSCAN", "processed", 2),
+        ("HSCAN", "failed", 2),
+        ("ZSCAN", "unsuccessful", 2),
+    ):
+        cursor: bytes = b"0"
+        while True:
+            cursor, elements = await actions.command(scan, f"{job_key}:{part}", cursor, "COUNT", _SCAN_COUNT)
+            for key in elements[::stride]:
+                yield key.decode("utf-8", "surrogateescape")
+            if cursor == b"0":
+                break
+
+
+# ---- orphans --------------------------------------------------------------------------------------------------
+
+
+async def _keys_under(actions: QueueActions, keys: QueueKeys) -> AsyncIterator[str]:
+    """What follows the base in every key of the queue."""
+    pattern = f"{literally(keys.base)}*"
+    cursor: bytes = b"0"
+    while True:
+        cursor, found = await actions.command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        for key in found:
+            yield key.decode("utf-8", "surrogateescape")[len(keys.base) :]
+        if cursor == b"0":
+            return
+
+
+def _kind_of(rest: str) -> str | None:
+    """Whose key this is by its name: a job's, a part of a job's, of a deduplication id, ours, or (None) the queue's."""
+    family, colon, _ = rest.partition(":")
+    if rest in QUEUE_SUFFIXES or family == "metrics":
+        return None
+    if colon and family in ("de", "dn", "bp"):
+        return {"de": "owner", "dn": "next", "bp": "ours"}[family]
+    _, colon, last = rest.rpartition(":")
+    return "part" if colon and last in JOB_SUFFIXES else "job"
+
+
+async def _acquit_listed(actions: QueueActions, keys: QueueKeys, suspects: set[str]) -> None:
+    """Take out of `suspects` the ids that a state lists; page by page, since the server is not to be held up."""
+    sets = (keys.completed, keys.failed, keys.delayed, keys.prioritized, keys.waiting_children)
+    for page in _pages(list(suspects)):
+        ids = [job_id.encode("utf-8", "surrogateescape") for job_id in page]
+        for key in sets:
+            scores = await actions.command("ZMSCORE", key, *ids)
+            suspects.difference_update(job_id for job_id, score in zip(page, scores, strict=True) if score is not None)
+    for key in (keys.wait, keys.active, keys.paused):
+        length = await actions.command("LLEN", key)
+        for start in range(0, length, _IDS_PER_READ):
+            listed = await actions.command("LRANGE", key, start, start + _IDS_PER_READ - 1)
+            suspects.difference_update(raw.decode("utf-8", "surrogateescape") for raw in listed)
+
+
+def _pages(ids: list[str]) -> Iterable[list[str]]:
+    return (ids[first : first + _IDS_PER_READ] for first in range(0, len(ids), _IDS_PER_READ))

@@ -1,0 +1,301 @@
+"""Add jobs to a queue and look after it.
+
+In: names, data, options, checked here before anything is sent. Out: jobs.
+Elsewhere: sending adds (`_adder`), reading (`browse`), administration (`maintain`), limits (`limits`), running jobs
+(`worker`), their events (`events`), dead letters (`dead_letter`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.ids import check_queue_name
+from bullpen.errors import InvalidOption, QueueClosed, require
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._adder import Adder, PackedJob
+from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._redis import Connection, Door
+from bullpen.queue.browse import Browsing
+from bullpen.queue.dead_letter import DeadLetters
+from bullpen.queue.durability import MEMORY, Durability
+from bullpen.queue.job import Job, JobState
+from bullpen.queue.limits import Limits
+from bullpen.queue.maintain import Maintenance
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.wire.records import check_job_name
+
+_COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One job for `add_many`. `options` are those of `add`, except its durability."""
+
+    name: str
+    data: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """How many jobs are in each state."""
+
+    waiting: int
+    active: int
+    prioritized: int
+    delayed: int
+    waiting_children: int
+    completed: int
+    failed: int
+
+    @property
+    def pending(self) -> int:
+        """Jobs that still have to run."""
+        return self.waiting + self.prioritized + self.delayed + self.waiting_children
+
+
+class Queue(Browsing, Maintenance, Limits):
+    """A named queue in Redis, shared with every BullMQ client that uses the same name and prefix.
+
+    `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: str | Connection | None = None,
+        prefix: str | None = None,
+        events_max_len: int | None = None,
+        dead_letter_suffix: str = "-dlq",
+        add_deadline_ms: int = 60_000,
+        max_buffered: int = 10_000,
+        durability: Durability | str = MEMORY,
+        clock_offset_ms: int = 0,
+        **defaults: Any,
+    ) -> None:
+        if "job_id" in defaults:
+            raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
+        self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
+        self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
+        check_int("add_deadline_ms", add_deadline_ms, minimum=1)
+        check_int("max_buffered", max_buffered, minimum=1)
+        if events_max_len is not None:
+            check_int("events_max_len", events_max_len, minimum=1)
+        self._events_max_len = events_max_len
+        self._deadline_s = add_deadline_ms / 1000
+        self._max_buffered = max_buffered
+        self._dead_letter_keys = QueueKeys(self._keys.prefix, self._keys.dead_letter_name(dead_letter_suffix))
+        self._connection = connection_for(connection, self._keys.base, self._dead_letter_keys.base)
+        self._owns_connection = not isinstance(connection, Connection)
+        self._clock_offset_ms = clock_offset_ms
+        self._durability = Durability.read(durability)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The Redis keys of this queue."""
+        return self._keys
+
+    # ---- adding -----------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        durability: Durability | str | None = None,
+        replace_finished: bool = False,
+        **options: Any,
+    ) -> Job:
+        """Store one job and return it; see `JobOptions` for the options and `Durability` for how safe it is then.
+
+        `job.added` tells CREATED or DUPLICATE; on a duplicate id nothing changes, the job shows what is stored and
+        `job.blocked_by` where it is. Raises InvalidOption or PayloadTooLarge before anything is written,
+        OutcomeUnknown when the server did not answer in time. Cancelling the caller does not take back what was
+        sent.
+
+        `replace_finished` lets a job with its own `job_id` take the place of a completed or failed one that still
+        holds the id, in the same script. One that has not finished stays, and so does a failed child that its parent
+        waits for: then it is a duplicate.
+        """
+        if replace_finished:
+            options["replace_finished"] = replace_finished
+        packed = self._pack(name, data, options, durability)
+        self._adder.submit((packed,))
+        return await packed.future
+
+    async def add_many(
+        self, jobs: Iterable[NewJob | tuple[str, Any]], *, durability: Durability | str | None = None
+    ) -> list[Job]:
+        """Store many jobs in order, hundreds per call. All are checked before the first is sent.
+
+        Each call is atomic, the whole is not: when the server goes away in between, an error is raised although
+        earlier ones are stored.
+        """
+        checked = []
+        for job in jobs:
+            if isinstance(job, NewJob):
+                checked.append(self._pack(job.name, job.data, dict(job.options), durability))
+            elif isinstance(job, tuple) and len(job) == 2:
+                checked.append(self._pack(job[0], job[1], {}, durability))
+            else:
+                raise InvalidOption("jobs", "NewJob or (name, data)", job)
+        if not checked:
+            return []
+        self._adder.submit(checked, is_bulk=True)
+        # One after the other and not gathered: all but the first few are done when their turn comes.
+        stored: list[Job] = []
+        failure: Exception | None = None
+        for packed in checked:
+            try:
+                stored.append(await packed.future)
+            except Exception as error:  # noqa: BLE001 - raised below, when the fate of all is known
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return stored
+
+    def _pack(self, name: str, data: Any, given: dict[str, Any], durability: Durability | str | None) -> PackedJob:
+        self._must_be_open()
+        replaces = given.pop("replace_finished", False)
+        options = make_options(self._defaults, **given) if given else self._defaults
+        if replaces:
+            require("replace_finished", replaces is True, "True or False", replaces)
+            require("replace_finished", options.job_id is not None, "a job_id whose place is taken", replaces)
+        raw = json.encode({} if data is None else data)
+        json.check_payload_size(len(raw), len(options.wire_json))
+        level = self._durability if durability is None else Durability.read(durability)
+        return PackedJob(
+            check_job_name(name),
+            raw,
+            options,
+            durability=level,
+            replaces=replaces,
+            future=self._running_loop().create_future(),
+        )
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # First use, or first use in another loop (a test, a new asyncio.run): connections belong to one loop.
+            self._loop = loop
+            self._door: Door = self._connection.shared_door(self._keys.base)
+            self._actions = QueueActions(self._door, self._keys, deadline_s=self._deadline_s)
+            self._adder = Adder(
+                self._door,
+                self._keys,
+                self._actions,
+                deadline_s=self._deadline_s,
+                max_buffered=self._max_buffered,
+                clock_offset_ms=self._clock_offset_ms,
+                before_first=self._write_options,
+            )
+        return loop
+
+    async def _write_options(self) -> None:
+        """Write what was asked of the whole queue, once, with the first adds."""
+        if self._events_max_len is not None:
+            await self._actions.command("HSET", self._keys.meta, "opts.maxLenEvents", self._events_max_len)
+            self._events_max_len = None
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    async def get_job(self, job_id: str) -> Job | None:
+        """The job as it is stored now, or None."""
+        found = await self._ready().read(job_id)
+        return None if found is None else Job(self._ready(), found[1])
+
+    async def state_of(self, job_id: str) -> JobState:
+        """Where a job is now; UNKNOWN when there is none."""
+        return await self._ready().state_of(job_id)
+
+    async def counts(self) -> JobCounts:
+        """How many jobs are in each state."""
+        self._ready()
+        keys = self._keys
+        replies = await self._door.call_many(
+            [("LLEN" if state in ("wait", "paused", "active") else "ZCARD", getattr(keys, state)) for state in _COUNTED]
+        )
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        wait, paused, active, prioritized, delayed, waiting_children, completed, failed = map(int, replies)
+        return JobCounts(wait + paused, active, prioritized, delayed, waiting_children, completed, failed)
+
+    async def is_healthy(self, *, timeout_ms: int = 2_000) -> bool:
+        """Whether the server of this queue answers in time. Never raises, writes nothing; why not is logged."""
+        if self._closed:
+            return False
+        self._running_loop()  # what is opened now is closed with the queue
+        return await self._connection.is_healthy(timeout_ms=timeout_ms, key=self._keys.base)
+
+    async def is_paused(self) -> bool:
+        return bool(await self._ready().command("HEXISTS", self._keys.meta, "paused"))
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The finally failed jobs of this queue that wait for somebody."""
+        return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
+
+    # ---- looking after it -------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Let all workers, of any client, take nothing more. Running jobs finish."""
+        keys = self._keys
+        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [])
+
+    async def resume(self) -> None:
+        """Let workers take again."""
+        keys = self._keys
+        names = [keys.meta, keys.wait, keys.paused, keys.prioritized, keys.events]
+        while await self._ready().evaluate("resume", names, [keys.base]):
+            pass  # jobs of older clients are merged back in pages
+
+    async def set_events_max_len(self, length: int) -> None:
+        """About how many events the stream keeps; all clients obey it."""
+        check_int("events_max_len", length, minimum=1)
+        await self._ready().command("HSET", self._keys.meta, "opts.maxLenEvents", length)
+
+    def _ready(self) -> QueueActions:
+        self._must_be_open()
+        self._running_loop()
+        return self._actions
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise QueueClosed(f"queue {self.name!r} was closed; make a new Queue", queue=self.name)
+
+    # ---- closing ----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Send what still waits, then let go of the connection. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is not asyncio.get_running_loop():
+            return
+        await self._adder.aclose()
+        await self._actions.aclose()
+        if self._owns_connection:
+            await self._connection.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,683 @@
+"""Take jobs, run the handler, settle the outcomes.
+
+Free slots and finished outcomes go into one exchange; what finishes while it is in flight goes out with the next. No
+timer fills a batch: at concurrency 1 that is one round trip per job, under load batches grow by themselves. In: a
+handler and options. Out: every taken job is settled exactly once, or its lock runs out and another worker has it.
+Elsewhere: packing the exchange (`_exchange`), running user code (`_execute`), when to look (`_wakeups`), locks and
+stalls (`_keepalive`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
+from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.outcome import (
+    Cause,
+    Completed,
+    Failed,
+    Outcome,
+    Raised,
+    Result,
+    Retry,
+    Returned,
+    Waiting,
+    describe,
+    judge,
+)
+from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen.errors import (
+    ConnectionLost,
+    CorruptJob,
+    InvalidOption,
+    JobLockLost,
+    NotJson,
+    PermanentError,
+    ServerRefused,
+    require,
+)
+from bullpen.queue import _keepalive, _signals
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._exchange import (
+    DONE,
+    DONE_WITHOUT_LETTER,
+    FAILED_CHILDREN,
+    MOST_JOBS,
+    PENDING_CHILDREN,
+    Exchange,
+    ExchangeReply,
+    Settlement,
+)
+from bullpen.queue._execute import GivenUp, Handler, is_async, run_async, run_thread
+from bullpen.queue._letter import DeadLetterWriter
+from bullpen.queue._processes import ProcessPool
+from bullpen.queue._redis import Connection, Door
+from bullpen.queue._reports import Callback, Reports, WorkerEvent
+from bullpen.queue._scheduler import advance
+from bullpen.queue._suspects import Suspects, Verdict, is_suspect
+from bullpen.queue._sweep import Sweeper
+from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
+from bullpen.queue.job import Job
+from bullpen.queue.worker_options import RateLimit, WorkerOptions
+from bullpen.wire.keys import QueueKeys, client_name
+from bullpen.wire.options import KeepJobs, Retention, resolve
+
+logger = logging.getLogger("bullpen.worker")
+
+_NULL: Final = Completed(b"null")
+_CANCEL_GRACE_S: Final = 0.5
+_TWO_PUMPS_FROM: Final = 20
+"""From this concurrency on two exchanges are in flight, each for half of the slots: the server works while Python
+does."""
+_REFUSED: Final = 1
+_CODE_TEXT: Final = {
+    -1: "the job is gone",
+    -2: "its lock ran out",
+    -3: "it is no longer active",
+    -6: "another worker has it",
+    -20: "the server could not write it; the job comes back when its lock has ended",
+}
+
+
+class Worker:
+    """Runs a handler for the jobs of one queue.
+
+    `async def` handlers run on the event loop and are cancelled when their time is up; plain `def` handlers run in
+    threads; with `processes=True` either kind runs in child processes, which can be killed. What a handler returns
+    becomes the job's value; what it raises decides by the job's attempts and backoff. A handler may run more than
+    once for one job (a crash, a lost lock): use `job.idempotency_key` and `job.fence`.
+
+        async with Worker("emails", handle, connection="redis://localhost:6379", concurrency=100) as worker:
+            await worker.run()
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        connection: str | Connection | None = None,
+        prefix: str | None = None,
+        name: str | None = None,
+        policy: RetryPolicy | None = None,
+        permanent_errors: tuple[type[BaseException], ...] = (),
+        dead_letters: bool | DeadLetters = False,
+        concurrency: int = 1,
+        processes: bool = False,
+        lock: int | timedelta = 30_000,
+        timeout: int | timedelta | None = None,
+        close_timeout: int | timedelta | None = None,
+        stalled_interval: int | timedelta = 10_000,
+        max_block: int | timedelta | None = None,
+        drain_delay: int | timedelta = 5_000,
+        remove_on_complete: Retention = None,
+        remove_on_fail: Retention = None,
+        limit: RateLimit | None = None,
+        count_stalls_as_attempts: bool = False,
+        events_max_len: int | None = None,
+        metrics_minutes: int | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        if not callable(handler):
+            raise InvalidOption("handler", "a function that takes a Job", handler)
+        self.options = WorkerOptions(
+            concurrency=concurrency,
+            processes=processes,
+            lock_ms=to_ms("lock", lock, minimum=1),
+            timeout_ms=None if timeout is None else to_ms("timeout", timeout, minimum=1),
+            close_timeout_ms=None if close_timeout is None else to_ms("close_timeout", close_timeout),
+            stalled_interval_ms=to_ms("stalled_interval", stalled_interval, minimum=1),
+            max_block_ms=None if max_block is None else to_ms("max_block", max_block, minimum=1),
+            drain_delay_ms=to_ms("drain_delay", drain_delay, minimum=1),
+            remove_on_complete=remove_on_complete,
+            remove_on_fail=remove_on_fail,
+            limit=limit,
+            count_stalls_as_attempts=count_stalls_as_attempts,
+            events_max_len=events_max_len,
+            metrics_minutes=metrics_minutes,
+            clock_offset_ms=clock_offset_ms,
+        )
+        self.name = clean_name(name) if name else worker_name()
+        """`{hostname}-{pid}-{random}` unless given; stored with each job it takes."""
+        self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))
+        self._handler = handler
+        self._policy = policy or RetryPolicy(
+            permanent_errors=permanent_errors, dead_letters=_dead_letter_policy(dead_letters)
+        )
+        self._processes = ProcessPool(handler) if processes else None
+        self._connection = connection_for(connection, self._keys.base)
+        self._dead_letters = self._dead_letter_writer()
+        self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)
+        self._reports = Reports(queue, self.name)
+
+        self._running: dict[Job, asyncio.Task[None]] = {}
+        self._tokens: dict[str, str] = {}  # by job id, of every job whose lock we hold; the keepalive thread copies it
+        self._given_up: dict[Job, GivenUp] = {}
+        self._settled: list[Settlement] = []
+        self._asked = 0  # jobs that exchanges in flight may bring
+        self._paused = False
+        self._has_begun = False
+        self._stopping = False
+        self._abandoned = False
+        self._close_timeout_s = self.options.close_after_s
+        self._hurry = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._closing: asyncio.Future[None] | None = None
+        self._crash: BaseException | None = None
+        self._last_exchange = 0.0
+
+    # ---- what callers use -------------------------------------------------------------------------------------
+
+    @property
+    def queue_name(self) -> str:
+        return self._keys.name
+
+    @property
+    def running(self) -> int:
+        """Jobs being handled now."""
+        return len(self._running)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the worker took or polled recently; an open TCP connection is no proof of life."""
+        recently_s = self.options.drain_delay_ms / 1000 + 2 * SECONDS_AFTER_BLOCK
+        return self._life.is_running and time.monotonic() - self._last_exchange < recently_s
+
+    def on(self, event: WorkerEvent, callback: Callback) -> Callback:
+        """Call `callback` for an event of this worker: `active(job)`, `completed(job, value_json)`, `failed(job,
+        reason)`, `retrying(job, reason, delay_ms)`, `stalled(job_id)`, `lock_lost(job, error)`, `returned(job)`,
+        `error(error)`.
+
+        `failed` is only told for final failures. Callbacks may be async; what they raise is logged and harms no job.
+        """
+        return self._reports.on(event, callback)
+
+    async def start(self) -> None:
+        """Begin to take jobs. Returns at once; a server that is away is waited for in the background."""
+        # A server that cannot be started or will never let us in is the caller's to know, not the pump's.
+        await self._connection.meet(self._keys.base)
+        await self._life.start()
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed. SIGTERM and SIGINT close gracefully, a second one hurries.
+
+        `signals=None` installs the handlers only where the program has none of its own.
+        """
+        await self.start()
+        remove_signals = _signals.install(self._on_signal, wanted=signals)
+        try:
+            await self._ended.wait()
+        finally:
+            remove_signals()
+        await self.close()
+        if self._crash is not None:
+            raise self._crash
+
+    def pause(self) -> None:
+        """Take no more jobs here; running ones go on. Other workers are not affected."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._life.is_running:
+            self._wakeups.look_now()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop taking, wait for running jobs, then give back what is unfinished. Safe to call twice; when it returns
+        all has ended.
+
+        After `timeout` (default: the lock duration) unfinished handlers are cancelled, get half a second to clean
+        up, and their jobs return to the front of the line with no attempt counted.
+        """
+        if timeout is not None:
+            self._close_timeout_s = to_ms("timeout", timeout) / 1000
+            if self._stopping and self._close_timeout_s == 0:
+                self._hurry.set()
+        await self._life.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- starting and stopping --------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        if self._processes is not None:
+            await self._processes.start()
+        keys, options, clock = self._keys, self.options, self._connection.clock
+        self._loop = asyncio.get_running_loop()
+        self._door = Door(self._connection, key=keys.base)
+        block_door = Door(self._connection, client_name(keys.prefix, keys.name, self.name), key=keys.base)
+        self._actions = QueueActions(self._door, keys, deadline_s=60.0)
+        self._wakeups = Wakeups(
+            block_door,
+            keys.marker,
+            clock,
+            drain_delay_ms=options.drain_delay_ms,
+            clock_offset_ms=options.clock_offset_ms,
+            on_error=self._reports.tell_error,
+        )
+        self._suspects = Suspects(self._actions, keys)
+        self._threads: ThreadPoolExecutor | None = None
+        self._execute: Callable[[Job, float | None], Coroutine[Any, Any, Result]]
+        if self._processes is not None:
+            self._execute = self._processes.run
+        elif is_async(self._handler):
+            self._execute = partial(run_async, self._handler)
+        else:
+            self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"bullpen-{keys.name}")
+            self._execute = partial(run_thread, self._threads, self._handler)
+        self._held = _keepalive.Held(
+            connection=self._connection,
+            keys=keys,
+            loop=self._loop,
+            jobs=self._tokens,
+            lock_ms=options.lock_ms,
+            stalled_interval_ms=options.stalled_interval_ms,
+            max_block_ms=options.block_limit_ms,
+            clock_offset_ms=options.clock_offset_ms,
+            on_lost=self._on_locks_lost,
+            on_stalled=self._on_stalled,
+        )
+        _keepalive.shared(self._connection).register(self._held)
+        pumps = 2 if options.concurrency >= _TWO_PUMPS_FROM else 1
+        self._most_per_take = min(MOST_JOBS, -(-options.concurrency // pumps))
+        self._pumps = [
+            asyncio.create_task(self._pump(self._new_exchange()), name=f"bullpen pump {number} {keys.name}")
+            for number in range(pumps)
+        ]
+        self._listener = asyncio.create_task(self._wakeups.listen(), name=f"bullpen marker {keys.name}")
+        self._sweeping: list[asyncio.Task[None]] = []
+        if self._dead_letters is not None:
+            sweeper = Sweeper(self._actions, keys, self._dead_letters, clock_offset_ms=options.clock_offset_ms)
+            self._sweeping = [asyncio.create_task(sweeper.run(), name=f"bullpen sweep {keys.name}")]
+        for task in (*self._pumps, self._listener, *self._sweeping):
+            task.add_done_callback(self._on_task_done)
+        self._has_begun = True
+
+    def _new_exchange(self) -> Exchange:
+        options = self.options
+        return Exchange(
+            self._door,
+            self._keys,
+            self._actions,
+            worker_name=self.name,
+            lock_ms=options.lock_ms,
+            limit=options.limit,
+            keep_completed=_keep(options.remove_on_complete),
+            keep_failed=_keep(options.remove_on_fail),
+            dead_letters=self._dead_letters,
+            metrics_minutes=options.metrics_minutes,
+            clock_offset_ms=options.clock_offset_ms,
+        )
+
+    def _dead_letter_writer(self) -> DeadLetterWriter | None:
+        name = self._policy.dead_letters.queue_for(self._keys.name)
+        if name is None:
+            return None
+        entries = QueueKeys(self._keys.prefix, name)
+        self._connection.require_one_slot(self._keys.base, entries.base)
+        return DeadLetterWriter(self._keys, entries, self._connection.clock)
+
+    async def _end(self) -> None:
+        """The order of shutdown: stop taking; stop listening, while there are pumps to pass a marker on; wait; cancel
+        what is left and wait a moment; settle and give back.
+
+        Cancel first, give back second: the other way round a second worker would run a job while ours still cleans up.
+        Locks and connections go last, because everything before needs them.
+        """
+        if not self._has_begun:  # the handler could not be started in a child
+            return
+        self._stopping = True
+        for sweeping in self._sweeping:
+            sweeping.cancel()
+        await self._wakeups.stop(self._door, self._listener)
+        await self._wait_for_running(self._close_timeout_s)
+        if self._running:
+            await self._cancel_running()
+        self._abandoned = True
+        self._wakeups.changed.set()
+        # The pumps end when everything is settled. A server that is away must not hold us for ever: the locks then
+        # run out.
+        _, unfinished = await asyncio.wait(self._pumps, timeout=max(1.0, self._connection.command_timeout_s))
+        if unfinished:
+            logger.warning(
+                "queue %r: closed without the server's answer; unsettled jobs return when their locks end",
+                self.queue_name,
+            )
+        for pump in unfinished:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, self._listener, *self._sweeping, return_exceptions=True)
+        await self._loop.run_in_executor(None, _keepalive.shared(self._connection).unregister, self._held)
+        self._door.close()
+        await self._actions.aclose()
+        if self._processes is not None:
+            await self._processes.aclose()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._reports.drain(_CANCEL_GRACE_S)
+        self._ended.set()
+
+    async def _wait_for_running(self, timeout_s: float) -> None:
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            end = self._loop.time() + timeout_s
+            while self._running and not self._hurry.is_set() and (left := end - self._loop.time()) > 0:
+                await asyncio.wait([*self._running.values(), hurry], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+
+    async def _cancel_running(self) -> None:
+        tasks = list(self._running.items())
+        for job, task in tasks:
+            self._give_up(job, task, self._given_up.get(job, GivenUp.CLOSING))
+        await asyncio.wait([task for _, task in tasks], timeout=_CANCEL_GRACE_S)
+        for job in self._running:
+            logger.warning(
+                "queue %r: job %r does not stop; it is not given back while it runs, its lock will run out",
+                self.queue_name,
+                job.id,
+            )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping:
+            logger.warning("queue %r: second %s, running jobs are given back", self.queue_name, number.name)
+            self._hurry.set()
+            return
+        logger.warning("queue %r: %s, no more jobs are taken; %d still run", self.queue_name, number.name, self.running)
+        self._stopping = True
+        self._closing = asyncio.ensure_future(self.close())
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Pumps and listener end only when we say so; anything else is a bug of ours and must be seen."""
+        if task.cancelled() or task.exception() is None:
+            return
+        self._crash = task.exception()
+        logger.critical("queue %r: the worker crashed; please report this", self.queue_name, exc_info=self._crash)
+        self._closing = asyncio.ensure_future(self.close(0))
+
+    # ---- the pump ---------------------------------------------------------------------------------------------
+
+    async def _bound_events(self) -> None:
+        """Write the option once there is somebody to write it to: a server that is away is waited for, like always."""
+        length = self.options.events_max_len
+        while length is not None and not self._door.closed:
+            try:
+                await self._actions.command("HSET", self._keys.meta, "opts.maxLenEvents", length)
+                return
+            except ServerRefused as error:
+                self._reports.tell_error(error)
+                return
+            except ConnectionLost:
+                continue  # the call has waited long enough between its own attempts
+
+    async def _pump(self, exchange: Exchange) -> None:
+        await self._bound_events()
+        wakeups = self._wakeups
+        while True:
+            take = self._free_slots()
+            must_look = wakeups.should_look if take else wakeups.has_marker
+            if not self._settled and not must_look:
+                if self._abandoned:
+                    return
+                wakeups.changed.clear()
+                await wakeups.wait(for_marker=take > 0)
+                continue
+            settlements, self._settled = self._settled[:MOST_JOBS], self._settled[MOST_JOBS:]
+            # A marker that we took but cannot use is passed on: an exchange sets it again when work is left.
+            wakeups.has_marker = False
+            self._asked += take
+            calls = wakeups.calls
+            try:
+                reply = await self._exchange_isolating(exchange, settlements, take)
+            finally:
+                self._asked -= take
+            self._last_exchange = time.monotonic()
+            for settlement, code in zip(settlements, reply.codes, strict=True):
+                self._on_code(settlement, code)
+            for job in reply.taken:
+                self._start(job)
+            if take:
+                self._plan_next_look(reply, take, called_meanwhile=wakeups.calls != calls)
+
+    def _free_slots(self) -> int:
+        if self._stopping or self._paused or self._wakeups.is_limited or self._suspects.waiting:
+            return 0
+        # Outcomes that wait for the next exchange have freed their slot already.
+        return min(self.options.concurrency - len(self._running) - self._asked, self._most_per_take)
+
+    def _plan_next_look(self, reply: ExchangeReply, take: int, *, called_meanwhile: bool) -> None:
+        self._wakeups.should_look = called_meanwhile or reply.has_more or len(reply.taken) == take
+        if reply.limited_ms > 0:
+            self._wakeups.limit(reply.limited_ms / 1000)
+        elif reply.next_due_ms:
+            self._wakeups.look_when_due(reply.next_due_ms)
+
+    async def _exchange_isolating(self, exchange: Exchange, settlements: list[Settlement], take: int) -> ExchangeReply:
+        """One exchange; when the script itself fails, each settlement alone, so that one bad job harms only itself."""
+        try:
+            return await exchange.run(settlements, take)
+        except ServerRefused as error:
+            self._reports.tell_error(error)
+            if len(settlements) > 1:
+                codes: list[int] = []
+                for settlement in settlements:
+                    codes += (await self._exchange_isolating(exchange, [settlement], 0)).codes
+                return ExchangeReply(0, codes, [], 0, 0, True)
+            for job, _ in settlements:
+                logger.error(
+                    "queue %r: outcome of job %r dropped, the server refused it: %s", self.queue_name, job.id, error
+                )
+            if take:
+                self._wakeups.limit(1.0)  # a server that refuses to give jobs is not asked in a tight loop
+            return ExchangeReply(0, [_REFUSED] * len(settlements), [], 0, 0, False)
+
+    # ---- one job ----------------------------------------------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        if job.id in self._tokens:
+            # An earlier run of the same job lost its lock here and does not know yet.
+            self._on_locks_lost([(job.id, self._tokens[job.id])])
+        self._tokens[job.id] = job.token
+        if self._stopping or self._suspects.is_alone:
+            # It came with an exchange that was in flight; it has not begun, so it simply goes back.
+            self._settled.append(Settlement(job, Waiting()))
+            return
+        self._running[job] = self._loop.create_task(self._run_one(job))
+        if self._reports.are_wanted:
+            self._reports.tell("active", job)
+
+    async def _run_one(self, job: Job) -> None:
+        started = time.monotonic()
+        outcome: Outcome | None
+        try:
+            outcome = await self._outcome_of(job)
+        except asyncio.CancelledError as error:
+            outcome = self._given_up_outcome(job) if job in self._given_up else self._judge(job, Raised(error))
+        except BaseException as error:  # noqa: BLE001 - a bug of ours must not leave the slot taken for ever
+            outcome = Failed(*describe(error), Cause.PERMANENT)
+            self._reports.tell_error(error)
+        self._finish(job, outcome, started)
+
+    def _give_up(self, job: Job, task: asyncio.Task[None], why: GivenUp) -> None:
+        self._given_up[job] = why
+        task.cancel()
+        task.add_done_callback(lambda _: self._finish_unbegun(job))
+
+    def _finish_unbegun(self, job: Job) -> None:
+        """A task that is cancelled before its first step never runs, and so does not finish its job."""
+        if job in self._running:
+            self._finish(job, self._given_up_outcome(job), time.monotonic())
+
+    def _finish(self, job: Job, outcome: Outcome | None, started: float) -> None:
+        del self._running[job]
+        if self._suspects.waiting:
+            self._suspects.note_running(len(self._running))
+        elif is_suspect(job):
+            self._wakeups.look_now()  # nothing was taken while it ran
+        if outcome is None:
+            self._forget_lock(job)
+            held_ms = int((time.monotonic() - started) * 1000)
+            self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, held_ms))
+        else:
+            self._settled.append(Settlement(job, outcome))
+        self._wakeups.changed.set()
+
+    async def _outcome_of(self, job: Job) -> Outcome | None:
+        """None: the lock is lost, and nothing may be written."""
+        refused = self._refusal(job)
+        if refused is not None:
+            return refused
+        if is_suspect(job) and self._processes is None:  # a child that dies takes nobody with it
+            async with self._suspects.alone(job, lambda: len(self._running)) as verdict:
+                if verdict is Verdict.CONDEMNED:
+                    reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
+                    return Failed(reason, reason, Cause.POISON)
+                return await self._run_handler(job) if verdict is Verdict.ALONE else None
+        return await self._run_handler(job)
+
+    async def _run_handler(self, job: Job) -> Outcome | None:
+        if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
+            return Waiting()
+        result = await self._execute(job, self.options.timeout_s)  # the only line that runs user code
+        if job in self._given_up:  # cancelled, but the handler caught it and came back
+            return self._given_up_outcome(job)
+        if type(result) is Returned and result.value is None:
+            return _NULL
+        return self._judge(job, result)
+
+    def _judge(self, job: Job, result: Result) -> Outcome:
+        opts = job.opts
+        return judge(
+            result,
+            attempts_made_before=job.attempts_made,
+            attempts=opts.attempts,
+            backoff=opts.backoff,
+            policy=self._policy,
+        )
+
+    def _refusal(self, job: Job) -> Failed | None:
+        """A job that must fail without being run."""
+        deferred = job.record.deferred_failure
+        if deferred is not None:
+            return Failed(deferred, deferred, Cause.DEFERRED)
+        stalls = job.stalled_count if self.options.count_stalls_as_attempts else 0
+        if stalls and job.attempts_made + stalls >= job.opts.attempts:
+            reason = f"stalled {stalls} times and failed {job.attempts_made} times of {job.opts.attempts} attempts"
+            return Failed(reason, reason, Cause.EXHAUSTED)
+        try:
+            _ = job.data
+        except NotJson as error:
+            corrupt = CorruptJob(f"data cannot be read: {error}", queue=self.queue_name, job_id=job.id)
+            return Failed(*describe(corrupt), Cause.BAD_DATA)
+        return None
+
+    async def _advance_scheduler(self, job: Job) -> bool:
+        """Store the scheduler's next iteration before this one runs. False: the server is away, somebody shall take
+        the job again."""
+        try:
+            await advance(self._actions, self._keys, job, self.options.clock_offset_ms)
+        except ConnectionLost as error:
+            self._reports.tell_error(error)
+            return False
+        except (ServerRefused, InvalidOption) as error:
+            logger.error(
+                "queue %r: scheduler %r stops here, its next time cannot be told",
+                self.queue_name,
+                job.record.scheduler_id,
+            )
+            self._reports.tell_error(error)
+        return True
+
+    def _given_up_outcome(self, job: Job) -> Outcome | None:
+        return Waiting() if self._given_up.pop(job) is GivenUp.CLOSING else None
+
+    def _forget_lock(self, job: Job) -> None:
+        if self._tokens.get(job.id) == job.token:  # a later run of the same job may have its own by now
+            del self._tokens[job.id]
+
+    def _on_code(self, settlement: Settlement, code: int) -> None:
+        job, outcome = settlement
+        if code in (PENDING_CHILDREN, FAILED_CHILDREN):
+            self._refuse_completion(job, code)
+            return
+        self._forget_lock(job)
+        if code == DONE_WITHOUT_LETTER:
+            code = DONE
+            reason = "its queue cannot be written; a later sweep tries again"
+            logger.error("Failed to send job to DLQ: %s (queue %r, job %r)", reason, self.queue_name, job.id)
+        elif code == DONE and self._dead_letters is not None and isinstance(outcome, Failed):
+            logger.warning(
+                "Job sent to DLQ: job %r of queue %r is in %r", job.id, self.queue_name, self._dead_letters.name
+            )
+        if code not in (DONE, _REFUSED):
+            logger.warning(
+                "queue %r: outcome of job %r dropped, %s", self.queue_name, job.id, _CODE_TEXT.get(code, f"code {code}")
+            )
+            self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
+        if code != DONE or not self._reports.are_wanted:
+            return
+        match outcome:
+            case Completed(value_json):
+                self._reports.tell("completed", job, value_json)
+            case Failed(reason):
+                self._reports.tell("failed", job, reason)
+            case Retry(reason, _, delay_ms):
+                self._reports.tell("retrying", job, reason, delay_ms)
+            case _:
+                self._reports.tell("returned", job)
+
+    def _refuse_completion(self, job: Job, code: int) -> None:
+        """The script would not complete a parent. Pending children: the handler should have waited; failed ones: it
+        must fail."""
+        error: Exception = PermanentError("has failed children")
+        if code == PENDING_CHILDREN:
+            error = RuntimeError("has pending children; raise WaitForChildren to wait for them")
+        self._settled.append(Settlement(job, self._judge(job, Raised(error))))
+        self._wakeups.changed.set()
+
+    # ---- reports of the keepalive thread, in the loop ---------------------------------------------------------
+
+    def _on_locks_lost(self, lost: list[tuple[str, str]]) -> None:
+        for job, task in list(self._running.items()):
+            if (job.id, job.token) in lost:
+                job.cancelled = True
+                self._give_up(job, task, GivenUp.LOCK_LOST)
+
+    def _on_stalled(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            logger.warning(
+                "queue %r: job %r stalled and is back in line; its worker died or lost its lock",
+                self.queue_name,
+                job_id,
+            )
+            self._reports.tell("stalled", job_id)
+        self._wakeups.look_now()
+
+
+def _keep(value: Retention) -> KeepJobs | None:
+    return None if value is None else resolve(value)
+
+
+def _dead_letter_policy(given: bool | DeadLetters) -> DeadLetters:
+    if isinstance(given, DeadLetters):
+        return given
+    require("dead_letters", isinstance(given, bool), "True, False or a DeadLetters", given)
+    return DeadLetters(store="queue") if given else DeadLetters()

@@ -1,0 +1,92 @@
+"""How a worker runs: one frozen record, checked once. Options of jobs are another type on purpose
+(`bullpen.wire.options`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bullpen._kernel.duration import MAX_MS, check_int
+from bullpen.errors import require
+from bullpen.wire.options import Retention, check_retention
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `max` jobs started per `duration_ms`, over all workers of the queue that say so."""
+
+    max: int
+    duration_ms: int
+
+    def __post_init__(self) -> None:
+        check_int("limit.max", self.max, minimum=1)
+        check_int("limit.duration_ms", self.duration_ms, minimum=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """All durations in milliseconds."""
+
+    concurrency: int = 1
+    """Jobs handled at the same time by this worker."""
+    lock_ms: int = 30_000
+    """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
+    stalled_interval_ms: int = 10_000
+    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue."""
+    processes: bool = False
+    """Run the handler in child processes, one per running job, which are killed when time is up."""
+    timeout_ms: int | None = None
+    """How long one run of a handler may take; None is for ever."""
+    close_timeout_ms: int | None = None
+    """How long `close` waits for running jobs before it gives them back; None is `lock_ms`."""
+    max_block_ms: int | None = None
+    """How long the event loop may stand still before its jobs are given up; None is 10 x lock, at least 5 minutes."""
+    drain_delay_ms: int = 5_000
+    """How long an idle worker sleeps before it looks even though nobody called."""
+    remove_on_complete: Retention = None
+    """Which completed jobs stay, for jobs that do not say themselves."""
+    remove_on_fail: Retention = None
+    """Which failed jobs stay, for jobs that do not say themselves."""
+    limit: RateLimit | None = None
+    """At most so many jobs started per time, over all workers of the queue."""
+    count_stalls_as_attempts: bool = False
+    """Fail a job when attempts made plus stalls reach its attempts."""
+    events_max_len: int | None = None
+    """About how many events the queue's stream keeps; None leaves what is set (10000)."""
+    metrics_minutes: int | None = None
+    """Count finished jobs per minute, for so many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
+    clock_offset_ms: int = 0
+    """Moves the server's clock as this worker sees it. For tests."""
+
+    def __post_init__(self) -> None:
+        check_int("concurrency", self.concurrency, minimum=1)
+        check_int("lock", self.lock_ms, minimum=100)
+        check_int("stalled_interval", self.stalled_interval_ms, minimum=1)
+        # Redis 6.2 blocks for ever when asked to block for less.
+        check_int("drain_delay", self.drain_delay_ms, minimum=2)
+        require("processes", isinstance(self.processes, bool), "True or False", self.processes)
+        for name in ("timeout", "max_block", "close_timeout"):
+            value = getattr(self, f"{name}_ms")
+            if value is not None:
+                check_int(name, value, minimum=0 if name == "close_timeout" else 1)
+        if self.events_max_len is not None:
+            check_int("events_max_len", self.events_max_len, minimum=1)
+        if self.metrics_minutes is not None:
+            check_int("metrics_minutes", self.metrics_minutes, minimum=1, maximum=100_000)
+        check_int("clock_offset_ms", self.clock_offset_ms, minimum=-MAX_MS)
+        check_retention("remove_on_complete", self.remove_on_complete)
+        check_retention("remove_on_fail", self.remove_on_fail)
+        counts = self.count_stalls_as_attempts
+        require("count_stalls_as_attempts", isinstance(counts, bool), "True or False", counts)
+        require("limit", self.limit is None or isinstance(self.limit, RateLimit), "a RateLimit", self.limit)
+
+    @property
+    def close_after_s(self) -> float:
+        return (self.lock_ms if self.close_timeout_ms is None else self.close_timeout_ms) / 1000
+
+    @property
+    def block_limit_ms(self) -> int:
+        return max(10 * self.lock_ms, 300_000) if self.max_block_ms is None else self.max_block_ms
+
+    @property
+    def timeout_s(self) -> float | None:
+        return None if self.timeout_ms is None else self.timeout_ms / 1000

@@ -1,0 +1,104 @@
+"""The documented least rights are enough, and not more than is used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bullpen.errors import ServerRefused
+from bullpen.queue import Connection, Queue, QueueEvents, Worker
+from bullpen.queue.acl import _DIRECT, _of_scripts, acl_rule
+from bullpen.queue.checks import Verdict, inspect_server
+from bullpen.testing import RedisServer
+from tests.conftest import StartServer
+from tests.queue._kit import Failing, soon
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.requirement("W-71")
+
+
+def login(server: RedisServer, rule: str) -> str:
+    server.command("ACL", "SETUSER", "least", "reset", "on", ">secret", *rule.split())
+    return server.url.replace("redis://", "redis://least:secret@")
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis-7", "redis-6.2"])
+async def test_a_user_limited_to_one_queue_does_all_work_on_it(kind: str, start_server: StartServer) -> None:
+    """Producing, working, retrying, dead letters, redrive, events, pausing: on every server, without CONFIG and
+    CLIENT LIST, as managed ones are."""
+    server = start_server(kind)
+    url = login(server, acl_rule(queues=["orders"]))
+    handler = Failing(ValueError("no"), value="done")
+    async with Queue("orders", connection=url, attempts=1) as queue, QueueEvents("orders", connection=url) as events:
+        async with Worker("orders", handler, connection=url, dead_letters=True):
+            job = await queue.add("charge", {"cents": 5})
+            seen = {(await soon(anext(events))).event for _ in range(4)}
+            (letter,) = [letter async for letter in queue.dead_letters]
+            await queue.dead_letters.redrive(letter.id)
+            assert await job.result(timeout=10_000) == "done"
+        await queue.pause()
+        await queue.resume()
+        assert (await queue.counts()).completed == 1
+        assert await queue.is_healthy()
+
+    assert seen == {"added", "waiting", "active", "failed"}
+    # Whether snapshots are on was asked and refused once; nothing else was tried in vain.
+    assert {entry[entry.index(b"object") + 1][:6] for entry in server.command("ACL", "LOG")} == {b"config"}
+    connection = Connection(url)
+    assert await connection.is_healthy()  # asks for no queue in particular
+    await connection.aclose()
+
+
+async def test_other_queues_are_out_of_reach(start_server: StartServer) -> None:
+    server = start_server()
+    url = login(server, acl_rule(queues=["orders"]))
+
+    async with Queue("salaries", connection=url) as queue:
+        with pytest.raises(ServerRefused, match="NOPERM"):
+            await soon(queue.add("raise", {}))
+
+
+async def test_what_is_forbidden_cannot_be_told(start_server: StartServer) -> None:
+    """Managed servers forbid CONFIG; that is an answer, and no reason to alarm anybody."""
+    server = start_server()
+    verdicts = {}
+    for inspection in (False, True):
+        connection = Connection(login(server, acl_rule(inspection=inspection)))
+        findings = await inspect_server(connection)
+        await connection.aclose()
+        verdicts[inspection] = {finding.check: finding.verdict for finding in findings}["persistence"]
+
+    assert verdicts == {False: Verdict.CANNOT_TELL, True: Verdict.WARNING}
+
+
+def test_a_rule_names_queues_literally() -> None:
+    """A queue called `a*` must not open all queues that begin with an a."""
+    rule = acl_rule("{bull}", queues=["a*", "b[1]"], cluster=True, durability=True)
+
+    assert rule.startswith(
+        r"resetkeys ~{bull}:a\*:* ~{bull}:a\*-dlq:* ~{bull}:b\[1\]:* ~{bull}:b\[1\]-dlq:* resetchannels -@all +"
+    )
+    assert {"+cluster|slots", "+wait", "+waitaof"} <= set(rule.split())
+
+
+def test_no_right_is_asked_for_that_nothing_uses() -> None:
+    """Each direct command stands somewhere in the code; those of scripts are read from the scripts."""
+    code = "".join(path.read_text() for path in (ROOT / "src/bullpen/queue").glob("*.py"))
+    code += (ROOT / "src/bullpen/queue/_address.py").read_text()
+    unused = [name for name in _DIRECT if not re.search(rf'"{name.split("|")[-1].upper()}"', code)]
+
+    assert unused == []
+    assert {"del", "hset", "xinfo|stream"} <= _of_scripts()
+
+
+def test_the_guide_shows_the_rule_as_it_is() -> None:
+    """Who copies it from the page gets what the suite runs with."""
+    page = (ROOT / "docs/guides/connections.md").read_text()
+
+    shown = re.search(r"```\nACL SETUSER orders on >\S+ \\\n(.*?)```", page, re.DOTALL)
+
+    assert shown is not None
+    assert " ".join(shown[1].replace("\\\n", " ").split()) == acl_rule(queues=["orders"])

@@ -1,0 +1,143 @@
+"""A server that says "not now": what was refused is repeated, at the server that is in charge, and the log is calm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from bullpen.errors import ConnectionLost, ServerRefused
+from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue._redis import Door
+from tests.conftest import StartServer
+from tests.connections._scripted import scripted
+from tests.queue._kit import Gate, nothing, soon
+
+
+async def test_a_primary_that_became_a_replica_is_waited_for(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind a name that moves with the primary. The log tells begin and end, not every attempt."""
+    server, other = start_server(), start_server()
+    gate = Gate("done")
+    async with Queue("mail", connection=server.url) as queue, Worker("mail", gate, connection=server.url):
+        await queue.add("welcome")
+        await gate.reached()
+        caplog.clear()
+        server.command("REPLICAOF", "127.0.0.1", other.port)
+        adding = asyncio.ensure_future(queue.add("welcome"))
+        gate.open()
+        async with asyncio.timeout(10):
+            while caplog.text.count("READONLY") < 2:  # noqa: ASYNC110 - the log is what is under test
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # several attempts fall into this time
+        told = [record.getMessage() for record in caplog.records if record.name == "bullpen.redis"]
+        server.command("REPLICAOF", "NO", "ONE")
+        await soon(adding)
+
+        assert len([message for message in told if "READONLY" in message]) <= 3  # one per connection
+        assert not any("is back after" in message for message in told)
+
+
+@pytest.mark.parametrize(
+    "reply", ["LOADING loading", "BUSY script", "MASTERDOWN link", "TRYAGAIN keys", "MISCONF disk"]
+)
+async def test_not_now_is_asked_again_with_growing_pauses(reply: str) -> None:
+    """Without the pauses a server that loads its data would get 50 payloads a second from each producer."""
+    refusals = 0
+
+    def answer(command: list[bytes]) -> bytes | None:
+        nonlocal refusals
+        if command[0] in (b"EVALSHA", b"DEL") and refusals < 5:
+            refusals += 1
+            return f"-{reply}\r\n".encode()
+        return b"*3\r\n:1\r\n:1\r\n*0\r\n" if command[0] == b"EVALSHA" else None
+
+    async with scripted(answer) as server:
+        async with Queue("mail", connection=server.url) as queue:
+            began = asyncio.get_running_loop().time()
+            job = await soon(queue.add("welcome"))
+            took_s = asyncio.get_running_loop().time() - began
+
+        assert job.id == "1"
+        # The payload went out twice; in between the server was only asked whether it takes writes.
+        assert server.names().count("EVALSHA") == 2
+        assert took_s > 0.02 + 0.04 + 0.08
+
+
+async def test_a_call_that_cannot_have_run_says_so() -> None:
+    """`nothing was written` and `outcome unknown` lead to different actions of the caller."""
+
+    def answer(command: list[bytes]) -> bytes | None:
+        return b"-LOADING data\r\n" if command[0] in (b"EVALSHA", b"DEL") else None
+
+    async with scripted(answer) as server, Queue("mail", connection=server.url, add_deadline_ms=200) as queue:
+        with pytest.raises(ConnectionLost, match="nothing was written; the server cannot serve now: LOADING data"):
+            await soon(queue.add("welcome"))
+
+
+async def test_answers_that_are_under_way_still_arrive(start_server: StartServer) -> None:
+    """One refused command must not tear down the others on its wire: their outcome would be unknown."""
+    server = start_server()
+    connection = Connection(server.url)
+    door = Door(connection)
+    await door.call("RPUSH", "list", "a")
+    waiting = asyncio.ensure_future(door.call("BLPOP", "other", 5, within_s=10))
+    await asyncio.sleep(0)
+    server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+
+    # A blocked client holds the replies behind it, so the refused one has a wire of its own.
+    refused = Door(connection)
+    with pytest.raises(ConnectionLost, match="NOREPLICAS"):
+        await refused.call("RPUSH", "list", "b")
+    assert refused.endpoint is None
+    server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert await refused.call("RPUSH", "list", "c") == 2
+    server.command("RPUSH", "other", "x")
+
+    assert await soon(waiting) == [b"other", b"x"]
+    door.close()
+    refused.close()
+    server.flush()
+
+
+async def test_a_wire_that_was_left_is_closed_when_its_last_answer_came(start_server: StartServer) -> None:
+    server = start_server()
+    door = Door(Connection(server.url))
+    server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    slow = asyncio.ensure_future(door.call("EVAL", "local n = 0 while n < 3e7 do n = n + 1 end return 'slow'", 0))
+    refused = asyncio.ensure_future(door.call("SET", "key", "value"))
+    also = asyncio.ensure_future(door.call("ECHO", "also"))
+
+    with pytest.raises(ConnectionLost, match="NOREPLICAS"):
+        await refused
+
+    assert await soon(slow) == b"slow"
+    assert await soon(also) == b"also"
+    server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert await door.call("PING") == b"PONG"
+    door.close()
+
+
+async def test_a_node_of_a_cluster_given_as_a_plain_server_is_told_how(start_server: StartServer) -> None:
+    """The most likely mistake with a managed cluster."""
+
+    def answer(command: list[bytes]) -> bytes | None:
+        return b"-MOVED 866 10.0.0.7:6379\r\n" if command[0] == b"EVALSHA" else None
+
+    async with scripted(answer) as server, Queue("mail", connection=server.url) as queue:
+        with pytest.raises(ServerRefused, match=r"part of a cluster, give its address as redis\+cluster://"):
+            await soon(queue.add("welcome"))
+
+
+async def test_a_worker_starts_before_its_server(start_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Containers start in any order."""
+    server = start_server()
+    server.stop()
+    with caplog.at_level(logging.WARNING, "bullpen.redis"):
+        async with Worker("mail", nothing, connection=server.url), Queue("mail", connection=server.url) as queue:
+            server.restart()
+            assert await (await queue.add("welcome")).result(timeout=10_000) is None
+
+    assert any("trying again until it is back" in message for message in caplog.messages)

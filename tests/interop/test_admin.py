@@ -1,0 +1,289 @@
+"""Looking after a shared queue: pause, counts, logs, retention, cleaning and dead letters, from either side."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from bullpen.queue import Job, NewJob, Queue, Worker
+
+from ._sides import OurSide, PeerSide
+from ._wait import events_of, until_event
+
+FAR_MS = 3_600_000
+
+
+@pytest.mark.requirement("Q-39")
+async def test_a_pause_by_node_stops_us_and_its_resume_wakes_us(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    await ours.start_worker("w", "q", {}, concurrency=5)
+    await node.add("q", "before", {})
+    await until_event(client, "q", "drained")
+
+    await node.pause("q")
+    await node.add("q", "plain", {})
+    await ours.add("q", "prioritized", {}, priority=2)
+    await ours.add("q", "delayed", {}, delay=1)
+    # Due jobs are promoted while paused: the sign that our worker looked and took nothing.
+    await until_event(client, "q", "waiting", "4")
+    paused = await node.peer.call("getJobCounts", queue="q")
+    await node.resume("q")
+    async with asyncio.timeout(1):
+        await until_event(client, "q", "completed", count=4)
+
+    assert (paused["waiting"], paused["prioritized"], paused["active"], paused["completed"]) == (2, 1, 0, 1)
+
+
+@pytest.mark.requirement("Q-39")
+async def test_a_pause_by_us_stops_node_and_our_resume_wakes_it(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    queue = ours.queue("q")
+    await node.start_worker("w", "q", {})
+    await queue.add("before", {})
+    await until_event(client, "q", "drained")
+
+    await queue.pause()
+    await queue.add("plain", {})
+    is_paused = await node.peer.call("isPaused", queue="q")
+    waiting = (await queue.counts()).waiting
+    await queue.resume()
+    async with asyncio.timeout(1):
+        await until_event(client, "q", "completed", count=2)
+
+    assert is_paused and waiting == 1
+
+
+@pytest.mark.requirement("Q-39")
+async def test_jobs_that_an_old_node_left_in_the_paused_list_are_merged_by_our_resume(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    """Node 5.x parks the jobs of a paused queue in a list of its own."""
+    for number in range(4):
+        await node.add("q", "job", {"n": number})
+    client.hset("bull:q:meta", "paused", 1)
+    for _ in range(2):
+        client.rpoplpush("bull:q:wait", "bull:q:paused")
+
+    await ours.queue("q").resume()
+    await ours.start_worker("w", "q", {})
+    await until_event(client, "q", "completed", count=4)
+
+    assert client.exists("bull:q:paused") == 0
+    assert sorted(event["jobId"] for event in events_of(client, "q") if event["event"] == "completed") == list("1234")
+
+
+@pytest.mark.requirement("Q-63", "Q-53", "X-34")
+async def test_progress_and_logs_are_read_by_the_other_side(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+    ours_worked = await node.add("q", "job", {})
+    await ours.start_worker("w", "q", {"progress": [40, {"message": "é"}], "logs": ["one", "zwei ü", "\x00 3"]})
+    await until_event(client, "q", "completed")
+    await ours.close_worker("w")
+    node_worked = await ours.queue("q").add("job", {}, keep_logs=2)
+    await node.start_worker("w", "q", {"progress": ["text", True, 7.5], "logs": ["a", "b", "c"]})
+    await until_event(client, "q", "completed", count=2)
+
+    logs = await node.peer.call("getJobLogs", queue="q", args=[ours_worked])
+    theirs = await node.peer.call("getJob", queue="q", jobId=ours_worked)
+    stored = await ours.queue("q").get_job(node_worked.id)
+    assert logs == {"logs": ["one", "zwei ü", "\x00 3"], "count": 3}
+    assert theirs["progress"] == {"message": "é"}
+    assert stored is not None and stored.reported_progress == 7.5
+    assert await stored.logs() == ["b", "c"]
+
+
+@pytest.mark.requirement("Q-63")
+async def test_a_job_without_a_rule_keeps_a_thousand_log_lines(
+    node: PeerSide, interop_url: str, client: redis.Redis
+) -> None:
+    """Node itself would keep them all."""
+
+    async def handle(job: Job) -> None:
+        for number in range(1005):
+            await job.log(str(number))
+
+    await node.add("q", "chatty", {})
+    async with Worker("q", handle, connection=interop_url):
+        await until_event(client, "q", "completed")
+
+    logs = await node.peer.call("getJobLogs", queue="q", args=["1"])
+    assert (logs["count"], logs["logs"][0], logs["logs"][-1]) == (1000, "5", "1004")
+
+
+@pytest.mark.requirement("Q-47", "Q-48", "W-64")
+async def test_one_retention_rule_whoever_finishes_the_jobs(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+    await ours.start_worker("ours", "q", {"sleep": 1}, concurrency=3)
+    await node.start_worker("node", "q", {"sleep": 1}, concurrency=3)
+
+    await asyncio.gather(*(ours.add("q", "job", {}, removeOnComplete=7) for _ in range(60)))
+    await asyncio.gather(*(node.add("q", "job", {}, removeOnComplete=7) for _ in range(60)))
+    await until_event(client, "q", "completed", count=120)
+
+    kept: Any = client.zrange("bull:q:completed", 0, -1)
+    hashes = [key for key in client.scan_iter("bull:q:*", _type="hash") if key != b"bull:q:meta"]
+    assert len(kept) == 7
+    assert sorted(hashes) == sorted(b"bull:q:" + job_id for job_id in kept)
+
+
+@pytest.mark.requirement("X-128")
+async def test_nodes_orphan_cleaner_finds_nothing_in_a_queue_of_ours(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    """It deletes every key with two colons less that it cannot place, and every job that only we would know."""
+    queue = ours.queue("q")
+    await queue.add_many([NewJob("good"), NewJob("bad"), NewJob("held")])
+    await ours.start_worker(
+        "w", "q", {"byName": {"good": {"logs": ["l"]}, "bad": {"kind": "unrecoverable"}, "held": {"hold": True}}}
+    )
+    await ours.wait_held("w", "3")
+    await queue.add_many(
+        [NewJob("waiting"), NewJob("prioritized", {}, {"priority": 3}), NewJob("delayed", {}, {"delay": FAR_MS})]
+    )
+    before = set(client.scan_iter("bull:q:*"))
+
+    removed = await node.peer.call("removeOrphanedJobs", queue="q")
+
+    assert removed == 0
+    assert set(client.scan_iter("bull:q:*")) == before
+    assert any(key.startswith(b"bull:q:bp:") for key in before)
+
+
+@pytest.mark.requirement("Q-26")
+async def test_node_retries_a_job_that_we_failed_and_we_run_it(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    job = await ours.queue("q").add("job", {}, attempts=1)
+    await ours.start_worker("w", "q", {"kind": "unrecoverable"})
+    await until_event(client, "q", "failed")
+    await ours.close_worker("w")
+
+    await node.peer.call("retryJob", queue="q", jobId=job.id, state="failed")
+    await ours.start_worker("w", "q", {"kind": "return", "value": "second life"})
+
+    assert await job.result(timeout=5000) == "second life"
+
+
+async def test_node_promotes_removes_and_reorders_our_jobs(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+    queue = ours.queue("q")
+    delayed = await queue.add("delayed", {}, delay=FAR_MS, priority=4)
+    gone = await queue.add("gone", {})
+    reordered = await queue.add("reordered", {}, priority=9)
+    changed = await queue.add("changed", {"v": 1}, priority=6)
+
+    await node.peer.call("promote", queue="q", jobId=delayed.id)
+    await node.peer.call("remove", queue="q", jobId=gone.id)
+    await node.peer.call("changePriority", queue="q", jobId=reordered.id, opts={"priority": 1})
+    await node.peer.call("updateData", queue="q", jobId=changed.id, data={"v": 2})
+    await ours.start_worker("w", "q", {})
+    await until_event(client, "q", "completed", count=3)
+
+    order = [event["jobId"] for event in events_of(client, "q") if event["event"] == "completed"]
+    assert order == [reordered.id, delayed.id, changed.id]
+    assert await changed.result(timeout=1000) == {"echo": {"v": 2}}
+
+
+async def test_drain_and_obliterate_by_node_leave_nothing_but_our_expiring_keys(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    queue = ours.queue("q")
+    for opts in ({}, {"priority": 2}, {"delay": FAR_MS}, {"job_id": "own"}):
+        await queue.add("job", {}, **opts)
+    await ours.start_worker("w", "q", {})
+    await until_event(client, "q", "completed", count=3)
+    await ours.close_worker("w")
+
+    await node.peer.call("drain", queue="q", args=[True])
+    drained = await queue.counts()
+    await node.peer.call("obliterate", queue="q")
+
+    assert drained.pending == 0
+    left = list(client.scan_iter("bull:q:*"))
+    assert all(key.startswith(b"bull:q:bp:") and client.pttl(key) > 0 for key in left)
+    job = await queue.add("a new beginning", {})
+    assert job.id == "1"
+
+
+@pytest.mark.requirement("W-41", "W-42", "W-43", "W-44", "X-5", "X-6", "X-42", "X-125")
+async def test_node_reads_our_dead_letters_as_ordinary_jobs(
+    node: PeerSide, interop_url: str, client: redis.Redis
+) -> None:
+    async def handle(job: Job) -> None:
+        raise RuntimeError("no such user")
+
+    async with (
+        Queue("q", connection=interop_url) as queue,
+        Worker("q", handle, connection=interop_url, dead_letters=True),
+    ):
+        job = await queue.add("charge", {"runId": "r-1", "tenantId": "t-1", "amount": 5}, attempts=2, backoff=1)
+        await until_event(client, "q", "failed")
+
+    assert await node.peer.call("getJobCounts", queue="q-dlq", args=["waiting"]) == {"waiting": 1}
+    [entry] = await node.peer.call("getJobs", queue="q-dlq", types=["waiting"])
+    data = entry["data"]
+    assert entry["name"] == "charge-failed"
+    assert (entry["opts"]["removeOnComplete"], entry["opts"]["removeOnFail"]) == (False, False)
+    assert data["originalJobId"] == job.id
+    assert data["originalJobName"] == "charge"
+    assert data["originalData"] == {"runId": "r-1", "tenantId": "t-1", "amount": 5}
+    assert (data["runId"], data["tenantId"], data["attemptsMade"]) == ("r-1", "t-1", 2)
+    assert data["error"]["message"] == "no such user"
+    assert data["originalQueue"] == "q"
+
+
+@pytest.mark.requirement("X-42")
+async def test_a_node_worker_on_the_dead_letter_queue_gets_the_entries(
+    node: PeerSide, interop_url: str, client: redis.Redis
+) -> None:
+    """An alerting service in Node is an ordinary worker of an ordinary queue, and is woken at once."""
+    await node.start_worker("alerts", "q-dlq", {})
+
+    async def handle(job: Job) -> None:
+        raise RuntimeError("boom")
+
+    async with (
+        Queue("q", connection=interop_url) as queue,
+        Worker("q", handle, connection=interop_url, dead_letters=True),
+    ):
+        await queue.add("charge", {"n": 1}, attempts=1)
+        done = await node.peer.wait_event(lambda event: event.get("type") == "completed", timeout=2)
+
+    assert done["value"]["echo"]["originalData"] == {"n": 1}
+
+
+@pytest.mark.requirement("X-105", "X-5")
+async def test_a_job_condemned_by_nodes_stalled_check_becomes_a_dead_letter(
+    node: PeerSide, interop_url: str, client: redis.Redis
+) -> None:
+    """It fails with attempts left and without retries-exhausted, which the usual test of attempts would miss."""
+    await node.add("q", "job", {}, attempts=5)
+    client.hset("bull:q:1", "defa", "job stalled more than allowable limit")
+
+    async def handle(job: Job) -> None:
+        raise AssertionError("must not run")
+
+    async with Worker("q", handle, connection=interop_url, dead_letters=True):
+        await until_event(client, "q", "failed")
+
+    [entry] = await node.peer.call("getJobs", queue="q-dlq", types=["waiting"])
+    assert entry["data"]["error"]["message"] == "job stalled more than allowable limit"
+    assert "retries-exhausted" not in [event["event"] for event in events_of(client, "q")]
+
+
+@pytest.mark.requirement("Q-10", "X-11")
+async def test_nodes_clean_judges_our_jobs_by_their_real_times(
+    node: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    """A zero written for "not finished yet" would make a cleaning with an hour of grace delete fresh jobs."""
+    await ours.queue("q").add("done", {})
+    await ours.start_worker("w", "q", {})
+    await until_event(client, "q", "completed")
+    await ours.close_worker("w")
+    await ours.queue("q").add("fresh", {})
+
+    for state in ("completed", "wait", "active", "delayed", "failed"):
+        assert await node.peer.call("clean", queue="q", args=[FAR_MS, 100, state]) == []
+
+    assert await node.peer.call("clean", queue="q", args=[0, 100, "completed"]) == ["1"]
+    assert (await ours.queue("q").counts()).waiting == 1

@@ -1,0 +1,258 @@
+"""A cluster: one slot per queue, slots that move, primaries that die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self
+
+import pytest
+
+from bullpen import DeadLetters
+from bullpen.errors import InvalidOption, ServerRefused
+from bullpen.queue import Connection, Job, Queue, QueueEvents, Worker
+from bullpen.queue._redis import Door
+from bullpen.queue.browse import find_queues
+from bullpen.testing import ClusterServers, RedisServer, check_queue, need
+from bullpen.wire.keys import slot
+from bullpen.wire.scripts import SCRIPTS
+from tests.queue._kit import Gate, Told, echo, nothing, soon
+
+pytestmark = pytest.mark.requirement("W-66")
+
+PREFIX = "{bull}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterServers]:
+    """Three primaries."""
+    need("valkey")
+    with ClusterServers.start() as started:
+        yield started
+
+
+@pytest.fixture
+async def connection(cluster: ClusterServers) -> AsyncIterator[Connection]:
+    """To an empty cluster."""
+    for node in cluster.nodes:
+        node.flush()
+    opened = Connection(cluster.url)
+    yield opened
+    await opened.aclose()
+
+
+class TestOneSlot:
+    @pytest.mark.requirement("X-97")
+    @pytest.mark.parametrize("make", [Queue, QueueEvents, lambda name, **given: Worker(name, nothing, **given)])
+    def test_a_queue_without_a_tag_is_told_which_prefix_helps(self, make: Any) -> None:
+        """When it is made, not when the server answers CROSSSLOT to the first job."""
+        with pytest.raises(InvalidOption) as refused:
+            make("orders", connection="redis+cluster://127.0.0.1:7000")
+
+        assert 'prefix="{bull}"' in str(refused.value)
+        assert "bull:orders:" in str(refused.value)
+
+    @pytest.mark.requirement("X-97")
+    @pytest.mark.parametrize(("prefix", "name"), [("{bull}", "orders"), ("bull", "{orders}"), ("bull", "eu-{orders}")])
+    async def test_a_tag_in_prefix_or_name_keeps_all_keys_together(
+        self, connection: Connection, cluster: ClusterServers, prefix: str, name: str
+    ) -> None:
+        """Dead letters too: their queue keeps the tag of the name."""
+        given: dict[str, Any] = {"connection": connection, "prefix": prefix}
+
+        async def fail(job: Job) -> None:
+            raise ValueError("no")
+
+        async with Queue(name, attempts=1, **given) as queue:
+            async with Worker(name, fail, dead_letters=True, **given) as worker:
+                told = Told(worker)
+                await queue.add("mail", {"to": "ada"})
+                await queue.add("mail", delay=60_000)
+                await queue.add("mail", priority=3, job_id="order-1")
+                await told.finished(2)
+            assert await queue.dead_letters.depth() == 2
+
+        stored = [(node, raw.decode()) for node in cluster.nodes for raw in node.client().scan_iter()]
+        assert {slot(key) for _, key in stored} == {slot(f"{prefix}:{name}:wait")}
+        assert {node for node, _ in stored} == {cluster.node_of(slot(f"{prefix}:{name}:wait"))}
+
+    def test_dead_letters_in_another_slot_are_refused(self) -> None:
+        """The script that fails a job writes both queues; it could not."""
+        graves = DeadLetters(store="queue", name="{graves}")
+
+        with pytest.raises(InvalidOption, match=r"the same hash tag as 'bull:\{orders\}:'"):
+            Worker("{orders}", nothing, connection="redis+cluster://127.0.0.1:7000", dead_letters=graves)
+
+    async def test_a_plain_address_of_a_node_is_told_what_is_wrong(self, cluster: ClusterServers) -> None:
+        home = cluster.node_of(slot(PREFIX))
+        untagged, elsewhere = (home, "bull"), (cluster.other_primary(home), PREFIX)
+
+        for (node, prefix), message in ((untagged, r'prefix="\{bull\}"'), (elsewhere, r"redis\+cluster://")):
+            async with Queue("orders", connection=node.url, prefix=prefix) as queue:
+                with pytest.raises(ServerRefused, match=message):
+                    await soon(queue.add("mail"))
+
+    async def test_queues_of_different_slots_share_a_connection(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        """Each talks to its own server; whoever lists queues sees all of them."""
+        names = ["{a}", "{b}", "{c}", "{d}"]
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(Queue(name, connection=connection)) for name in names]
+            for name in names:
+                await stack.enter_async_context(Worker(name, echo, connection=connection))
+            jobs = await asyncio.gather(*(queue.add("mail", queue.name) for queue in queues))
+            results = await asyncio.gather(*(job.result(timeout=10_000) for job in jobs))
+            healthy = await connection.is_healthy()
+
+        homes = {cluster.node_of(slot(name)) for name in names}
+        assert len(homes) == 3
+        assert results == names
+        assert healthy
+        assert await find_queues(connection, "bull") == names
+
+    async def test_a_seed_that_is_gone_does_not_matter(self, cluster: ClusterServers) -> None:
+        url = cluster.url.replace("redis+cluster://", "redis+cluster://127.0.0.1:1,")
+
+        async with Queue("orders", connection=url, prefix=PREFIX) as queue:
+            assert await queue.is_healthy()
+
+
+class Traffic:
+    """A producer and a worker on one queue, and a way to see that nothing was lost or refused."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.queue = Queue("orders", connection=connection, prefix=PREFIX)
+        self.ran: list[int] = []
+        self.acknowledged: list[int] = []
+        self.worker = Worker(
+            "orders", self._handle, connection=connection, prefix=PREFIX, concurrency=5, stalled_interval=200
+        )
+        self.told = Told(self.worker)
+        self._producing: asyncio.Task[None] | None = None
+        self._stop = False
+
+    async def __aenter__(self) -> Self:
+        await self.worker.start()
+        self._producing = asyncio.create_task(self._produce())
+        await self.told.finished(20)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        if self._producing is not None:
+            await self._producing
+        await self.worker.close()
+        await self.queue.close()
+
+    async def _handle(self, job: Job) -> None:
+        self.ran.append(job.data)
+
+    async def _produce(self) -> None:
+        while not self._stop:
+            number = len(self.acknowledged)
+            await self.queue.add("mail", number)
+            self.acknowledged.append(number)
+            await asyncio.sleep(0.005)
+
+    async def goes_on(self, within_s: float = 20.0) -> None:
+        """Jobs that are added from now on run."""
+        await self.told.finished(len(self.told.of("completed")) + 30, within_s=within_s)
+
+    async def ends_complete(self, node: RedisServer) -> None:
+        """Everything acknowledged ran, once, without an error; the queue is sound on its new server."""
+        self._stop = True
+        assert self._producing is not None
+        await soon(self._producing)
+        await self.told.finished(len(self.acknowledged))
+        assert sorted(self.ran) == self.acknowledged
+        assert self.told.of("error") == self.told.of("lock_lost") == self.told.of("stalled") == []
+        assert check_queue(node.client(), PREFIX, "orders", in_flight=True) == []
+
+
+class TestMovingSlots:
+    async def test_a_moved_slot_is_followed(self, connection: Connection, cluster: ClusterServers) -> None:
+        """MOVED: the wire is opened at the new home, and the same call is sent there."""
+        home = slot(PREFIX)
+        async with Traffic(connection) as traffic:
+            for _ in range(2):
+                target = cluster.other_primary(cluster.node_of(home))
+                await asyncio.to_thread(cluster.move_slot, home, target)
+                await traffic.goes_on()
+            await traffic.ends_complete(target)
+
+    async def test_a_slot_that_is_half_way_is_waited_for(self, connection: Connection, cluster: ClusterServers) -> None:
+        """Job hashes are at the new home, lists at the old one: scripts fail in the middle, and nothing is settled,
+        dropped or added until the rest has arrived."""
+        home = slot(PREFIX)
+        source = cluster.node_of(home)
+        target = cluster.other_primary(source)
+        gate = Gate("done")
+        async with Queue("orders", connection=connection, prefix=PREFIX) as queue:
+            worker = Worker("orders", gate, connection=connection, prefix=PREFIX, concurrency=2)
+            told = Told(worker)
+            await worker.start()
+            jobs = await queue.add_many([("mail", number) for number in range(5)])
+            await gate.reached(2)
+
+            hashes = {queue.keys.job(job.id).encode() for job in jobs}
+            await asyncio.to_thread(cluster.begin_move, home, target)
+            await asyncio.to_thread(cluster.move_keys, home, target, only=hashes.__contains__)
+            gate.open()
+            adding = asyncio.ensure_future(queue.add("mail"))
+            await asyncio.sleep(0.3)  # both are refused several times in this time
+            finished_half_way, added_half_way = list(told.of("completed")), adding.done()
+            await asyncio.to_thread(cluster.move_keys, home, target)
+            await asyncio.to_thread(cluster.finish_move, home, target)
+            await soon(adding)
+            await told.finished(6)
+            await worker.close()
+
+        assert (finished_half_way, added_half_way) == ([], False)
+        assert told.of("error") == told.of("lock_lost") == []
+        assert check_queue(target.client(), PREFIX, "orders", at_rest=True) == []
+
+    async def test_a_key_that_is_elsewhere_for_good_is_an_error(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        """Waiting would never end: a job whose parent lies on another server cannot be settled by anybody."""
+        home = cluster.node_of(slot(PREFIX))
+        tag = next(tag for tag in ("{a}", "{b}", "{c}", "{d}") if cluster.node_of(slot(tag)) is not home)
+        door = Door(connection, key=f"{PREFIX}:orders:")
+        home.command("HSET", f"{PREFIX}:orders:1", "name", "mail")
+
+        with contextlib.closing(door), pytest.raises(ServerRefused, match="share a slot"):
+            await soon(door.evaluate(SCRIPTS["read_job"], [f"{PREFIX}:orders:1"], [f"{tag}:orders:", "1"]))
+
+    async def test_a_slot_that_moves_at_once_is_followed(self, connection: Connection, cluster: ClusterServers) -> None:
+        """Valkey 9 can move a slot in one step; nobody sees it half way."""
+        home = slot(PREFIX)
+        source = cluster.node_of(home)
+        target = cluster.other_primary(source)
+        async with Traffic(connection) as traffic:
+            source.command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", home, home, "NODE", cluster.node_id(target))
+            async with asyncio.timeout(20):
+                while await asyncio.to_thread(cluster.node_of, home) is not target:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.02)
+            await traffic.goes_on()
+            await traffic.ends_complete(target)
+
+
+async def test_work_goes_on_when_a_primary_dies() -> None:
+    """Its replica takes over; what was replicated before is all there."""
+    need("valkey")
+    home = slot(PREFIX)
+    with ClusterServers.start(replicas=1) as servers:
+        connection = Connection(servers.url)
+        async with Traffic(connection) as traffic:
+            primary = servers.node_of(home)
+            before = list(traffic.acknowledged)
+            assert await asyncio.to_thread(primary.command, "WAIT", 1, 5_000) == 1
+            await asyncio.to_thread(primary.kill)
+            await traffic.goes_on()
+            async with asyncio.timeout(20):
+                while not set(before) <= set(traffic.ran):
+                    await traffic.goes_on()
+            assert servers.node_of(home) is not primary
+        await connection.aclose()

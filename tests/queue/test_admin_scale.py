@@ -1,0 +1,163 @@
+"""No call holds up the server, however many jobs are stored; and all of it works on a cluster.
+
+The usual run has fifty thousand jobs and asks for the processor time that the server spent per call, which other
+work on the machine does not change. BULLPEN_TEST_LONG=1 has a million, and looks at the slowest single call as well:
+it wants a machine of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from bullpen.queue import Job, JobState, NewJob, Queue, Worker
+from bullpen.testing import RedisServer
+from bullpen.testing.topologies import ClusterServers
+from bullpen.wire.keys import slot
+from tests.queue._kit import Told
+
+IS_LONG = os.environ.get("BULLPEN_TEST_LONG") == "1"
+JOBS = 1_000_000 if IS_LONG else 50_000
+MOST_MS = 50.0
+"""Longest script call allowed."""
+pytestmark = pytest.mark.timeout(900 if IS_LONG else 120)
+
+_SEED = """
+local base, state, first, count, is_list = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == "1"
+for number = first, first + count - 1 do
+  local id = string.format("%.0f", number)
+  redis.call("HSET", base .. id, "name", "job", "data", "{}", "opts", "{}", "timestamp", 1, "delay", 0, "priority", 0)
+  if is_list then redis.call("LPUSH", base .. state, id) else redis.call("ZADD", base .. state, number, id) end
+end
+redis.call("HSET", base .. "meta", "opts.maxLenEvents", 10000)
+"""
+
+
+@dataclass
+class Large:
+    """A queue with very many jobs in one state, and what the server spent since they were stored."""
+
+    queue: Queue
+    client: redis.Redis
+    _began_s: float = 0.0
+
+    def fill(self, state: str) -> None:
+        self.client.flushall()
+        is_list = "1" if state in ("wait", "active") else ""
+        seed = self.client.register_script(_SEED)
+        for first in range(1, JOBS + 1, 1_000):
+            seed(args=[self.queue.keys.base, state, first, 1_000, is_list])
+        self.client.config_resetstat()
+        self.client.slowlog_reset()
+        self._began_s = self._processor_s()
+
+    def ms_per_call(self) -> float:
+        """Processor time of the server per script call since the jobs were stored. The steps of one operation are
+        alike."""
+        stats: Any = self.client.info("commandstats")
+        calls = sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_eval", "cmdstat_evalsha"))
+        return (self._processor_s() - self._began_s) * 1_000 / max(1, int(calls))
+
+    def slowest_ms(self) -> float:
+        """The slowest script call, by the clock on the wall."""
+        entries: Any = self.client.slowlog_get(1_000)
+        scripts = [int(entry["duration"]) for entry in entries if entry["command"].upper().startswith(b"EVAL")]
+        return max(scripts, default=0) / 1_000
+
+    def _processor_s(self) -> float:
+        spent: Any = self.client.info("cpu")
+        return float(spent["used_cpu_user_main_thread"]) + float(spent["used_cpu_sys_main_thread"])
+
+
+@pytest.fixture(scope="module")
+def large_server() -> Iterator[RedisServer]:
+    with RedisServer.start("valkey") as server:
+        yield server
+
+
+@pytest.fixture
+async def large(large_server: RedisServer) -> AsyncIterator[Large]:
+    client = large_server.client()
+    client.config_set("slowlog-log-slower-than", 2_000)
+    client.config_set("slowlog-max-len", 1_000)
+    async with Queue("large", connection=large_server.url) as queue:
+        yield Large(queue, client)
+    client.flushall()
+
+
+async def _count(jobs: AsyncIterator[Job]) -> int:
+    return len([1 async for _ in jobs])
+
+
+Operation = Callable[[Queue], Awaitable[Any]]
+
+CASES: dict[str, tuple[str, Operation, Any]] = {
+    "a page in the middle": ("wait", lambda queue: queue.jobs(JobState.WAITING, start=JOBS // 2, count=1), None),
+    "change a priority": ("wait", lambda queue: queue.change_priority(str(JOBS // 2), 5), None),
+    "remove one": ("wait", lambda queue: queue.remove(str(JOBS // 2)), True),
+    "a state": ("wait", lambda queue: queue.state_of(str(JOBS)), JobState.WAITING),
+    "clean some": ("wait", lambda queue: queue.clean(state=JobState.WAITING, limit=2_000), None),
+    "drain": ("wait", lambda queue: queue.drain(), JOBS),
+    "promote all": ("delayed", lambda queue: queue.promote_all(), JOBS),
+    "retry all": ("failed", lambda queue: queue.retry_all(), JOBS),
+    "sweep": ("failed", lambda queue: queue.dead_letters.sweep(), None),
+    "obliterate": ("completed", lambda queue: queue.obliterate(), JOBS),
+}
+if IS_LONG:
+    CASES |= {
+        "walk through all": ("wait", lambda queue: _count(queue.iter_jobs(JobState.WAITING)), JOBS),
+        "look for orphans": ("wait", lambda queue: queue.remove_orphans(), 0),
+        "clean all": ("completed", lambda queue: queue.clean(), None),
+    }
+
+
+@pytest.mark.requirement("Q-65", "W-64")
+@pytest.mark.parametrize(("state", "operation", "answer"), CASES.values(), ids=CASES)
+async def test_no_call_is_long_with_very_many_jobs(large: Large, state: str, operation: Operation, answer: Any) -> None:
+    large.fill(state)
+
+    assert await operation(large.queue) == answer or answer is None
+
+    assert large.ms_per_call() < MOST_MS
+    if IS_LONG:
+        assert large.slowest_ms() < MOST_MS
+
+
+@pytest.mark.requirement("W-66", "X-5")
+async def test_administration_works_on_a_cluster() -> None:
+    """Scans must be made where the queue is, and dead letters lie in the slot of their queue."""
+
+    async def handle(job: Job) -> None:
+        raise RuntimeError("boom")
+
+    with ClusterServers.start() as cluster:
+        async with Queue("{orders}", connection=cluster.url, attempts=1) as queue:
+            await queue.add_many(
+                [NewJob("job", None, {"priority": n % 3, "delay": 60_000 * (n % 2)}) for n in range(12)]
+            )
+            assert await queue.promote_all() == 6
+            assert (await queue.counts_per_priority()) == {0: 4, 1: 4, 2: 4}
+            await queue.change_priority("1", 7)
+            worker = Worker("{orders}", handle, connection=cluster.url, dead_letters=True, concurrency=5)
+            told = Told(worker)
+            async with worker:
+                await told.finished(12)
+                assert [one.name for one in await queue.workers() or ()] == [worker.name]
+            assert (await queue.dead_letters.redrive_all(limit=4)).done == 4
+            assert await queue.retry_all(count=2) == 2
+            assert await queue.dead_letters.depth() == 6
+            assert len([job async for job in queue.iter_jobs()]) == 12
+            await queue.remove((await queue.jobs(JobState.FAILED))[0])
+            node = cluster.node_of(slot(queue.keys.base)).client()
+            node.hset(f"{queue.keys.base}orphan", "name", "x")
+            assert await queue.remove_orphans() == 1
+            assert await queue.drain() == 6
+            assert await queue.obliterate() == 5
+            assert not list(node.scan_iter("bull:{orders}:*"))
+            [letter, *_] = await queue.dead_letters.list()
+            assert await queue.dead_letters.redrive(letter.id) == letter.job_id  # rebuilt from the entry

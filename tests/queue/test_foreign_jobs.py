@@ -1,0 +1,144 @@
+"""Anything may stand in a queue: a worker settles what it can read and survives the rest."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from bullpen.errors import WaitForChildren
+from bullpen.queue import Job
+from tests.queue._kit import Kit, nothing
+
+JOBS = 250
+_NUMBERS = ("0", "-1", "1", "", "NaN", "1e309", "9" * 30, "-0", " 7", "0x10", "null", "1.5", "\x00")
+_TEXTS = (
+    "",
+    "{}",
+    "[]",
+    "null",
+    "{",
+    "\xff\xfe",
+    '"',
+    "true",
+    "{" * 500,
+    '{"a":NaN}',
+    "[[[[",
+    "💥",
+    "\x00\x01",
+    "a" * 5_000,
+)
+_OPTS: tuple[Any, ...] = (
+    {},
+    {"attempts": -3},
+    {"attempts": "many", "backoff": "soon"},
+    {"attempts": 2, "backoff": {"type": "custom"}},
+    {"attempts": 2, "backoff": {"type": "fixed", "delay": -5}},
+    {"attempts": 1e300, "removeOnComplete": {"age": "x", "count": None}},
+    {"removeOnComplete": True, "removeOnFail": -4},
+    {"removeOnFail": {"count": 0}},
+    {"kl": "x", "stackTraceLimit": -1, "lifo": "yes", "priority": [1]},
+    {"de": {"id": 7}, "repeat": 3, "parent": "x", "tm": {}},
+    [1, 2, 3],
+    None,
+)
+
+
+def foreign_fields(source: random.Random) -> dict[str, Any]:
+    """A job hash as a careless or hostile producer might write it; `name` is what makes it a job at all."""
+    fields: dict[str, Any] = {"name": source.choice(("job", "", "x" * 300, "né\x00"))}
+    for field in ("timestamp", "delay", "priority", "atm", "ats", "stc", "attemptsMade", "processedOn", "finishedOn"):
+        if source.random() < 0.5:
+            fields[field] = source.choice(_NUMBERS)
+    for field in ("data", "progress", "stacktrace", "returnvalue", "parent", "failedReason", "defa", "deid", "rjk"):
+        if source.random() < 0.4:
+            fields[field] = source.choice(_TEXTS)
+    if source.random() < 0.2:
+        fields["parentKey"] = source.choice(("", "nowhere", "bull:other:1", ":::", "bull:other:"))
+    if source.random() < 0.9:
+        opts = source.choice(_OPTS)
+        fields["opts"] = source.choice((json.dumps(opts), source.choice(_TEXTS)))
+    return fields
+
+
+@pytest.mark.requirement("X-101", "X-11", "Q-9")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.leaves_queue_broken  # parents and deduplication ids that nobody made are left as they were found
+async def test_a_worker_ends_every_foreign_job_and_lives(kit: Kit, seed: int) -> None:
+    """Nothing in a queue is trusted because it is there; one bad job harms only itself."""
+    source = random.Random(seed)
+    for number in range(JOBS):
+        kit.seed(f"foreign-{seed}-{number}", only=foreign_fields(source))
+    good = await kit.queue().add("good")
+
+    async def handle(job: Job) -> Any:
+        if source.random() < 0.3:
+            raise ValueError("as it happens")
+        return source.choice((None, 1, "text", {"a": [1]}))
+
+    told = await kit.work(handle, concurrency=20, dead_letters=True)
+
+    def is_over() -> bool:
+        kit.command("ZREMRANGEBYSCORE", kit.base + "delayed", "(9e15", "+inf")  # retries in a distant future
+        return not any(kit.has(place) for place in ("wait", "active", "prioritized", "delayed"))
+
+    await kit.until(is_over, "every job has ended", within_s=40)
+    assert await good.state() in ("completed", "failed")
+    assert told.worker.is_alive
+    assert told.of("error") == []
+
+
+@pytest.mark.requirement("X-101")
+async def test_a_reader_survives_foreign_jobs(kit: Kit) -> None:
+    """Whoever looks at the queue must see the broken job, not a traceback."""
+    source = random.Random(7)
+    for number in range(60):
+        kit.seed(f"odd-{number}", only=foreign_fields(source))
+    queue = kit.queue()
+
+    for number in range(60):
+        job = await queue.get_job(f"odd-{number}")
+        assert job is not None
+        assert job.to_json()["id"] == f"odd-{number}"
+        assert job.attempts_made >= 0
+
+    await kit.drain(nothing, 1)
+
+
+@pytest.mark.requirement("Q-65")
+@pytest.mark.leaves_queue_broken  # `waiting-children` is a key of the wrong type, and a job stays active
+async def test_a_settle_that_raises_leaves_the_others_of_its_batch_alone(kit: Kit) -> None:
+    """Redis does not roll back: half a batch in no list at all would be lost work."""
+    queue = kit.queue()
+    kit.command("SET", kit.base + "waiting-children", "not a set")
+    kit.seed("parent")
+    kit.command("SADD", kit.base + "parent:dependencies", "bull:somewhere:1")
+    good = await queue.add_many([("good", number) for number in range(30)])
+
+    async def handle(job: Job) -> None:
+        if job.id == "parent":
+            raise WaitForChildren
+
+    told = await kit.work(handle, concurrency=31)
+    await told.finished(30)
+    await told.wait("lock_lost")
+
+    assert {await job.state() for job in good} == {"completed"}
+    assert kit.ids("active") == ["parent"]
+    assert kit.lock("parent") is not None  # until it ends; then the stalled check takes the job back
+
+
+@pytest.mark.requirement("Q-65")
+@pytest.mark.leaves_queue_broken  # `completed` is a key of the wrong type
+async def test_jobs_stay_active_when_their_set_cannot_be_written(kit: Kit) -> None:
+    """A job in no list at all would be lost; one that is active comes back when its lock has ended."""
+    await kit.queue().add("a")
+    kit.command("SET", kit.base + "completed", "not a set")
+
+    told = await kit.work(nothing)
+    await told.wait("lock_lost")
+
+    assert kit.ids("active") == ["1"]
+    assert kit.lock("1") is not None

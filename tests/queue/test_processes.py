@@ -1,0 +1,185 @@
+"""Handlers in child processes: they can be killed, and only their own job suffers."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+
+from bullpen.errors import InvalidOption
+from bullpen.queue import Job, Worker
+from bullpen.testing import Child
+from bullpen.testing.killer import wait_until_gone
+from tests.queue import _process_handlers as handlers
+from tests.queue._kit import Kit
+
+WORKER_SCRIPT = """
+import asyncio, sys
+from bullpen.queue import Worker
+from tests.queue._process_handlers import endless
+
+async def main():
+    await Worker(sys.argv[2], endless, connection=sys.argv[1], processes=True).run()
+
+asyncio.run(main())
+"""
+
+
+class TestResults:
+    @pytest.mark.requirement("W-86", "X-103")
+    async def test_the_handler_runs_in_another_process(self, kit: Kit) -> None:
+        """Code that holds the GIL or crashes must not share the process that renews the locks."""
+        job = await kit.queue().add("where", {"n": 1})
+
+        told = await kit.drain(handlers.where, 1, processes=True)
+
+        (result,) = told.of("completed")
+        stored = (await kit.queue().get_job(job.id)) or pytest.fail("job is gone")
+        assert stored.return_value["pid"] != os.getpid()
+        assert stored.return_value["data"] == {"n": 1}
+        assert stored.return_value["key"] == job.idempotency_key
+        assert stored.return_value["fence"] == 1
+        assert result[0].id == job.id
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_child_is_used_again(self, kit: Kit) -> None:
+        """Starting a process per job would cost more than most jobs."""
+        queue = kit.queue()
+        jobs = [await queue.add("where") for _ in range(3)]
+
+        await kit.drain(handlers.where_async, 3, processes=True)
+
+        stored = [await queue.get_job(job.id) for job in jobs]
+        assert len({job.return_value for job in stored if job}) == 1
+        assert all(job.reported_progress == 40 for job in stored if job)
+
+    @pytest.mark.requirement("W-86")
+    async def test_progress_logs_and_data_reach_the_queue(self, kit: Kit) -> None:
+        """A job in a child can do what a job elsewhere can do."""
+        job = await kit.queue().add("report", {"changed": False})
+
+        await kit.drain(handlers.reporting, 1, processes=True)
+
+        stored = await kit.queue().get_job(job.id)
+        assert stored is not None
+        assert stored.reported_progress == {"message": "half way"}
+        assert await stored.logs() == ["first", "second"]
+        assert stored.data == {"changed": True}
+
+
+class TestFailures:
+    async def _fail(self, kit: Kit, how: str, **options: object) -> Job:
+        job = await kit.queue().add("fail", {"how": how}, attempts=2, backoff=1)
+        await kit.drain(handlers.failing, 1, processes=True, **options)
+        stored = await kit.queue().get_job(job.id)
+        assert stored is not None
+        return stored
+
+    @pytest.mark.requirement("W-86")
+    async def test_an_error_keeps_its_text_and_its_stack(self, kit: Kit) -> None:
+        """The operator reads where it happened, not that "something in a child" failed."""
+        stored = await self._fail(kit, "plain")
+
+        assert stored.failed_reason == "no such account"
+        assert "_process_handlers.py" in stored.stacktrace[0]
+        assert stored.attempts_made == 2
+
+    @pytest.mark.requirement("W-86", "X-37")
+    async def test_permanent_errors_are_known_by_class_across_processes(self, kit: Kit) -> None:
+        """The class itself cannot travel; its name must do."""
+        stored = await self._fail(kit, "own", permanent_errors=(handlers.Overdrawn,))
+
+        assert (stored.failed_reason, stored.attempts_made) == ("balance is 3", 1)
+
+    @pytest.mark.requirement("W-86")
+    async def test_signals_work_across_processes(self, kit: Kit) -> None:
+        """PermanentError ends it at once, DelayJob counts no attempt."""
+        stopped = await self._fail(kit, "permanent")
+        delayed = await self._fail(kit, "delay")
+
+        assert (stopped.failed_reason, stopped.attempts_made) == ("never again", 1)
+        assert (delayed.attempts_made, delayed.attempts_started) == (1, 2)
+
+    @pytest.mark.requirement("W-86", "X-127")
+    async def test_a_value_that_cannot_be_stored_fails_the_job(self, kit: Kit) -> None:
+        """Running it again would end here again."""
+        stored = await self._fail(kit, "unstorable")
+
+        assert "return value" in (stored.failed_reason or "")
+        assert stored.attempts_made == 1
+
+    @pytest.mark.requirement("W-86")
+    @pytest.mark.parametrize(("how", "code"), [("crash", "-11"), ("exit", "7")])
+    async def test_a_crash_fails_only_that_job(self, kit: Kit, how: str, code: str) -> None:
+        """A segmentation fault in an extension must not take the worker and its other jobs down."""
+        queue = kit.queue()
+        bad = await queue.add("fail", {"how": how}, attempts=1)
+        good = await queue.add("fail", {"how": "nothing"})
+
+        await kit.drain(handlers.failing, 2, processes=True, concurrency=2)
+
+        stored = await queue.get_job(bad.id)
+        assert stored is not None
+        assert f"exit code {code}" in (stored.failed_reason or "")
+        assert await good.state() == "completed"
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_child_is_killed_when_time_is_up(self, kit: Kit) -> None:
+        """A thread could not be stopped; a process can."""
+        job = await kit.queue().add("endless", attempts=1)
+
+        await kit.drain(handlers.endless, 1, processes=True, timeout=300)
+
+        stored = await kit.queue().get_job(job.id)
+        assert stored is not None
+        assert "timed out after 300 ms" in (stored.failed_reason or "")
+
+    @pytest.mark.requirement("W-86", "X-29")
+    async def test_closing_kills_the_child_and_gives_the_job_back(self, kit: Kit) -> None:
+        """What is unfinished at the end of `close` goes to the front of the line with no attempt counted."""
+        job = await kit.queue().add("endless")
+        told = await kit.work(handlers.endless, processes=True)
+        await told.wait("active")
+
+        await told.worker.close(0)
+
+        assert kit.ids("wait") == [job.id]
+        assert "atm" not in kit.fields(job.id)
+
+    @pytest.mark.requirement("W-86")
+    @pytest.mark.leaves_jobs_active
+    async def test_children_die_with_their_parent(self, kit: Kit) -> None:
+        """A killed worker must not leave a process behind that goes on charging cards."""
+        await kit.queue().add("endless")
+        with Child.code(WORKER_SCRIPT, kit.url, kit.name) as worker:
+            line = await worker.seen(r"running (\d+)")
+            child_pid = int(line.split()[-1])
+
+            worker.kill()
+
+            wait_until_gone(child_pid)
+
+
+class TestStart:
+    @pytest.mark.requirement("W-86", "X-48")
+    @pytest.mark.parametrize(
+        "handler",
+        [lambda job: None, partial(handlers.where), Worker("q", handlers.where, connection="redis://x").close],
+    )
+    def test_a_handler_that_no_child_can_import_is_refused(self, handler: object) -> None:
+        """Found out when the worker is made, not at the first job."""
+        with pytest.raises(InvalidOption, match="top level of a module"):
+            Worker("q", handler, connection="redis://localhost", processes=True)  # type: ignore[arg-type]
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_module_that_does_not_import_is_told_at_start(self, kit: Kit) -> None:
+        """The reason stands in the message; the worker does not start."""
+
+        def moved(job: Job) -> None: ...
+
+        moved.__qualname__ = "moved_away"
+        worker = kit.worker(moved, processes=True)
+
+        with pytest.raises(InvalidOption, match="moved_away"):
+            await worker.start()

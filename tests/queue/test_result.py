@@ -1,0 +1,211 @@
+"""Waiting for a job's value, without polling and without hanging for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bullpen.errors import InvalidOption, JobFailed, JobNotFound, PermanentError, QueueClosed, ResultTimeout
+from bullpen.queue import Job, JobState
+from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
+
+
+class TestValues:
+    async def test_the_value_arrives_when_the_job_is_done(self, kit: Kit) -> None:
+        """A request handler may await its job like a function."""
+        job = await kit.queue().add("a", {"n": [1, None, "ü"]})
+        waiting = asyncio.ensure_future(job.result())
+        await kit.work(echo)
+
+        assert await soon(waiting) == {"n": [1, None, "ü"]}
+
+    async def test_a_finished_job_answers_at_once(self, kit: Kit) -> None:
+        """Its event was long ago; the value is stored."""
+        queue = kit.queue()
+        job = await queue.add("a", 7)
+        await kit.drain(echo, 1)
+
+        again = await queue.get_job(job.id)
+
+        assert again is not None
+        assert [await soon(job.result()), await soon(again.result(timeout=1_000))] == [7, 7]
+
+    async def test_a_job_that_is_removed_on_completion_still_tells_its_value(self, kit: Kit) -> None:
+        """The event carries it, so whoever waits before the end gets it although nothing is stored."""
+        gate = Gate("done")
+        job = await kit.queue().add("a", remove_on_complete=True)
+        told = await kit.work(gate)
+        await gate.reached()
+        waiting = asyncio.ensure_future(job.result())
+        await kit.until(lambda: any("xread" in line for line in kit.clients()), "it waits")
+
+        gate.open()
+
+        assert await soon(waiting) == "done"
+        await told.finished()
+        assert not kit.has(job.id)
+
+    @pytest.mark.parametrize("succeeds", [True, False])
+    async def test_a_job_that_goes_while_we_ask_for_it_still_tells_its_end(self, kit: Kit, succeeds: bool) -> None:
+        """It ended, and was removed, between fixing the position and asking for the stored result."""
+        gate = Gate("done")
+
+        async def handle(job: Job) -> Any:
+            value = await gate(job)
+            if not succeeds:
+                raise PermanentError("no")
+            return value
+
+        job = await kit.queue().add("a", remove_on_complete=True, remove_on_fail=True)
+        told = await kit.work(handle)
+        await gate.reached()
+        actions: Any = job._actions
+        ask = actions.read_result
+
+        async def ask_too_late(job_id: str) -> Any:
+            gate.open()
+            await told.finished()
+            return await ask(job_id)
+
+        actions.read_result = ask_too_late
+
+        if succeeds:
+            assert await soon(job.result()) == "done"
+        else:
+            with pytest.raises(JobFailed, match="no"):
+                await soon(job.result())
+
+    async def test_no_value_is_none(self, kit: Kit) -> None:
+        """`null` on the wire."""
+        job = await kit.queue().add("a")
+        waiting = asyncio.ensure_future(job.result())
+        await kit.work(nothing)
+
+        assert await soon(waiting) is None
+
+    async def test_many_waiters_of_one_job_and_of_many(self, kit: Kit) -> None:
+        """One stream serves them all: a thousand waits are not a thousand connections."""
+        queue = kit.queue()
+        jobs = await queue.add_many(("n", n) for n in range(60))
+        waiting = [asyncio.ensure_future(job.result()) for job in jobs for _ in range(3)]
+        await asyncio.sleep(0)
+
+        await kit.work(echo, concurrency=10)
+        values = await soon(asyncio.gather(*waiting))
+
+        assert values == [n for n in range(60) for _ in range(3)]
+        assert len([line for line in kit.clients() if ":qe " in line]) == 1
+
+    async def test_a_retry_is_waited_for(self, kit: Kit) -> None:
+        """Only the end counts: a failed attempt is not a failed job."""
+        job = await kit.queue().add("a", attempts=3, backoff={"type": "fixed", "delay": 1})
+        waiting = asyncio.ensure_future(job.result())
+        await kit.work(Failing(RuntimeError("one"), RuntimeError("two"), value="third time"))
+
+        assert await soon(waiting) == "third time"
+
+
+class TestFailures:
+    async def test_a_failed_job_raises_its_reason(self, kit: Kit) -> None:
+        """With queue, id and reason as fields, so that nobody parses text."""
+        job = await kit.queue().add("a")
+        waiting = asyncio.ensure_future(job.result())
+        await kit.work(Failing(PermanentError("card declined")))
+
+        with pytest.raises(JobFailed, match=f"job '{job.id}' of queue '{kit.name}' failed: card declined") as failed:
+            await soon(waiting)
+
+        assert (failed.value.queue, failed.value.job_id, failed.value.reason) == (kit.name, job.id, "card declined")
+
+    async def test_a_job_that_failed_earlier_raises_too(self, kit: Kit) -> None:
+        """The stored reason, not a wait for an event that came long ago."""
+        job = await kit.queue().add("a")
+        await kit.drain(Failing(PermanentError("no")), 1)
+
+        with pytest.raises(JobFailed, match="failed: no"):
+            await soon(job.result())
+
+    async def test_a_job_that_is_gone_raises(self, kit: Kit) -> None:
+        """Its retention removed it before anybody asked."""
+        job = await kit.queue().add("a", remove_on_complete=True)
+        await kit.drain(nothing, 1)
+
+        with pytest.raises(JobNotFound, match="may have been removed by its retention"):
+            await soon(job.result())
+
+    @pytest.mark.parametrize("timeout", [30, timedelta(milliseconds=30)])
+    async def test_a_timeout_leaves_the_job_alone(self, kit: Kit, timeout: int | timedelta) -> None:
+        """Waiting is one thing, the work another."""
+        queue = kit.queue()
+        job = await queue.add("a")
+
+        with pytest.raises(ResultTimeout, match="did not finish within 30 ms; it goes on") as late:
+            await soon(job.result(timeout=timeout))
+
+        assert isinstance(late.value, TimeoutError)
+        assert await queue.state_of(job.id) is JobState.WAITING
+
+    async def test_after_a_timeout_one_may_wait_again(self, kit: Kit) -> None:
+        """The listener outlives its waiters."""
+        job = await kit.queue().add("a", 5)
+        with pytest.raises(ResultTimeout):
+            await job.result(timeout=1)
+
+        waiting = asyncio.ensure_future(job.result())
+        await kit.work(echo)
+
+        assert await soon(waiting) == 5
+
+    async def test_a_cancelled_waiter_harms_no_other(self, kit: Kit) -> None:
+        """A client that hangs up must not take the answer from its neighbour."""
+        job = await kit.queue().add("a", 5)
+        one, other = asyncio.ensure_future(job.result()), asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+
+        one.cancel()
+        await kit.work(echo)
+
+        assert await soon(other) == 5
+        assert one.cancelled()
+
+    @pytest.mark.parametrize("timeout", [-1, 1.5, True])
+    async def test_a_wrong_timeout_is_named(self, kit: Kit, timeout: int) -> None:
+        """Seconds as floats are the usual mistake."""
+        job = await kit.queue().add("a")
+
+        with pytest.raises(InvalidOption, match="timeout: expected whole milliseconds"):
+            await job.result(timeout=timeout)
+
+    async def test_closing_the_queue_ends_the_wait_with_a_reason(self, kit: Kit) -> None:
+        """A waiter that nobody cancelled must not see a cancellation."""
+        queue = kit.queue()
+        job = await queue.add("a")
+        waiting = asyncio.ensure_future(job.result())
+        await kit.until(lambda: any("xread" in line for line in kit.clients()), "it waits")
+
+        await queue.close()
+
+        with pytest.raises(QueueClosed, match="closed while"):
+            await soon(waiting)
+
+    async def test_events_trimmed_meanwhile_cost_no_answer(self, kit: Kit) -> None:
+        """The reader was cut off and the stream trimmed: each job that is still waited for is asked for again."""
+        queue = kit.queue()
+        jobs = await queue.add_many([("a", 1), ("b", 2)])
+        waiting = [asyncio.ensure_future(job.result()) for job in jobs]
+        await kit.until(lambda: any("xread" in line for line in kit.clients()), "they wait")
+
+        # All in one step of ours: when the reader is back, the jobs are done and their events are gone.
+        kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for job in jobs:
+            kit.redis.lrem(kit.base + "wait", 0, job.id)
+            kit.redis.hset(kit.base + job.id, mapping={"returnvalue": job.data, "finishedOn": 1, "atm": 1})
+            kit.redis.zadd(kit.base + "completed", {job.id: 1})
+            kit.redis.xadd(kit.base + "events", {"event": "completed", "jobId": job.id, "returnvalue": job.data})
+        kit.redis.xadd(kit.base + "events", {"event": "drained"})
+        kit.redis.xtrim(kit.base + "events", maxlen=1, approximate=False)
+
+        assert await soon(asyncio.gather(*waiting)) == [1, 2]

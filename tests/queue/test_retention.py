@@ -1,0 +1,204 @@
+"""Which finished jobs stay: by job, by worker, by count and by age; never a part of a job, never without bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bullpen.errors import PermanentError
+from bullpen.queue import Job
+from bullpen.wire.options import KeepJobs, Retention
+from tests.queue._kit import Failing, Kit, ids_of, nothing
+
+
+async def fail(job: Job) -> None:
+    raise PermanentError("no")
+
+
+def finished_hashes(kit: Kit, count: int) -> set[str]:
+    """Ids of the jobs whose hash exists, among the first `count` of the counter."""
+    return {str(n) for n in range(1, count + 1) if kit.has(str(n))}
+
+
+HANDLERS: dict[str, Any] = {"completed": nothing, "failed": fail}
+OPTIONS = {"completed": "remove_on_complete", "failed": "remove_on_fail"}
+
+RULES: list[tuple[Retention, int]] = [
+    # rule, how many of five finished jobs stay
+    (None, 5),
+    (False, 5),
+    (True, 0),
+    (0, 0),
+    (1, 1),
+    (3, 3),
+    (KeepJobs(count=2), 2),
+    (KeepJobs(count=0), 0),
+    (KeepJobs(age_s=3_600), 5),
+    (KeepJobs(age_s=0), 0),
+    (KeepJobs(), 5),
+]
+
+
+class TestRules:
+    @pytest.mark.requirement("Q-46", "Q-47", "Q-48")
+    @pytest.mark.parametrize("state", ["completed", "failed"])
+    @pytest.mark.parametrize(("rule", "kept"), RULES, ids=str)
+    async def test_the_newest_so_many_stay(self, kit: Kit, state: str, rule: Retention, kept: int) -> None:
+        """True or 0 deletes at once, false keeps, n keeps the n newest; what goes leaves no key behind."""
+        await kit.queue(None, **{OPTIONS[state]: rule}).add_many(("n", n) for n in range(5))
+
+        await kit.drain(HANDLERS[state], 5)
+
+        assert len(kit.zset(state)) == kept
+        assert set(kit.zset(state)) == finished_hashes(kit, 5)
+        assert list(kit.zset(state)) == [str(n) for n in range(6 - kept, 6)]
+
+    @pytest.mark.requirement("Q-46", "X-48")
+    @pytest.mark.parametrize("state", ["completed", "failed"])
+    @pytest.mark.parametrize(("rule", "kept"), RULES, ids=str)
+    async def test_a_worker_sets_the_rule_for_jobs_that_say_nothing(
+        self, kit: Kit, state: str, rule: Retention, kept: int
+    ) -> None:
+        """One place for the policy of a whole worker, in the same words as on a job."""
+        await kit.queue().add_many(("n", n) for n in range(5))
+
+        await kit.drain(HANDLERS[state], 5, **{OPTIONS[state]: rule})
+
+        assert len(kit.zset(state)) == kept
+        assert set(kit.zset(state)) == finished_hashes(kit, 5)
+
+    async def test_a_jobs_own_rule_comes_before_the_workers(self, kit: Kit) -> None:
+        """`False` is a rule too: keep this one, whatever the worker does with others."""
+        queue = kit.queue()
+        kept = await queue.add("kept", remove_on_complete=False)
+        await queue.add("gone")
+
+        await kit.drain(nothing, 2, remove_on_complete=True)
+
+        assert list(kit.zset("completed")) == [kept.id]
+
+    async def test_each_outcome_has_its_own_rule(self, kit: Kit) -> None:
+        """Completed jobs may go at once while failed ones stay for somebody to look at."""
+        await kit.queue(remove_on_complete=True, remove_on_fail=False).add_many([("a", None), ("b", None)])
+
+        await kit.drain(Failing(PermanentError("no")), 2)
+
+        assert kit.zset("completed") == {}
+        assert list(kit.zset("failed")) == ["1"]
+
+    @pytest.mark.parametrize(
+        "raw", ["-5", '"3"', "1.9", "[]", "{}", '{"count":-1}', '{"age":"x"}', '{"count":2,"limit":0}']
+    )
+    async def test_rules_of_others_are_read_with_care(self, kit: Kit, raw: str) -> None:
+        """Node accepts all of these; what cannot be read keeps the jobs, which is the safe side."""
+        kept = {'"3"': 3, "1.9": 1, '{"count":2,"limit":0}': 2}.get(raw, 4)
+        for n in range(4):
+            kit.seed(f"job-{n}", opts=f'{{"removeOnComplete":{raw}}}')
+
+        await kit.drain(nothing, 4)
+
+        assert list(kit.zset("completed")) == [f"job-{n}" for n in range(4 - kept, 4)]
+
+
+class TestAge:
+    @pytest.mark.requirement("Q-46")
+    async def test_older_jobs_go_when_the_next_one_finishes(self, kit: Kit) -> None:
+        """Age counts in seconds from the end of a job; it is looked at only when another one ends."""
+        queue = kit.queue(remove_on_complete=KeepJobs(age_s=60))
+        old = await queue.add_many([("old", None), ("old", None)])
+        await kit.drain(nothing, 2)
+        new = await queue.add("new")
+
+        await kit.drain(nothing, 1, clock_offset_ms=120_000)
+
+        assert list(kit.zset("completed")) == [new.id]
+        assert not any(kit.has(job_id) for job_id in ids_of(old))
+
+    async def test_age_and_count_hold_together(self, kit: Kit) -> None:
+        """Whoever gives two bounds means both, also when one of them has removed something already."""
+        queue = kit.queue(remove_on_complete=KeepJobs(age_s=60, count=2))
+        await queue.add("old")
+        await kit.drain(nothing, 1)
+        for n in range(5):
+            kit.seed(f"kept-{n}", to="completed", score=kit.server_ms() + 100_000 + n, finishedOn=1, returnvalue="1")
+        last = await queue.add("last")
+
+        await kit.drain(nothing, 1, clock_offset_ms=120_000)
+
+        assert list(kit.zset("completed")) == ["kept-4", last.id]
+
+    async def test_members_and_hashes_go_together(self, kit: Kit) -> None:
+        """At most `limit` aged jobs per finish; exactly the members whose hashes were deleted leave the set."""
+        for n in range(30):
+            kit.seed(f"aged-{n}", to="completed", score=1_000 + n, finishedOn=1_000 + n, returnvalue="1")
+        await kit.queue().add("now", remove_on_complete=KeepJobs(age_s=60, limit=10))
+
+        await kit.drain(nothing, 1)
+
+        members = set(kit.zset("completed")) - {"1"}
+        assert len(members) == 20
+        assert members == {f"aged-{n}" for n in range(30) if kit.has(f"aged-{n}")}
+
+
+class TestBounds:
+    async def test_a_call_removes_at_most_a_thousand(self, kit: Kit) -> None:
+        """An unbounded purge blocked whole servers; the next finish goes on where this one stopped."""
+        pipeline = kit.redis.pipeline(transaction=False)
+        for n in range(2_300):
+            pipeline.hset(f"{kit.base}old-{n:04}", mapping={"name": "old", "data": "{}", "finishedOn": n + 1})
+            pipeline.zadd(kit.base + "completed", {f"old-{n:04}": n + 1})
+        pipeline.execute()
+        queue = kit.queue(remove_on_complete=10)
+        left = []
+
+        for _ in range(3):
+            await queue.add("new")
+            await kit.drain(nothing, 1)
+            left.append(len(kit.zset("completed")))
+
+        assert left == [1_301, 302, 10]
+        assert len(list(kit.redis.scan_iter(f"{kit.base}old-*"))) == 7
+
+    async def test_everything_of_a_job_goes_with_it(self, kit: Kit) -> None:
+        """Logs and children's results are keys of their own; left behind they would stay for ever."""
+        job = await kit.queue().add("parent", remove_on_complete=True)
+        for suffix in ("processed", "failed"):
+            kit.redis.hset(f"{kit.base}{job.id}:{suffix}", "bull:kids:1", "1")
+
+        async def log(job: Job) -> None:
+            await job.log("line")
+
+        await kit.drain(log, 1)
+
+        assert list(kit.redis.scan_iter(f"{kit.base}{job.id}*")) == []
+
+    async def test_rules_of_one_call_apply_to_their_own_sets(self, kit: Kit) -> None:
+        """Jobs that end together may have many rules; failed ones must not go by a rule for completed ones."""
+        queue = kit.queue()
+        for n in range(10):
+            await queue.add("ok", n, remove_on_complete=3, remove_on_fail=7)
+        for n in range(10):
+            await queue.add("bad", n, remove_on_complete=3, remove_on_fail=7)
+
+        async def half(job: Job) -> None:
+            if job.name == "bad":
+                raise PermanentError("no")
+
+        await kit.drain(half, 20, concurrency=20)
+
+        assert len(kit.zset("completed")) == 3
+        assert len(kit.zset("failed")) == 7
+        assert set(kit.zset("completed")) | set(kit.zset("failed")) == finished_hashes(kit, 20)
+
+    @pytest.mark.requirement("X-5")
+    async def test_a_failed_job_that_is_removed_leaves_its_dead_letter(self, kit: Kit) -> None:
+        """The failed set may be kept empty when dead letters go to a queue of their own."""
+        job = await kit.queue().add("a", {"n": 1}, remove_on_fail=True)
+
+        await kit.drain(fail, 1, dead_letters=True)
+
+        assert kit.zset("failed") == {}
+        assert not kit.has(job.id)
+        [letter] = await kit.queue().dead_letters.list()
+        assert (letter.job_id, letter.data) == (job.id, {"n": 1})

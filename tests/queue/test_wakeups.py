@@ -1,0 +1,318 @@
+"""Whatever makes work ready wakes an idle worker at once.
+
+Every worker here sleeps for a minute unless woken, and every test waits for less: what arrives was announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from bullpen._kernel.backoff import Backoff
+from bullpen.errors import PermanentError
+from bullpen.queue import Job, Queue
+from tests.queue._kit import Failing, Gate, Kit, Told, nothing, soon
+from tests.queue.test_locks_and_stalls import check_stalled
+
+SLEEP_MS = 60_000
+
+
+async def idle(kit: Kit, handler: Any = nothing, **options: Any) -> Told:
+    """A worker that has looked in vain and now waits for the marker."""
+    told = await kit.work(handler, drain_delay=SLEEP_MS, **options)
+    await kit.until(
+        lambda: any("bzpopmin" in line and told.worker.name in line for line in kit.clients()), "it is idle"
+    )
+    return told
+
+
+class TestReadyWork:
+    @pytest.mark.parametrize("options", [{}, {"priority": 5}, {"lifo": True}, {"job_id": "own"}], ids=str)
+    async def test_an_add_wakes(self, kit: Kit, options: dict[str, Any]) -> None:
+        """The usual way."""
+        told = await idle(kit)
+
+        await kit.queue().add("a", **options)
+
+        await told.finished()
+
+    async def test_a_bulk_add_wakes_all_that_are_needed(self, kit: Kit) -> None:
+        """One marker wakes one worker; its take leaves the marker for the next."""
+        gate = Gate()
+        workers = [await idle(kit, gate) for _ in range(4)]
+
+        await kit.queue().add_many(("n", n) for n in range(4))
+        await gate.reached(4)
+
+        assert [told.worker.running for told in workers] == [1, 1, 1, 1]
+        gate.open()
+
+    async def test_resume_wakes(self, kit: Kit) -> None:
+        """Adds while paused set no marker; resume does it for them."""
+        queue = kit.queue()
+        await queue.pause()
+        told = await idle(kit)
+        await queue.add("a", priority=3)
+
+        await queue.resume()
+
+        await told.finished()
+
+    async def test_an_immediate_retry_wakes_somebody_else(self, kit: Kit) -> None:
+        """The worker that failed may be closing or paused."""
+        failing = Gate()
+
+        async def fail(job: Job) -> None:
+            await failing(job)
+            raise RuntimeError("boom")
+
+        kit.seed("job", opts='{"attempts": 2}')
+        first = await kit.work(fail)
+        await failing.reached()
+        told = await idle(kit)
+        first.worker.pause()
+
+        failing.open()
+
+        await told.finished()
+
+    @pytest.mark.parametrize("priority", [0, 4])
+    async def test_a_job_that_is_given_back_wakes_somebody_else(self, kit: Kit, priority: int) -> None:
+        """A prioritised one too, where Node leaves its workers asleep."""
+        gate = Gate()
+        await kit.queue().add("a", priority=priority)
+        first = await kit.work(gate)
+        await gate.reached()
+        told = await idle(kit)
+
+        await first.worker.close(timeout=0)
+
+        await told.finished()
+
+    async def test_a_stalled_job_that_comes_back_wakes(self, kit: Kit) -> None:
+        """The worker that had it is dead; nobody else would tell."""
+        kit.seed("lost", to="active")
+        kit.redis.delete(kit.base + "marker")
+        told = await idle(kit)
+
+        check_stalled(kit)
+        check_stalled(kit)
+
+        await told.finished()
+
+    async def test_a_redriven_dead_letter_wakes(self, kit: Kit) -> None:
+        """Also when it is rebuilt, because the failed job is gone."""
+        queue = kit.queue()
+        job = await queue.add("a", remove_on_fail=True)
+        await kit.drain(Failing(PermanentError("no")), 1, dead_letters=True)
+        told = await idle(kit)
+
+        await queue.dead_letters.redrive(f"dl-{job.id}-1")
+
+        await told.finished()
+
+    async def test_a_slot_of_the_global_concurrency_wakes_when_it_is_free(self, kit: Kit) -> None:
+        """The worker that had the slot takes nothing more, so its settle must wake another."""
+        gate = Gate()
+        queue = kit.queue()
+        kit.redis.hset(kit.base + "meta", "concurrency", 1)
+        await queue.add("a")
+        first = await kit.work(gate)
+        await gate.reached()
+        told = await idle(kit)
+        second = await queue.add("b")
+        assert kit.marker() == {}
+
+        closing = asyncio.ensure_future(first.worker.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await soon(closing)
+        await told.finished()
+
+        assert told.ids("completed") == [second.id]
+
+    async def test_a_released_parent_wakes_its_own_queue(self, kit: Kit) -> None:
+        """Parent and child may live in different queues; the marker is the parent's."""
+        parents = f"{kit.name}-parents"
+        base = f"bull:{parents}:"
+        kit.redis.hset(base + "p", mapping={"name": "p", "data": "{}", "opts": "{}", "priority": 0, "delay": 0})
+        kit.redis.zadd(base + "waiting-children", {"p": 1})
+        kit.redis.sadd(base + "p:dependencies", f"{kit.base}child")
+        kit.redis.hset(base + "meta", "opts.maxLenEvents", 10_000)
+        told = await idle(kit, queue=parents)
+        link = json.dumps({"id": "p", "queueKey": f"bull:{parents}"})
+
+        kit.seed("child", parentKey=base + "p", parent=link)
+        await kit.work(nothing)
+
+        await told.finished()
+        assert told.ids("completed") == ["p"]
+
+    async def test_the_follow_up_of_a_deduplicated_job_wakes(self, kit: Kit) -> None:
+        """It is created by the settle of its owner, perhaps by a worker that takes nothing more."""
+        gate = Gate()
+        kit.seed("owner", deid="d")
+        kit.redis.set(kit.base + "de:d", "owner")
+        kit.redis.hset(kit.base + "dn:d", mapping={"name": "next", "data": "{}", "opts": '{"de":{"id":"d"}}'})
+        first = await kit.work(gate)
+        await gate.reached()
+        told = await idle(kit)
+        closing = asyncio.ensure_future(first.worker.close())
+        await asyncio.sleep(0)
+
+        gate.open()
+        await soon(closing)
+
+        await told.finished()
+        assert [job.name for job, _ in told.of("completed")] == ["next"]
+
+    async def test_jobs_behind_a_full_worker_wake_another(self, kit: Kit) -> None:
+        """Whoever leaves work behind leaves the marker set."""
+        gate = Gate()
+        await kit.queue().add_many([("a", None), ("b", None)])
+        await kit.work(gate, drain_delay=SLEEP_MS)
+        await gate.reached()
+
+        told = await kit.work(nothing, drain_delay=SLEEP_MS)
+
+        await told.finished()
+        gate.open()
+
+    @staticmethod
+    def has_completed(kit: Kit, count: int) -> bool:
+        return len(kit.zset("completed")) == count
+
+    async def test_a_closed_worker_takes_no_marker_with_it(self, kit: Kit) -> None:
+        """Its blocked read ends before its connection does; otherwise the next add would wake nobody."""
+        queue = kit.queue()
+        told = await idle(kit)
+
+        done = 0
+        while done < 15:
+            leaving = await idle(kit)
+            await asyncio.gather(leaving.worker.close(), queue.add("a"))
+            done += 1
+            await kit.until(partial(self.has_completed, kit, done), f"round {done}", within_s=5)
+
+        assert len(told.of("completed")) <= 15
+
+    async def test_an_add_while_a_look_is_in_flight_is_not_forgotten(self, kit: Kit) -> None:
+        """The look's answer is older than the add; it must not put the worker to sleep."""
+        queue = kit.queue()
+        told = await idle(kit, concurrency=3)
+        kit.seed("big", data=json.dumps("x" * 4_000_000))  # a reply of many reads
+        kit.redis.delete(kit.base + "marker")
+        told.worker.resume()
+        await kit.until(lambda: kit.ids("active") == ["big"], "the look is under way")
+
+        await queue.add("small")
+
+        await told.finished(2)
+
+
+class TestDueWork:
+    async def test_delayed_jobs_start_on_time(self, kit: Kit) -> None:
+        """By the worker's own timer: the server's tick alone would be up to a tenth of a second late."""
+        queue = kit.queue()
+        told = await idle(kit, concurrency=10)
+        delays = (60, 20, 90, 40, 120)
+
+        jobs = [await queue.add("later", delay=delay) for delay in delays]
+        due = {job.id: kit.zset("delayed").get(job.id, 0) // 4096 for job in jobs}
+        await told.finished(5)
+
+        late = [int(kit.fields(job.id)["processedOn"]) - due[job.id] for job in jobs if due[job.id]]
+        assert min(late) >= 0
+        assert sorted(late)[len(late) // 2] < 60, late
+        assert told.ids("active") == [jobs[n].id for n in (1, 3, 0, 2, 4)]
+
+    async def test_an_earlier_delay_shortens_the_wait(self, kit: Kit) -> None:
+        """The worker already sleeps until a later one."""
+        queue = kit.queue()
+        told = await idle(kit)
+        await queue.add("much later", delay=50_000)
+        soon_due = await queue.add("soon", delay=30)
+
+        await told.finished()
+
+        assert told.ids("completed") == [soon_due.id]
+
+    async def test_a_delayed_retry_comes_back_on_time(self, kit: Kit) -> None:
+        """Its due time is in the reply of the settle that delayed it."""
+        told = await idle(kit, Failing(RuntimeError("boom")))
+
+        await kit.queue().add("a", attempts=2, backoff=Backoff.fixed(30))
+
+        await told.finished()
+
+    async def test_jobs_delayed_before_the_worker_started_are_known(self, kit: Kit) -> None:
+        """The first look tells the next due time, with no marker left to read."""
+        await kit.queue().add("later", delay=80)
+        kit.redis.delete(kit.base + "marker")
+
+        told = await kit.work(nothing, drain_delay=SLEEP_MS)
+
+        await told.finished()
+
+    async def test_the_one_who_read_the_due_time_may_leave(self, kit: Kit) -> None:
+        """Its reading removed the marker; the others must still learn of the job."""
+        queue = kit.queue()
+        workers = [await idle(kit) for _ in range(2)]
+        job = await queue.add("later", delay=400)
+        await kit.until(lambda: not kit.has("marker"), "one has read the marker")
+        reader = next(told for told in workers if told.worker._wakeups._timer is not None)
+        other = next(told for told in workers if told is not reader)
+
+        await reader.worker.close()
+
+        await other.finished(within_s=10)
+        assert other.ids("completed") == [job.id]
+
+    async def test_a_busy_worker_serves_due_jobs_when_a_slot_is_free(self, kit: Kit) -> None:
+        """The timer fired while all slots were taken; that must not be forgotten."""
+        gate = Gate()
+        queue = kit.queue()
+        await queue.add("busy")
+        told = await kit.work(gate, drain_delay=SLEEP_MS)
+        await gate.reached()
+        due = await queue.add("due", delay=20)
+        await kit.until(lambda: kit.server_ms() > kit.zset("delayed")[due.id] / 4096 + 20, "it is due")
+
+        gate.open()
+
+        await told.finished(2)
+
+
+class TestWithoutAMarker:
+    async def test_an_idle_worker_looks_after_its_drain_delay(self, kit: Kit) -> None:
+        """A lost marker costs latency, never a job."""
+        told = await kit.work(nothing, drain_delay=40)
+        await kit.until(lambda: told.worker._last_exchange, "it has looked in vain")
+
+        kit.seed("quiet")
+        kit.redis.delete(kit.base + "marker")
+
+        await told.finished(within_s=5)
+
+    async def test_a_longer_drain_delay_means_fewer_looks(self, kit: Kit) -> None:
+        """The option is what an idle queue costs the server."""
+        counts = []
+        for delay in (20, SLEEP_MS):
+            await kit.queue().add("warm")
+            told = await kit.work(nothing, drain_delay=delay)
+            await told.wait("completed")
+            kit.reset_statistics()
+            async with Queue("clock", connection=kit.url) as queue:  # about 200 ms, measured by something that happens
+                clock = await queue.add("tick", delay=200)
+                ticking = await kit.work(nothing, queue="clock")
+                await soon(clock.result())
+                await ticking.worker.close()
+            stats: Any = kit.redis.info("commandstats")
+            counts.append(stats.get("cmdstat_bzpopmin", {"calls": 0})["calls"])
+            await told.worker.close()
+
+        assert counts[0] > counts[1]
