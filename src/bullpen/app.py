@@ -1,0 +1,234 @@
+"""The composition root: one object that holds settings, connection, queues and everything that runs.
+
+In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
+closed in the right order.
+This is the only module that knows settings, the embedded server and the queue together. Elsewhere: reading settings
+(`bullpen.settings`), starting the server (`bullpen.embedded`), working on one queue (`bullpen.queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from bullpen.embedded import EmbeddedServer, acquire
+from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.queue import Connection, Queue, Worker
+from bullpen.settings import Settings
+
+__all__ = ["Bullpen", "Service", "connect"]
+
+logger = logging.getLogger("bullpen.app")
+
+_EMBEDDED: Final = "embedded://"
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
+
+class Service(Protocol):
+    """Something an app runs: a worker, or any other loop that can be asked to stop."""
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed; raise if it cannot go on. The app asks for `signals=False`: it handles them for all."""
+        ...
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop gracefully; 0 hurries a close that is under way. Safe to call twice; when it returns, all has ended."""
+        ...
+
+
+class Bullpen:
+    """One application: its settings, its connection, its queues and the workers that `run` starts.
+
+        app = Bullpen()
+
+        @app.handler("emails", concurrency=20)
+        async def send(job: Job) -> None: ...
+
+    Making one neither connects nor starts anything, so it may stand at the top of a module; `bullpen run module:app`
+    runs it.
+    """
+
+    def __init__(
+        self,
+        connection: str | Connection | None = None,
+        *,
+        prefix: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """`connection` and `prefix` win over the settings, which are loaded unless given."""
+        url = connection if isinstance(connection, str) else None
+        self.settings = settings or Settings.load(redis_url=url, redis_prefix=prefix)
+        self.prefix = prefix or self.settings.redis.prefix
+        """First part of every key of this app's queues."""
+        self._url = url
+        self._connection = connection if isinstance(connection, Connection) else None
+        self._owns_connection = self._connection is None
+        self._queues: dict[str, Queue] = {}
+        self._workers: dict[str, Worker] = {}
+        self._services: list[Service] = []
+        self._is_stopping = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that all queues and workers of this app share."""
+        if self._connection is None:
+            self._connection = connect(self._url or self.settings.connection_url())
+        return self._connection
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    def queue(self, name: str, **defaults: Any) -> Queue:
+        """The queue of this name, one object for all callers. `defaults` are those of `Queue`, given the first time."""
+        known = self._queues.get(name)
+        if known is None:
+            known = self._queues[name] = Queue(name, connection=self.connection, prefix=self.prefix, **defaults)
+        elif defaults:
+            raise InvalidOption(f"queue {name!r}", "its defaults where it is first named, and only there", defaults)
+        return known
+
+    def worker(self, queue: str, handler: Callable[..., Any], **options: Any) -> Worker:
+        """Let `handler` run the jobs of a queue when the app runs. `options` are those of `Worker`, checked now.
+
+        One per queue: two handlers would each get a random half of the jobs.
+        """
+        if queue in self._workers:
+            raise InvalidOption("queue", f"a queue without a worker in this app; {queue!r} has one", queue)
+        worker = Worker(queue, handler, connection=self.connection, prefix=self.prefix, **options)
+        self._workers[queue] = worker
+        self.add(worker)
+        return worker
+
+    def handler(self, queue: str, **options: Any) -> Callable[[AnyHandler], AnyHandler]:
+        """As `worker`, for decorating the handler."""
+
+        def register(handler: AnyHandler) -> AnyHandler:
+            self.worker(queue, handler, **options)
+            return handler
+
+        return register
+
+    def add(self, service: Service) -> None:
+        """Let `run` run this too."""
+        self._services.append(service)
+
+    async def run(self, *, signals: bool = True, concurrency: int | None = None) -> None:
+        """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
+
+        `concurrency` replaces that of every worker: how many fit is known where the program is started.
+
+        The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
+        and given back.
+        """
+        if not self._services:
+            raise NotConfigured("the app has nothing to run; register a handler with @app.handler(queue)")
+        if concurrency is not None:
+            for worker in self._workers.values():
+                worker.options = replace(worker.options, concurrency=concurrency)
+        try:
+            async with asyncio.TaskGroup() as group:
+                with self._signals(group) if signals else contextlib.nullcontext():
+                    runs = [group.create_task(self._serve(service)) for service in self._services]
+                    await asyncio.wait(runs)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the others were stopped because of the first
+        finally:
+            await self.aclose()
+
+    async def _serve(self, service: Service) -> None:
+        try:
+            await service.run(signals=False)
+        finally:
+            await self.stop()  # one part alone is no app: whoever supervises us shall see that it ended
+
+    async def stop(self, timeout: int | timedelta | None = None) -> None:
+        """End `run` gracefully; `timeout` is that of `Worker.close`."""
+        self._is_stopping = True
+        await asyncio.gather(*(service.close(timeout) for service in self._services))
+
+    async def aclose(self) -> None:
+        """Stop what runs, send what queues still hold, then let go of the connection. Safe to call twice."""
+        await self.stop()
+        for queue in self._queues.values():
+            await queue.close()
+        if self._connection is not None and self._owns_connection:
+            await self._connection.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @contextlib.contextmanager
+    def _signals(self, group: asyncio.TaskGroup) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT where that is possible: in the main thread, not on Windows."""
+        loop, installed = asyncio.get_running_loop(), []
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(NotImplementedError):
+                    loop.add_signal_handler(number, self._on_signal, group, number)
+                    installed.append(number)
+        try:
+            yield
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, group: asyncio.TaskGroup, number: signal.Signals) -> None:
+        running = sum(worker.running for worker in self._workers.values())
+        if self._is_stopping:
+            logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
+            group.create_task(self.stop(0))
+        else:
+            logger.warning("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
+            self._is_stopping = True
+            group.create_task(self.stop())
+
+
+# Finding a server ---------------------------------------------------------------------------------------------------
+
+_servers: dict[Path, EmbeddedServer] = {}
+_starting = threading.Lock()
+
+
+def connect(url: str | None = None) -> Connection:
+    """A connection to `url`, which may be `embedded://<dir>`; None: to what is configured, else the embedded server.
+
+    Does not connect yet. The embedded server is started on first use, and kept until this process ends.
+    """
+    if url is None:
+        url = Settings.load().connection_url()
+    if not url.startswith("embedded:"):
+        return Connection(url)
+    if not url.startswith(_EMBEDDED):
+        raise InvalidOption("connection", "embedded://<dir>", url)
+    named = url.removeprefix(_EMBEDDED)
+    directory = Path(named).expanduser().absolute() if named else Settings.load().embedded.data_dir
+    return Connection(partial(_embedded_url, directory), revive=partial(_revive, directory))
+
+
+def _embedded_url(directory: Path) -> str:
+    with _starting:
+        server = _servers.get(directory)
+        if server is None:
+            server = _servers[directory] = acquire(directory)
+        return server.url
+
+
+def _revive(directory: Path) -> None:
+    _embedded_url(directory)
+    _servers[directory].ensure_running()

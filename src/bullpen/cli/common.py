@@ -1,0 +1,159 @@
+"""What all commands share: options, how to reach queues, how to print.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 not done, for the reason printed; 2 the command
+was wrong; 3 the server cannot be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from bullpen.app import Bullpen
+
+T = TypeVar("T")
+
+RedisOption = Annotated[
+    str | None, typer.Option("--redis", metavar="URL", help="Server to use; else what is configured.")
+]
+PrefixOption = Annotated[
+    str | None, typer.Option("--prefix", metavar="TEXT", help="First part of all keys; else what is configured.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+_WIDE: Final = 10_000
+"""Columns of a table that nobody looks at directly: a pipe must get all of the text."""
+
+
+class Done(Exception):
+    """Ends a command with exit code 1 and one line: it was understood, and could not be done."""
+
+
+class WrongCommand(Exception):
+    """Ends a command with exit code 2 and one line: it makes no sense as it stands."""
+
+
+# Reaching queues ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def opened(redis: str | None, prefix: str | None) -> AsyncIterator[Bullpen]:
+    """The configured app, or one for the server that was named. Raises ConnectionLost at once if nobody answers."""
+    async with Bullpen(redis, prefix=prefix) as app:
+        # A queue would try again for a minute, which is right for a program and wrong for a person at a prompt.
+        wire = await app.connection.open()
+        wire.close()
+        yield app
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Run the asynchronous part of a command."""
+    return asyncio.run(work)
+
+
+def speak_plainly(*, as_json: bool) -> None:
+    """Log lines of a short command: errors, and which embedded server is used. Advice is for programs that stay."""
+    logging.basicConfig(level=logging.ERROR, format="bullpen: %(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.WARNING)
+
+
+def speak_fully(level: int) -> None:
+    """Log lines of a program that stays: everything, with time and process."""
+    line = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
+    logging.basicConfig(level=level, format=line, stream=sys.stderr, force=True)
+    logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
+
+
+class QueueFirst(TyperGroup):
+    """A group whose commands take a queue, which may stand first: `jobs emails` lists, `jobs emails show 5` shows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        match args:
+            case [] | ["--help", *_]:
+                pass
+            case [word, *_] if word in self.commands:
+                pass
+            case [word, *_] if word.startswith("-"):
+                args = ["list", *args]
+            case [queue, action, *rest] if action in self.commands:
+                args = [action, queue, *rest]
+            case [word, another, *_] if not another.startswith("-"):
+                raise WrongCommand(f"no such action {word!r}; there is {', '.join(self.commands)}")
+            case _:
+                args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+# Reading arguments --------------------------------------------------------------------------------------------------
+
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration(option: str, text: str) -> timedelta:
+    """`1500` or `1500ms`, `90s`, `15m`, `2h`, `1d`."""
+    match = re.fullmatch(r"(\d{1,15})(ms|s|m|h|d)?", text.strip())
+    if match is None:
+        raise typer.BadParameter(
+            f"{text!r} is no duration; write 1500 (milliseconds), 90s, 15m, 2h or 1d", param_hint=f"'{option}'"
+        )
+    return timedelta(milliseconds=int(match[1]) * _UNITS[match[2] or "ms"])
+
+
+def parse_json(option: str, text: str) -> Any:
+    """JSON from the command line; `-` reads it from stdin."""
+    try:
+        return json.loads(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+
+
+# Printing -----------------------------------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()) -> None:
+    """A table without lines; columns named in `numbers` are aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    right = set(numbers)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))  # as Text: brackets in data are no markup
+    if out.is_terminal:
+        Console(highlight=False).print(table)
+    else:
+        Console(width=_WIDE, highlight=False).print(table)
+
+
+def when(epoch_ms: int) -> str:
+    """An instant for people, in UTC; empty for 0, which means unset."""
+    if not epoch_ms:
+        return ""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def short(value: Any, limit: int = 80) -> str:
+    """JSON on one line, cut to what fits beside other columns."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,32 @@
+"""`bullpen config`: which settings hold, and where each came from."""
+
+from __future__ import annotations
+
+import typer
+
+from bullpen.cli import common
+from bullpen.cli.common import JsonOption, PrefixOption, RedisOption
+from bullpen.settings import Settings
+
+app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
+
+
+@app.callback()
+def config() -> None:
+    """Show the configuration."""
+
+
+@app.command()
+def show(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
+    """Print every setting, its value (passwords hidden), where it came from, and the variable that sets it."""
+    settings = list(Settings.load(redis_url=redis, redis_prefix=prefix).describe())
+    if as_json:
+        common.print_json(
+            [
+                {"key": each.key, "value": each.value, "origin": str(each.origin), "variable": each.variable}
+                for each in settings
+            ]
+        )
+    else:
+        rows = [(each.key, each.value, each.origin, each.variable or "") for each in settings]
+        common.print_table(("setting", "value", "from", "variable"), rows)

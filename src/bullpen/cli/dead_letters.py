@@ -1,0 +1,226 @@
+"""`bullpen dead-letters`: look at what failed for good, send it back or throw it away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from bullpen.cli import common
+from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
+from bullpen.errors import JobNotFound, JobStateConflict
+from bullpen.queue import DeadLetter
+from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
+
+app = typer.Typer(
+    cls=QueueFirst,
+    help="List, show, redrive and discard dead letters. The queue may stand first: bullpen dead-letters emails.",
+    no_args_is_help=True,
+)
+
+EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)]
+EntriesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Ids of entries, as listed.", show_default=False)
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All entries of the queue.")]
+NameOption = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs of this name.")]
+ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")]
+
+
+@app.callback()
+def dead_letters() -> None:
+    """List, show, redrive and discard dead letters. The queue may stand first: bullpen dead-letters emails."""
+
+
+@app.command("list")
+def list_(
+    queue: QueueArgument,
+    name: NameOption = None,
+    error: ErrorOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List entries, oldest first."""
+    depth, found = common.wait_for(_list(queue, DeadLetterFilter(job_name=name, error=error), limit, redis, prefix))
+    if as_json:
+        common.print_json([_to_json(letter) for letter in found])
+    elif not found:
+        common.err.print(f"no dead letters of {queue!r}" + (" like that" if name or error else ""), markup=False)
+    else:
+        rows = [
+            (each.id, each.job_name, each.attempts_made, each.failed_at, common.short(each.error_message))
+            for each in found
+        ]
+        common.print_table(("entry", "job", "attempts", "failed at", "error"), rows, numbers=["attempts"])
+        if len(found) == limit < depth:
+            common.err.print(f"{len(found)} of {depth}; --limit shows more")
+
+
+@app.command()
+def show(
+    queue: QueueArgument,
+    entry: EntryArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one entry with its payload, error and stack."""
+    letter = common.wait_for(_get(queue, entry, redis, prefix))
+    if as_json:
+        common.print_json(_to_json(letter))
+        return
+    fields = [(name, common.short(value, limit=10_000)) for name, value in letter.entry.items() if name != "error"]
+    common.print_table(("field", "value"), fields)
+    common.out.print("\nerror:", letter.error_stack or letter.error_message, sep="\n", markup=False)
+
+
+@app.command()
+def redrive(
+    queue: QueueArgument,
+    entries: EntriesArgument = None,
+    everything: AllOption = False,
+    name: NameOption = None,
+    error: ErrorOption = None,
+    limit: LimitOption = None,
+    rate: Annotated[float | None, typer.Option(help="At most so many a second.")] = None,
+    dry_run: DryRunOption = False,
+    by: Annotated[str | None, typer.Option(metavar="WHO", help="Noted with the job.", show_default="you")] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send jobs back to their queue with their id and idempotency key; attempts start again."""
+    where = _which(entries, everything, name, error)
+
+    async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
+        if where is not None:
+            options: dict[str, Any] = {"limit": limit, "rate": rate, "by": by}
+            return await letters.redrive_all(where, dry_run=dry_run, on_progress=on_progress, **options)
+        report = RedriveReport(is_dry_run=dry_run)
+        for entry in entries or ():
+            problem = None
+            try:
+                if not dry_run:
+                    await letters.redrive(entry, by=by)
+            except (JobNotFound, JobStateConflict) as conflict:
+                problem = str(conflict)
+            report = _counted(report, entry, problem)
+        return report
+
+    _tell("redriven", common.wait_for(_with_letters(queue, redis, prefix, work, as_json)), as_json)
+
+
+@app.command()
+def discard(
+    queue: QueueArgument,
+    entries: EntriesArgument = None,
+    everything: AllOption = False,
+    name: NameOption = None,
+    error: ErrorOption = None,
+    limit: LimitOption = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
+    where = _which(entries, everything, name, error)
+    if everything and not yes and not dry_run:
+        if as_json or not sys.stdin.isatty():
+            raise WrongCommand("discarding --all entries needs --yes where nobody can be asked")
+        typer.confirm(f"Delete all dead letters of {queue!r} for good?", abort=True, err=True)
+
+    async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
+        if where is not None:
+            return await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
+        report = RedriveReport(is_dry_run=dry_run)
+        for entry in entries or ():
+            is_gone = not dry_run and not await letters.discard(entry)
+            report = _counted(report, entry, f"there is no dead letter {entry!r}" if is_gone else None)
+        return report
+
+    _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json)), as_json)
+
+
+def _which(entries: list[str] | None, everything: bool, name: str | None, error: str | None) -> DeadLetterFilter | None:
+    """The filter of a bulk operation, or None when entries are named. Deleting by accident must not be easy."""
+    is_filtered = name is not None or error is not None
+    if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
+        raise WrongCommand("name the entries, or choose them by --name or --error, or say --all")
+    return None if entries else DeadLetterFilter(job_name=name, error=error)
+
+
+def _counted(report: RedriveReport, entry: str, problem: str | None) -> RedriveReport:
+    skipped = report.skipped if problem is None else (*report.skipped, (entry, problem))
+    done = report.done + (problem is None and not report.is_dry_run)
+    return replace(report, examined=report.examined + 1, matched=report.matched + 1, done=done, skipped=skipped)
+
+
+def _tell(verb: str, report: RedriveReport, as_json: bool) -> None:
+    if as_json:
+        counts = {"matched": report.matched, verb: report.done, "dryRun": report.is_dry_run}
+        common.print_json({**counts, "skipped": dict(report.skipped)})
+    else:
+        would = "would be " if report.is_dry_run else ""
+        common.out.print(f"{would}{verb}: {report.matched if report.is_dry_run else report.done}")
+        for _, problem in report.skipped:
+            common.err.print(problem, markup=False)
+    if report.skipped:
+        raise Done("" if as_json else f"not {verb}: {report.matched - report.done}")
+
+
+async def _list(
+    queue: str, where: DeadLetterFilter, limit: int, redis: str | None, prefix: str | None
+) -> tuple[int, list[DeadLetter]]:
+    async with common.opened(redis, prefix) as app:
+        letters = app.queue(queue).dead_letters
+        found: list[DeadLetter] = []
+        async for letter in letters.find(where):
+            found.append(letter)
+            if len(found) == limit:
+                break
+        return await letters.depth(), found
+
+
+async def _get(queue: str, entry: str, redis: str | None, prefix: str | None) -> DeadLetter:
+    async with common.opened(redis, prefix) as app:
+        letters = app.queue(queue).dead_letters
+        letter = await letters.get(entry)
+        if letter is None:
+            raise JobNotFound(letters.queue_name, entry)
+        return letter
+
+
+async def _with_letters(queue: str, redis: str | None, prefix: str | None, work: Any, as_json: bool) -> RedriveReport:
+    async with common.opened(redis, prefix) as app:
+        letters = app.queue(queue).dead_letters
+        with _bar(await letters.depth(), as_json) as on_progress:
+            report: RedriveReport = await work(letters, on_progress)
+            return report
+
+
+@contextmanager
+def _bar(total: int, as_json: bool) -> Iterator[OnProgress]:
+    """A bar on stderr while there is much to do and somebody to see it."""
+    hidden = as_json or total < 20 or not common.err.is_terminal
+    with Progress(console=common.err, transient=True, disable=hidden) as progress:
+        task = progress.add_task("looking through the entries", total=total)
+
+        def advance(report: RedriveReport) -> None:
+            progress.update(task, completed=report.examined)
+
+        yield advance
+
+
+def _to_json(letter: DeadLetter) -> dict[str, Any]:
+    return {"id": letter.id, **letter.entry}

@@ -1,0 +1,225 @@
+"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote and remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+
+from bullpen.cli import common
+from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption
+from bullpen.errors import JobNotFound, JobStateConflict
+from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.queue.browse import list_jobs
+
+app = typer.Typer(
+    cls=QueueFirst,
+    help="List, show, add and change jobs. The queue may stand first: bullpen jobs emails.",
+    no_args_is_help=True,
+)
+
+_STATES: list[JobState] = [state for state in JobState if state is not JobState.UNKNOWN]
+StateOption = Annotated[
+    list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.", show_default="all")
+]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.", show_default=False)]
+
+
+@app.callback()
+def jobs() -> None:
+    """List, show, add and change jobs. The queue may stand first: bullpen jobs emails."""
+
+
+@app.command("list")
+def list_(
+    queue: QueueArgument,
+    state: StateOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many jobs of each state.")] = 20,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs: what runs next first, of finished ones the newest first."""
+    found = common.wait_for(_list(queue, state or _STATES, limit, redis, prefix))
+    if as_json:
+        common.print_json([{"state": each_state.value, **job.to_json()} for each_state, job in found])
+    elif not found:
+        common.err.print(f"no jobs in {queue!r}" + (" in this state" if state else ""))
+    else:
+        rows = [
+            (job.id, job.name, st.value, job.attempts_made, common.when(job.timestamp), _note(job)) for st, job in found
+        ]
+        common.print_table(("id", "name", "state", "attempts", "added", ""), rows, numbers=["attempts"])
+
+
+@app.command()
+def show(
+    queue: QueueArgument,
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything that is stored about one job."""
+    state, job, logs = common.wait_for(_read(queue, job_id, redis, prefix))
+    if as_json:
+        common.print_json({"state": state.value, **job.to_json(), "logs": logs})
+        return
+    common.print_table(("field", "value"), [("state", state.value), *_fields(job)])
+    for title, lines in (("logs", logs), ("stack traces", list(job.stacktrace))):
+        if lines:
+            common.out.print(f"\n{title}:", *lines, sep="\n", markup=False)
+
+
+@app.command()
+def add(
+    queue: QueueArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.", show_default=False)],
+    data: Annotated[str, typer.Option(metavar="JSON", help="Its data; - reads it from stdin.")] = "{}",
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="0 before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, typer.Option(help="All tries, the first included.", show_default="3")] = None,
+    job_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="An id of your own.")] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add one job."""
+    options = {
+        "delay": None if delay is None else common.duration("--delay", delay),
+        "priority": priority,
+        "attempts": attempts,
+        "job_id": job_id,
+    }
+    job = common.wait_for(_add(queue, name, common.parse_json("--data", data), options, redis, prefix))
+    if as_json:
+        common.print_json({"id": job.id, "added": job.added.value})
+    elif job.added is Added.CREATED:
+        common.out.print(f"added job {job.id} to {queue}", markup=False)
+    else:
+        state = job.blocked_by.state.value if job.blocked_by else "known"
+        raise common.Done(f"job {job.id!r} exists in {queue!r} already and is {state}; nothing was changed")
+
+
+@app.command()
+def retry(
+    queue: QueueArgument,
+    ids: IdsArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put failed jobs back in line with all their attempts. Their dead letters go."""
+
+    async def act(opened: Queue, job_id: str) -> None:
+        await opened.retry(job_id, reset_attempts=True)
+
+    _tell("retried", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+@app.command()
+def promote(
+    queue: QueueArgument,
+    ids: IdsArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let delayed jobs run now."""
+
+    async def act(opened: Queue, job_id: str) -> None:
+        await opened.promote(job_id)
+
+    _tell("promoted", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+@app.command()
+def remove(
+    queue: QueueArgument,
+    ids: IdsArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete jobs for good, with their children if they have any. Running ones are refused."""
+
+    async def act(opened: Queue, job_id: str) -> None:
+        if not await opened.remove(job_id):
+            raise JobNotFound(queue, job_id)
+
+    _tell("removed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+def _tell(verb: str, problems: dict[str, str | None], as_json: bool) -> None:
+    done = [job_id for job_id, problem in problems.items() if problem is None]
+    skipped = {job_id: problem for job_id, problem in problems.items() if problem is not None}
+    if as_json:
+        common.print_json({verb: done, "skipped": skipped})
+    else:
+        common.out.print(f"{verb}: {len(done)}")
+        for problem in skipped.values():
+            common.err.print(problem, markup=False)
+    if skipped:
+        raise common.Done("" if as_json else f"not {verb}: {len(skipped)}")
+
+
+async def _each(
+    queue: str,
+    ids: list[str],
+    redis: str | None,
+    prefix: str | None,
+    act: Callable[[Queue, str], Awaitable[None]],
+) -> dict[str, str | None]:
+    """Do it to one job after the other; what cannot be done to one keeps nobody else from being done."""
+    problems: dict[str, str | None] = {}
+    async with common.opened(redis, prefix) as app:
+        for job_id in ids:
+            problems[job_id] = None
+            try:
+                await act(app.queue(queue), job_id)
+            except (JobNotFound, JobStateConflict) as error:
+                problems[job_id] = str(error)
+    return problems
+
+
+async def _list(
+    queue: str, states: list[JobState], limit: int, redis: str | None, prefix: str | None
+) -> list[tuple[JobState, Job]]:
+    async with common.opened(redis, prefix) as app:
+        return [(state, job) for state in states for job in await list_jobs(app.queue(queue), state, count=limit)]
+
+
+async def _read(queue: str, job_id: str, redis: str | None, prefix: str | None) -> tuple[JobState, Job, list[str]]:
+    async with common.opened(redis, prefix) as app:
+        job = await app.queue(queue).get_job(job_id)
+        if job is None:
+            raise JobNotFound(queue, job_id)
+        return await job.state(), job, await job.logs()
+
+
+async def _add(queue: str, name: str, data: Any, options: dict[str, Any], redis: str | None, prefix: str | None) -> Job:
+    async with common.opened(redis, prefix) as app:
+        return await app.queue(queue).add(name, data, **options)
+
+
+def _note(job: Job) -> str:
+    """The most telling thing about a job: why it failed, what it returned, else its data."""
+    if job.failed_reason:
+        return common.short(job.failed_reason)
+    return common.short(job.return_value if job.finished_on else job.record.raw_data.decode("utf-8", "replace"))
+
+
+def _fields(job: Job) -> list[tuple[str, str]]:
+    times = {"timestamp", "processedOn", "finishedOn"}
+    return [
+        (name, f"{value} ({common.when(value)})" if name in times and value else _whole(value))
+        for name, value in job.to_json().items()
+        if name != "stacktrace"
+    ]
+
+
+def _whole(value: Any) -> str:
+    return common.short(value, limit=10_000)

@@ -1,0 +1,131 @@
+"""`bullpen queues`: which queues there are, how full they are, pause and resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from bullpen.app import Bullpen
+from bullpen.cli import common
+from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, RedisOption
+from bullpen.queue.browse import find_queues
+
+app = typer.Typer(help="List queues with their counts; show, pause and resume one.")
+
+_COLUMNS = ("queue", "waiting", "prioritized", "delayed", "active", "completed", "failed", "dead letters", "")
+
+
+@app.callback(invoke_without_command=True)
+def queues(
+    context: typer.Context, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """List the queues of the server with their counts; show, pause and resume one."""
+    if context.invoked_subcommand is None:
+        list_queues(redis, prefix, as_json)
+
+
+@app.command("list")
+def list_queues(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
+    """List all queues under the prefix."""
+    found = common.wait_for(_all(redis, prefix))
+    if as_json:
+        common.print_json(found)
+    elif found:
+        _print(found)
+    else:
+        common.err.print("no queues here yet")
+
+
+@app.command()
+def show(
+    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """Show one queue."""
+    found = common.wait_for(_one(queue, redis, prefix))
+    if as_json:
+        common.print_json(found)
+    else:
+        _print([found])
+
+
+@app.command()
+def pause(
+    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """Let workers of all clients take nothing more; running jobs finish."""
+    common.wait_for(_switch(queue, redis, prefix, paused=True))
+    _tell_paused(queue, True, as_json)
+
+
+@app.command()
+def resume(
+    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """Let workers take again."""
+    common.wait_for(_switch(queue, redis, prefix, paused=False))
+    _tell_paused(queue, False, as_json)
+
+
+def _tell_paused(queue: str, paused: bool, as_json: bool) -> None:
+    if as_json:
+        common.print_json({"queue": queue, "paused": paused})
+    else:
+        common.out.print(f"{queue} is {'paused' if paused else 'running'}")
+
+
+async def _all(redis: str | None, prefix: str | None) -> list[dict[str, Any]]:
+    async with common.opened(redis, prefix) as app:
+        with common.err.status("looking for queues"):
+            names = await find_queues(app.connection, app.prefix)
+        # A dead-letter queue is shown as a number beside the queue it belongs to, unless that one is gone.
+        shown = [name for name in names if not (name.endswith("-dlq") and name.removesuffix("-dlq") in names)]
+        return [await _describe(app, name) for name in shown]
+
+
+async def _one(queue: str, redis: str | None, prefix: str | None) -> dict[str, Any]:
+    async with common.opened(redis, prefix) as app:
+        await _must_exist(app, queue)
+        return await _describe(app, queue)
+
+
+async def _switch(queue: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:
+    async with common.opened(redis, prefix) as app:
+        await _must_exist(app, queue)
+        await (app.queue(queue).pause() if paused else app.queue(queue).resume())
+
+
+async def _must_exist(app: Bullpen, queue: str) -> None:
+    """A misspelt name must not look like an empty queue, nor make one."""
+    keys = app.queue(queue).keys
+    if not await app.connection.shared_door(keys.base).call("EXISTS", keys.meta):
+        raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; `bullpen queues` lists what there is")
+
+
+async def _describe(app: Bullpen, name: str) -> dict[str, Any]:
+    queue = app.queue(name)
+    counts = await queue.counts()
+    return {
+        "queue": name,
+        "waiting": counts.waiting,
+        "prioritized": counts.prioritized,
+        "delayed": counts.delayed,
+        "waitingChildren": counts.waiting_children,
+        "active": counts.active,
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "deadLetters": await queue.dead_letters.depth(),
+        "paused": await queue.is_paused(),
+    }
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    has_parents = any(each["waitingChildren"] for each in found)
+    columns = (*_COLUMNS[:4], "waiting for children", *_COLUMNS[4:]) if has_parents else _COLUMNS
+    rows = []
+    for each in found:
+        row = [each["queue"], each["waiting"], each["prioritized"], each["delayed"]]
+        row += [each["waitingChildren"]] if has_parents else []
+        row += [each["active"], each["completed"], each["failed"], each["deadLetters"]]
+        rows.append([*row, "paused" if each["paused"] else ""])
+    common.print_table(columns, rows, numbers=columns[1:-1])

@@ -1,0 +1,131 @@
+"""`bullpen run`: run the workers of an application, in this process or in several that are watched over."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from bullpen.app import Bullpen
+from bullpen.cli.common import Done, PrefixOption, RedisOption, WrongCommand, speak_fully, wait_for
+from bullpen.cli.supervisor import Supervisor
+from bullpen.errors import BullpenError
+
+logger = logging.getLogger("bullpen.run")
+
+
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="Where the Bullpen object is; ':app' may be left out.")
+    ],
+    processes: Annotated[int, typer.Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the workers of an application until SIGTERM or Ctrl-C.
+
+    The first signal lets running jobs finish, a second one gives them back, a third one kills worker processes.
+    """
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise WrongCommand(f"{log_level!r} is no log level; write debug, info, warning or error")
+    speak_fully(level)
+    # Through the environment, because the module makes its own Bullpen; an address in its code still wins.
+    for variable, value in (("BULLPEN_REDIS_URL", redis), ("BULLPEN_PREFIX", prefix)):
+        if value is not None:
+            os.environ[variable] = value
+    if processes > 1:
+        options = ["--log-level", log_level, *(["--concurrency", str(concurrency)] if concurrency else [])]
+        raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
+    _run_here(load_app(target), concurrency, lifeline)
+
+
+def load_app(target: str) -> Bullpen:
+    """Import the module, from the working directory too, and take the Bullpen out of it."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name:
+        raise WrongCommand(f"{target!r}: expected MODULE:APP, such as shop.jobs:app")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = _import(module_name)
+    found: Any = module
+    for part in (attribute or "app").split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Bullpen):
+        return found
+    apps = [name for name, value in vars(module).items() if isinstance(value, Bullpen)]
+    hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
+    raise WrongCommand(f"{module_name!r} has no Bullpen called {attribute or 'app'!r}{hint}")
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except BullpenError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the program of the user raises
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise WrongCommand(f"there is no module {name!r} here or on the Python path") from None
+        # The program of the user has failed, not the command: its author needs to see where.
+        traceback.print_exception(error)
+        raise Done(f"importing {name!r} failed: {error}") from None
+
+
+def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None) -> None:
+    async def main() -> None:
+        if lifeline is not None:
+            _stop_without(lifeline, app)
+        queues = ", ".join(worker.queue_name for worker in app.workers)
+        # In a thread: the embedded server may have to be started before it has an address.
+        logger.info("taking jobs from %s on %s", queues, await asyncio.to_thread(lambda: app.connection.address))
+        await app.run(concurrency=concurrency)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+    logger.info("stopped")
+    _leave_behind_stuck_threads()
+
+
+def _stop_without(lifeline: int, app: Bullpen) -> None:
+    """Stop when the other end of the pipe is closed: our supervisor has died, and nobody would ever stop us."""
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(lifeline)
+        logger.warning("the supervisor is gone; stopping")
+        stopping.append(loop.create_task(app.stop()))
+
+    stopping: list[asyncio.Task[None]] = []
+    loop.add_reader(lifeline, on_end)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop if it is installed (the extra `fast`)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _leave_behind_stuck_threads() -> None:
+    """A `def` handler that does not return cannot be stopped; Python would wait for its thread for ever."""
+    stuck = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if stuck:
+        logger.warning("leaving without %d handler threads that do not stop", len(stuck))
+        logging.shutdown()
+        os._exit(0)

@@ -1,0 +1,123 @@
+"""Watch over worker processes: start them, start those again that die, pass on the wish to stop.
+
+In: the arguments of the command that each process runs. Out: the exit code. Children are in process groups of their
+own, so that Ctrl-C in a terminal reaches only us, and each holds one end of a pipe: when we die, they see it and stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Final
+
+logger = logging.getLogger("bullpen.supervisor")
+
+WRONG_COMMAND: Final = 2
+"""A child that says this would say it again; it is not started a second time."""
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+_HEALTHY_AFTER_S: Final = 30.0
+"""A child that lived so long did start; its next death begins with the short pause again."""
+
+
+def pause_after(deaths: int) -> float:
+    """Seconds to wait after so many deaths in a row (from 1)."""
+    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(deaths - 1, 10)))
+
+
+class Supervisor:
+    """Runs `processes` children until a signal."""
+
+    def __init__(self, arguments: list[str], processes: int) -> None:
+        self._command = [sys.executable, "-m", "bullpen.cli", *arguments]
+        self._processes = processes
+        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._signals = 0
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Until the first signal, then until all children have ended."""
+        lifeline, self._our_end = os.pipe()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for slot in range(1, self._processes + 1):
+                    group.create_task(self._keep_running(slot, lifeline))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            os.close(lifeline)
+            os.close(self._our_end)
+        logger.info("all worker processes have ended")
+        return self._exit_code
+
+    async def _keep_running(self, slot: int, lifeline: int) -> None:
+        deaths = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            child = await asyncio.create_subprocess_exec(
+                *self._command, "--lifeline", str(lifeline), pass_fds=(lifeline,), process_group=0
+            )
+            self._children[slot] = child
+            logger.info("worker process %d is pid %d", slot, child.pid)
+            if self._stopping.is_set():  # the signal came while it was being started
+                self._send(child, signal.SIGTERM)
+            code = await child.wait()
+            del self._children[slot]
+            if self._stopping.is_set():
+                return
+            if code == WRONG_COMMAND:
+                self._exit_code = code
+                self._stop()
+                return
+            deaths = 1 if time.monotonic() - started > _HEALTHY_AFTER_S else deaths + 1
+            await self._pause(slot, child.pid, code, deaths)
+
+    async def _pause(self, slot: int, pid: int, code: int, deaths: int) -> None:
+        pause_s = pause_after(deaths)
+        logger.error(
+            "worker process %d (pid %d) ended with %s; starting it again in %g s", slot, pid, describe(code), pause_s
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        match self._signals:
+            case 1:
+                logger.warning("%s: worker processes finish their jobs; once more hurries them", number.name)
+                self._stop()
+            case 2:
+                logger.warning("%s again: running jobs are given back; once more kills", number.name)
+                for child in self._children.values():
+                    self._send(child, signal.SIGTERM)
+            case _:
+                logger.warning("%s once more: worker processes are killed", number.name)
+                for child in self._children.values():
+                    self._send(child, signal.SIGKILL)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for child in self._children.values():
+            self._send(child, signal.SIGTERM)
+
+    @staticmethod
+    def _send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+
+def describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

@@ -1,0 +1,532 @@
+"""What is configured from outside, read and checked once: arguments, environment, TOML file, defaults.
+
+In: arguments of the caller, environment variables, `bullpen.toml` or the `[tool.bullpen]` table of `pyproject.toml`.
+Out: one frozen `Settings`, and for each value its `Origin`. A value that cannot be used stops the start with a message
+that names the variable, the argument or the line of the file it came from.
+Elsewhere: connecting to what is named here (`bullpen.queue`), starting the bundled server (`bullpen.embedded`).
+
+A new feature adds a section: a dataclass of `_option(...)` fields, and a field of it in `Settings`. The key in the
+file, the name of the argument, the check and `config show` follow from that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
+
+from bullpen._kernel.ids import check_prefix
+from bullpen.errors import InvalidOption, NotConfigured
+
+__all__ = [
+    "EmbeddedSettings",
+    "KafkaSettings",
+    "LedgerSettings",
+    "MessageSettings",
+    "Origin",
+    "OutboxSettings",
+    "RabbitMQSettings",
+    "RedisSettings",
+    "RunSettings",
+    "Setting",
+    "Settings",
+    "WebhookSettings",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from. As text it is the name a reader has to look for."""
+
+    kind: Literal["argument", "environment", "file", "default"]
+    name: str
+    """The argument, the variable, or the key in its file; for a default, where it was derived from."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "argument":
+                return f"argument {self.name}"
+            case "environment":
+                return f"environment variable {self.name}"
+            case "file":
+                return self.name
+            case "default":
+                return f"default{f' ({self.name})' if self.name else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of `config show`: secrets are already hidden."""
+
+    key: str
+    value: str
+    origin: Origin
+    variable: str | None
+    """The environment variable that sets it, if there is one."""
+
+
+# What kinds of values there are ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    expected: str
+    accepts: Callable[[Any], bool]
+    from_text: Callable[[str], object] = str
+    """Environment variables are always text; a file or an argument must have the right type by itself."""
+    shown: Callable[[Any], str] = str
+    is_path: bool = False
+
+
+def _whole_number(minimum: int) -> _Kind:
+    def from_text(text: str) -> object:
+        # int() alone would also take "1_000" and digits of other scripts, which nobody means.
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) else text
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+    return _Kind(f"a whole number of at least {minimum}", accepts, from_text)
+
+
+def _one_of(*choices: str) -> _Kind:
+    return _Kind(" or ".join(map(repr, choices)), lambda value: value in choices, str.strip)
+
+
+def _without_password(url: object) -> str:
+    """The address as it may be shown: up to the last @ everything after the user name is hidden."""
+    hidden = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))
+    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
+
+
+_SCHEMES = (
+    *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    "embedded",
+)
+_is_address = re.compile(rf"(?:{'|'.join(map(re.escape, _SCHEMES))})://[^\x00-\x1f]+").fullmatch
+_ADDRESS = _Kind(
+    "an address that starts with " + ", ".join(f"{scheme}://" for scheme in _SCHEMES),
+    lambda value: isinstance(value, str) and _is_address(value) is not None,
+    str.strip,
+    _without_password,
+)
+
+
+_is_database = re.compile(r"(?:postgres(?:ql)?|sqlite)(?:\+[a-z0-9]+)?://[^\x00-\x1f]+").fullmatch
+_DATABASE = _Kind(
+    "postgresql://user@host/database or sqlite:///path",
+    lambda value: isinstance(value, str) and _is_database(value) is not None,
+    str.strip,
+    _without_password,
+)
+_is_name = re.compile(r"[a-z_][a-z0-9_]{0,62}").fullmatch
+_NAME = _Kind(
+    "lower-case letters, digits and underscores, not beginning with a digit",
+    lambda value: isinstance(value, str) and _is_name(value) is not None,
+    str.strip,
+)
+_is_amqp = re.compile(r"amqps?://[^\x00-\x20,]+(?:\s*,\s*amqps?://[^\x00-\x20,]+)*").fullmatch
+_AMQP = _Kind(
+    "an address that starts with amqp:// or amqps://, or several with commas between them",
+    lambda value: isinstance(value, str) and _is_amqp(value) is not None,
+    str.strip,
+    _without_password,
+)
+_BROKERS = _Kind(
+    "host:port, or several with commas between them",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[^\s,]+(?:\s*,\s*[^\s,]+)*", value) is not None,
+    str.strip,
+)
+_AMQP_NAME = _Kind(
+    "the name of a queue or exchange, at most 200 characters",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f]{1,200}", value) is not None,
+    str.strip,
+)
+# An integration type, whose column has 120 characters; without a channel it is a queue.
+_TOPIC = _Kind(
+    "the name of a queue or an integration type such as 'kafka:outbox.dead', at most 100 characters",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f]{1,100}", value) is not None,
+    str.strip,
+)
+
+
+def _is_prefix(value: object) -> bool:
+    try:
+        check_prefix(value)
+    except InvalidOption:
+        return False
+    return True
+
+
+_PREFIX = _Kind("text without control characters, spaces at its ends, or ':' as its last character", _is_prefix)
+_DIRECTORY = _Kind(
+    "the path of a directory",
+    lambda value: isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value),
+    is_path=True,
+)
+
+
+# Values that are not simply looked up ------------------------------------------------------------------------------
+
+
+def _redis_host_and_port(environ: Mapping[str, str]) -> tuple[str, Origin] | None:
+    """REDIS_HOST and REDIS_PORT, one of which is enough, as an address."""
+    host, port = environ.get("REDIS_HOST"), environ.get("REDIS_PORT")
+    if not host and not port:
+        return None
+    if host and (re.search(r"[\s/@?#\[\]]", host) or re.fullmatch(r"[^:]*:[0-9]+", host)):
+        raise InvalidOption("environment variable REDIS_HOST", "a host name without scheme or port", host)
+    if port and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65_535):
+        expected = "a port from 1 to 65535"
+        if port.startswith("tcp://"):
+            expected += (
+                " (Kubernetes sets this variable beside a service called redis: set BULLPEN_REDIS_URL, or "
+                "`enableServiceLinks: false` in the pod)"
+            )
+        raise InvalidOption("environment variable REDIS_PORT", expected, port)
+    given = " and ".join(name for name in ("REDIS_HOST", "REDIS_PORT") if environ.get(name))
+    name = host or "localhost"
+    return f"redis://{f'[{name}]' if ':' in name else name}:{port or 6379}", Origin("environment", given)
+
+
+_PROJECT_MARKS = (".bullpen", "pyproject.toml", ".git")
+
+
+def _project_data_dir(start: Path) -> tuple[Path, Origin]:
+    """`.bullpen` in the nearest directory that looks like a project, so that all its processes share one server."""
+    for directory in (start, *start.parents):
+        for mark in _PROJECT_MARKS:
+            if (directory / mark).exists():
+                return directory / ".bullpen", Origin("default", f"beside {directory / mark}")
+    return start / ".bullpen", Origin("default", "in the working directory")
+
+
+def _option(
+    default: Any,
+    kind: _Kind,
+    variable: str | None = None,
+    *,
+    otherwise: Callable[[Mapping[str, str]], tuple[object, Origin] | None] | None = None,
+    derived: Callable[[Path], tuple[object, Origin]] | None = None,
+    secret: bool = False,
+) -> Any:
+    """A value of a section, looked for in argument, `variable`, `otherwise`, file; else `derived` or `default`."""
+    metadata = {"kind": kind, "variable": variable, "otherwise": otherwise, "derived": derived}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+# The sections ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSettings:
+    """Where queues live."""
+
+    url: str | None = _option(None, _ADDRESS, "BULLPEN_REDIS_URL", otherwise=_redis_host_and_port, secret=True)
+    """Address of the server; REDIS_HOST and REDIS_PORT are the other way to say it. None: the bundled server."""
+    prefix: str = _option("bull", _PREFIX, "BULLPEN_PREFIX")
+    """First part of every key. On Redis Cluster use `{bull}`, so that all keys of a queue share a slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSettings:
+    """The bundled server, used when no address is given."""
+
+    mode: Literal["auto", "never"] = _option("auto", _one_of("auto", "never"), "BULLPEN_EMBEDDED")
+    """`never` in production: a missing address is then an error instead of a private, empty server."""
+    data_dir: Path = _option(  # noqa: RUF009 - _option() is dataclasses.field()
+        Path(".bullpen"), _DIRECTORY, "BULLPEN_DATA_DIR", derived=_project_data_dir
+    )
+    """Where its data lies. Processes with the same directory share one server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """The SQL database that holds outbox and inbox."""
+
+    url: str | None = _option(None, _DATABASE, "BULLPEN_DATABASE_URL", secret=True)
+    """PostgreSQL or SQLite. None: a SQLite file beside the bundled server's data."""
+    schema: str = _option("core_outbox", _NAME, "BULLPEN_DATABASE_SCHEMA")
+    """Schema of the tables on PostgreSQL."""
+    tenant_role: str | None = _option(None, _NAME, "BULLPEN_TENANT_ROLE")
+    """Database role of APIs and delivery workers. With both roles row-level security keeps tenants apart."""
+    service_role: str | None = _option(None, _NAME, "BULLPEN_SERVICE_ROLE")
+    """Database role of dispatchers, which see all tenants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSettings:
+    """Dispatchers of the outbox."""
+
+    claim_batch_size: int = _option(100, _whole_number(1), "OUTBOX_CLAIM_BATCH_SIZE")
+    """Rows claimed by one tick, over all channels."""
+    max_attempts: int = _option(10, _whole_number(1), "OUTBOX_MAX_ATTEMPTS")
+    """Deliveries of a row before it is DEAD, for rows that do not say themselves."""
+    tick_interval_ms: int = _option(1_000, _whole_number(1), "OUTBOX_TICK_INTERVAL_MS")
+    """How often to look although nobody told of new rows."""
+    dead_letter_topic: str = _option("outbox.dead", _TOPIC, "OUTBOX_DEADLETTER_TOPIC")
+    """Where the death of a row is announced: a queue, or an integration type with its channel."""
+
+    @property
+    def dead_letter_type(self) -> str:
+        """The topic as an integration type; a plain name is a queue."""
+        return self.dead_letter_topic if ":" in self.dead_letter_topic else f"bullmq:{self.dead_letter_topic}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """Webhooks."""
+
+    timeout_ms: int = _option(5_000, _whole_number(1), "WEBHOOK_TIMEOUT_MS")
+    """How long one call may take, from the name to the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Workers of the workflow-run preset."""
+
+    concurrency: int = _option(100, _whole_number(1), "WORKER_CONCURRENCY")
+    """Runs handled at the same time by one worker. A change needs a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSettings:
+    """Consumers of the scheduled-message preset."""
+
+    concurrency: int = _option(5, _whole_number(1), "QUEUE_CONCURRENCY")
+    """Deliveries held and handled at the same time by one consumer (the broker calls it prefetch)."""
+    max_retries: int = _option(5, _whole_number(0), "QUEUE_MAX_RETRIES")
+    """Tries after the first one."""
+    retry_delay_ms: int = _option(2_000, _whole_number(1), "QUEUE_RETRY_DELAY")
+    """Pause before the first retry."""
+    retry_backoff: Literal["exponential", "linear"] = _option(
+        "exponential", _one_of("exponential", "linear"), "QUEUE_RETRY_BACKOFF"
+    )
+    """How the pause grows from retry to retry."""
+
+    @property
+    def max_attempts(self) -> int:
+        """All tries, the first one included; this is what a retry policy counts."""
+        return self.max_retries + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitMQSettings:
+    """The broker of scheduled messages, and what it is told to make."""
+
+    url: str = _option("amqp://guest:guest@localhost:5672", _AMQP, "RABBITMQ_URL", secret=True)
+    """Address of the broker; of a cluster the addresses of all nodes, with commas between them."""
+    queue_name: str = _option("birthday.messages.queue", _AMQP_NAME, "RABBITMQ_QUEUE_NAME")
+    dlq_name: str = _option("birthday.messages.dlq", _AMQP_NAME, "RABBITMQ_DLQ_NAME")
+    """Queue of the messages that failed finally."""
+    exchange_name: str = _option("birthday.messages", _AMQP_NAME, "RABBITMQ_EXCHANGE_NAME")
+    """Topic exchange that messages are published to."""
+    dlx_name: str = _option("birthday.messages.dlx", _AMQP_NAME, "RABBITMQ_DLX_NAME")
+    """Direct exchange that dead letters go through."""
+
+    @property
+    def urls(self) -> list[str]:
+        """Address of every node."""
+        return [part.strip() for part in self.url.split(",")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """Where Kafka is."""
+
+    brokers: str = _option("localhost:9092", _BROKERS, "KAFKA_BROKERS")
+    """Comma-separated list of `host:port`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that is configured from outside. Make it with `Settings.load()`."""
+
+    redis: RedisSettings = field(default_factory=RedisSettings)
+    embedded: EmbeddedSettings = field(default_factory=EmbeddedSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    outbox: OutboxSettings = field(default_factory=OutboxSettings)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
+    runs: RunSettings = field(default_factory=RunSettings)
+    messages: MessageSettings = field(default_factory=MessageSettings)
+    rabbitmq: RabbitMQSettings = field(default_factory=RabbitMQSettings)
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+    """Where each value came from, by key: `redis.url`."""
+
+    @classmethod
+    def load(
+        cls, *, environ: Mapping[str, str] | None = None, start: Path | None = None, **arguments: object
+    ) -> Settings:
+        """Read all sources. For each value the first one that has it wins: argument, environment, file, default.
+
+        `start` is where the search for a file and for the project's directory begins, the working directory unless
+        given. An argument is called like its key with an underscore (`redis_url`); None means "not given". An empty
+        environment variable counts as not set. Values that are not used are not checked.
+
+        Raises InvalidOption for a value or a name that cannot be used.
+        """
+        environ = os.environ if environ is None else environ
+        start = (Path.cwd() if start is None else start).absolute()
+        _refuse_unknown_arguments(arguments)
+        sources = _Sources(arguments, environ, _find_file(start), start)
+        origins: dict[str, Origin] = {}
+        sections: dict[str, Any] = {}
+        for name, section in _sections().items():
+            values: dict[str, Any] = {}
+            for entry in fields(section):
+                values[entry.name], origins[f"{name}.{entry.name}"] = sources.find(name, entry)
+            sections[name] = section(**values)
+        return cls(**sections, origins=MappingProxyType(origins))
+
+    def connection_url(self) -> str:
+        """The server to use when a queue or worker was given none: the configured one, else the bundled one.
+
+        Raises NotConfigured when there is no address and the bundled server may not be used.
+        """
+        if self.redis.url is not None:
+            return self.redis.url
+        if self.embedded.mode == "never":
+            origin = self.origins.get("embedded.mode", Origin("argument", "embedded_mode"))
+            raise NotConfigured(
+                f"no Redis address is configured, and {origin} forbids the embedded server; give `connection=`, or set "
+                "BULLPEN_REDIS_URL, or REDIS_HOST and REDIS_PORT, or `url` in the [redis] section of bullpen.toml"
+            )
+        return f"embedded://{self.embedded.data_dir}"
+
+    def database_url(self) -> str:
+        """Where the ledger is: the configured database, else a SQLite file beside the bundled server's data.
+
+        Raises NotConfigured when there is no address and nothing bundled may be used.
+        """
+        if self.ledger.url is not None:
+            return self.ledger.url
+        if self.embedded.mode == "never":
+            origin = self.origins.get("embedded.mode", Origin("argument", "embedded_mode"))
+            raise NotConfigured(
+                f"no database is configured, and {origin} forbids the file beside the embedded server; set "
+                "BULLPEN_DATABASE_URL, or `url` in the [ledger] section of bullpen.toml"
+            )
+        return f"sqlite:///{self.embedded.data_dir / 'ledger.sqlite3'}"
+
+    def describe(self) -> Iterator[Setting]:
+        """All settings in the order of their sections, as `config show` prints them."""
+        for name, section in _sections().items():
+            for entry in fields(section):
+                value = getattr(getattr(self, name), entry.name)
+                key = f"{name}.{entry.name}"
+                yield Setting(
+                    key,
+                    "" if value is None else entry.metadata["kind"].shown(value),
+                    self.origins.get(key, Origin("default", "")),
+                    entry.metadata["variable"],
+                )
+
+
+def _sections() -> dict[str, type[Any]]:
+    hints = get_type_hints(Settings)
+    return {entry.name: hints[entry.name] for entry in fields(Settings) if entry.name != "origins"}
+
+
+# Finding values ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The configuration file that was found, its names already known to be right."""
+
+    path: Path
+    tables: Mapping[str, Mapping[str, object]]
+    within: str = ""
+    """The table inside a file that is not ours alone: `tool.bullpen.`"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    arguments: Mapping[str, object]
+    environ: Mapping[str, str]
+    file: _File | None
+    start: Path
+
+    def find(self, section: str, entry: Field[Any]) -> tuple[object, Origin]:
+        """The value of one option, checked, and where it was found."""
+        kind: _Kind = entry.metadata["kind"]
+        argument, variable = f"{section}_{entry.name}", entry.metadata["variable"]
+        if (given := self.arguments.get(argument)) is not None:
+            return _checked(kind, given, Origin("argument", argument), self.start)
+        if variable is not None and (text := self.environ.get(variable)):
+            return _checked(kind, kind.from_text(text), Origin("environment", variable), self.start)
+        if entry.metadata["otherwise"] is not None and (found := entry.metadata["otherwise"](self.environ)) is not None:
+            value, origin = found
+            return value, origin
+        if self.file is not None and (given := self.file.tables.get(section, {}).get(entry.name)) is not None:
+            origin = Origin("file", f"{self.file.within}{section}.{entry.name} in {self.file.path}")
+            return _checked(kind, given, origin, self.file.path.parent)
+        if entry.metadata["derived"] is not None:
+            value, origin = entry.metadata["derived"](self.start)
+            return value, origin
+        assert entry.default is not MISSING
+        return entry.default, Origin("default", "")
+
+
+def _checked(kind: _Kind, value: object, origin: Origin, base: Path) -> tuple[object, Origin]:
+    if not kind.accepts(value):
+        raise InvalidOption(str(origin), kind.expected, _without_password(value) if isinstance(value, str) else value)
+    if kind.is_path:
+        # Relative to the file that says it, or to where we were started; never to where a process happens to be later.
+        return base / Path(str(value)).expanduser(), origin
+    return value, origin
+
+
+def _refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
+    known = [f"{name}_{entry.name}" for name, section in _sections().items() for entry in fields(section)]
+    for argument in arguments:
+        _refuse_unknown(argument, known, "an argument of Settings.load")
+
+
+def _refuse_unknown(name: str, known: list[str], what: str) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        expected = f"one of {', '.join(known)}"
+        raise InvalidOption(what, expected, name, suggestion=nearest[0] if nearest else None)
+
+
+def _find_file(start: Path) -> _File | None:
+    """The nearest file upwards that configures us; the search ends with the repository it begins in."""
+    for directory in (start, *start.parents):
+        own, project = directory / "bullpen.toml", directory / "pyproject.toml"
+        if own.is_file():
+            return _check_names(own, _read_toml(own), within="")
+        if project.is_file():
+            tool = _read_toml(project).get("tool")
+            if isinstance(tool, dict) and "bullpen" in tool:
+                return _check_names(project, tool["bullpen"], within="tool.bullpen.")
+        if (directory / ".git").exists():
+            return None
+    return None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # no permission; no UTF-8, no TOML
+        raise InvalidOption(str(path), "a readable TOML file", str(error)) from error
+
+
+def _check_names(path: Path, content: Any, within: str) -> _File:
+    if not isinstance(content, dict):
+        raise InvalidOption(f"{within.rstrip('.')} in {path}", "a table", content)
+    sections = _sections()
+    for name, table in content.items():
+        _refuse_unknown(name, list(sections), f"a section of {within.rstrip('.') or 'the file'} in {path}")
+        if not isinstance(table, dict):
+            raise InvalidOption(f"{within}{name} in {path}", "a table", table)
+        for key in table:
+            _refuse_unknown(key, [entry.name for entry in fields(sections[name])], f"a key of {within}{name} in {path}")
+    return _File(path, content, within)

@@ -1,0 +1,430 @@
+"""The command line: what it prints, what it changes, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bullpen import _version
+from bullpen.queue import Job, Queue, Worker
+from tests.flows._cli import COMMAND, Terminal, cli, cli_process, environment
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def on(redis_url: str, queue: str, action: Callable[[Queue], Awaitable[T]]) -> T:
+    """Do something with a queue from outside of the command."""
+
+    async def run() -> T:
+        async with Queue(queue, connection=redis_url) as opened:
+            return await action(opened)
+
+    return asyncio.run(run())
+
+
+def bury(redis_url: str, queue: str, count: int) -> None:
+    """Make dead letters."""
+
+    async def fail(job: Job) -> None:
+        raise ValueError(f"no stamp for {job.data['to']}")
+
+    async def run() -> None:
+        async with Queue(queue, connection=redis_url) as opened:
+            jobs = await opened.add_many([("letter", {"to": f"person-{n}"}) for n in range(count)])
+            policy = {"dead_letters": True, "permanent_errors": (ValueError,), "concurrency": 10}
+            async with Worker(queue, fail, connection=redis_url, **policy):  # type: ignore[arg-type]  # a plain dict
+                await asyncio.gather(*(job.result(timeout=20_000) for job in jobs), return_exceptions=True)
+
+    asyncio.run(run())
+
+
+# Failing ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("nonsense", "no such command 'nonsense'"),
+        ("queues --colour", "no such option: --colour"),
+        ("queues --redis localhost", "--redis: expected an address that starts with redis://"),
+        ("queues --prefix bull:", "--prefix: expected"),
+        ("jobs sohw emails 5", "no such action 'sohw'; there is list, show, add, retry, promote, remove"),
+        ("jobs list emails --state gone", "'gone' is not one of"),
+        ("jobs list", "missing argument 'QUEUE'"),
+        ("jobs add emails", "missing argument 'NAME'"),
+        ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
+        ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
+        ("dead-letters emails redrive", "name the entries, or choose them by --name or --error, or say --all"),
+        ("dead-letters emails redrive dl-1-1 --all", "name the entries, or choose them"),
+        ("dead-letters emails redrive --all --name hi", "name the entries, or choose them"),
+        ("dead-letters emails discard --all", "needs --yes where nobody can be asked"),
+        ("run", "missing argument 'MODULE:APP'"),
+        ("run nowhere:app", "there is no module 'nowhere'"),
+        ("demo --jobs 0", "invalid value for '--jobs'"),
+        ("demo --stay --json", "choose one"),
+    ],
+)
+def test_a_wrong_command_gets_one_line_and_exit_code_2(arguments: str, told: str, tmp_path: Path) -> None:
+    answer = cli(*arguments.split(), cwd=tmp_path)
+
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("bullpen: ")
+    assert told in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_options_of_jobs_are_checked_as_in_a_program(redis_url: str, tmp_path: Path) -> None:
+    answer = cli("jobs", "add", "emails", "hi", "--attempts", "0", "--redis", redis_url, cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == "bullpen: attempts: expected a whole number, at least 1, got 0\n"
+
+
+def test_a_real_process_answers_the_same(tmp_path: Path) -> None:
+    """Most tests here run the command in their own process; this one shows that nothing is lost by that."""
+    wrong = cli_process("queues", "--colour", cwd=tmp_path)
+    away = cli_process("queues", "--redis", "redis://127.0.0.1:1", cwd=tmp_path)
+
+    assert wrong == cli("queues", "--colour", cwd=tmp_path)
+    assert away == cli("queues", "--redis", "redis://127.0.0.1:1", cwd=tmp_path)
+    assert (wrong.code, away.code) == (2, 3)
+
+
+@pytest.mark.parametrize("command", ["queues", "jobs emails", "dead-letters emails", "demo"])
+def test_a_server_that_is_not_there_gets_one_line_and_exit_code_3(command: str, tmp_path: Path) -> None:
+    """At once: a person at a prompt does not want to wait the minute that a program would."""
+    answer = cli(*command.split(), "--redis", "redis://127.0.0.1:1", cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err.startswith("bullpen: cannot connect to 127.0.0.1:1")
+    assert answer.err.count("\n") == 1
+
+
+def test_without_the_extra_the_command_prints_the_pip_line(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['typer'] = None; import bullpen.cli; bullpen.cli.main()"
+
+    answer = subprocess.run([sys.executable, "-c", hidden], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert answer.returncode == 2
+    assert answer.stderr == 'bullpen: the command line needs the extra "cli": pip install "bullpen[cli]"\n'
+
+
+def test_an_error_of_our_own_is_not_mistaken_for_the_missing_extra(tmp_path: Path) -> None:
+    broken = "import sys; sys.modules['msgspec'] = None; import bullpen.cli; bullpen.cli.main()"
+
+    answer = subprocess.run([sys.executable, "-c", broken], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "msgspec" in answer.stderr
+    assert "pip install" not in answer.stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_a_reader_that_has_seen_enough_is_no_error(form: list[str], redis_url: str, tmp_path: Path) -> None:
+    on(redis_url, "emails", lambda queue: queue.add_many([("welcome" * 20, {"to": "x" * 200})] * 500))
+    listing = " ".join([*COMMAND, "jobs", "emails", "--limit", "500", "--redis", redis_url, *form])
+
+    answer = subprocess.run(
+        ["bash", "-c", f"{listing} | head -c 10; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert len(answer.stdout) == 10
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+# Looking and changing -----------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    assert cli_process("--version", cwd=tmp_path).out == f"bullpen {_version.__version__}\n"
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    answer = cli("--help", cwd=tmp_path)
+
+    assert answer.code == 0
+    for command in ("demo", "run", "queues", "jobs", "dead-letters", "config"):
+        assert command in answer.out
+
+
+def test_a_job_is_added_listed_and_shown(redis_url: str, tmp_path: Path) -> None:
+    def run(*arguments: str, stdin: str = "") -> Any:
+        answer = cli(*arguments, "--redis", redis_url, "--json", cwd=tmp_path, stdin=stdin)
+        assert (answer.code, answer.err) == (0, "")
+        return json.loads(answer.out)
+
+    assert run("jobs", "add", "emails", "welcome", "--data", '{"to": "ada"}') == {"id": "1", "added": "created"}
+    run("jobs", "add", "emails", "later", "--delay", "2h", "--attempts", "7")
+    run("jobs", "add", "emails", "soon", "--priority", "3", "--id", "my-own", "--data", "-", stdin="[1, 2]")
+
+    listed = run("jobs", "emails")
+    assert [(job["id"], job["name"], job["state"]) for job in listed] == [
+        ("1", "welcome", "waiting"),
+        ("my-own", "soon", "prioritized"),
+        ("2", "later", "delayed"),
+    ]
+    assert listed[0]["data"] == {"to": "ada"}
+    assert listed[2]["opts"]["attempts"] == 7
+    assert listed[2]["delay"] == 7_200_000
+    assert [job["id"] for job in run("jobs", "emails", "--state", "delayed")] == ["2"]
+
+    shown = run("jobs", "show", "emails", "my-own")
+    assert (shown["state"], shown["data"], shown["logs"]) == ("prioritized", [1, 2], [])
+    assert run("jobs", "emails", "show", "my-own") == shown
+
+    (queue,) = run("queues")
+    assert (queue["queue"], queue["waiting"], queue["prioritized"], queue["delayed"]) == ("emails", 1, 1, 1)
+
+
+def test_a_second_job_with_the_same_id_is_refused_with_its_state(redis_url: str, tmp_path: Path) -> None:
+    first = cli("jobs", "add", "emails", "welcome", "--id", "a-1", "--redis", redis_url, cwd=tmp_path)
+
+    second = cli("jobs", "add", "emails", "welcome", "--id", "a-1", "--redis", redis_url, cwd=tmp_path)
+
+    assert first.out == "added job a-1 to emails\n"
+    assert second.code == 1
+    assert second.err == "bullpen: job 'a-1' exists in 'emails' already and is waiting; nothing was changed\n"
+
+
+def test_finished_jobs_show_why_they_failed_and_what_they_returned(redis_url: str, tmp_path: Path) -> None:
+    async def work(job: Job) -> str:
+        await job.log("opened the letter")
+        if job.name == "bad":
+            raise ValueError("[red] ink")
+        return "stamped"
+
+    async def run(queue: Queue) -> None:
+        jobs = await queue.add_many([("good", {}), ("bad", {})])
+        async with Worker("emails", work, connection=redis_url, permanent_errors=(ValueError,)):
+            await asyncio.gather(*(job.result(timeout=10_000) for job in jobs), return_exceptions=True)
+
+    on(redis_url, "emails", run)
+
+    listed = cli("jobs", "emails", "--redis", redis_url, cwd=tmp_path).out
+    shown = cli("jobs", "show", "emails", "2", "--redis", redis_url, cwd=tmp_path).out
+
+    assert "completed" in listed
+    assert "stamped" in listed
+    assert "[red] ink" in listed
+    assert "failed" in shown
+    assert "opened the letter" in shown
+    assert "Traceback" in shown
+
+
+def test_a_job_that_does_not_exist_is_exit_code_1(redis_url: str, tmp_path: Path) -> None:
+    answer = cli("jobs", "show", "emails", "77", "--redis", redis_url, cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (1, "")
+    assert "job '77' of queue 'emails' does not exist" in answer.err
+
+
+def test_jobs_are_retried_promoted_and_removed(redis_url: str, tmp_path: Path) -> None:
+    bury(redis_url, "letters", 1)
+    on(redis_url, "letters", lambda queue: queue.add("later", delay=3_600_000))
+    redis = ("--redis", redis_url)
+
+    retried = cli("jobs", "letters", "retry", "1", "7", *redis, cwd=tmp_path)
+    promoted = cli("jobs", "promote", "letters", "2", *redis, "--json", cwd=tmp_path)
+    promoted_again = cli("jobs", "promote", "letters", "2", *redis, "--json", cwd=tmp_path)
+    removed = cli("jobs", "letters", "remove", "1", "2", *redis, cwd=tmp_path)
+    removed_again = cli("jobs", "letters", "remove", "1", *redis, cwd=tmp_path)
+
+    assert (retried.code, retried.out) == (1, "retried: 1\n")
+    assert "job '7' of queue 'letters' does not exist" in retried.err
+    assert (promoted.code, json.loads(promoted.out)) == (0, {"promoted": ["2"], "skipped": {}})
+    assert (promoted_again.code, list(json.loads(promoted_again.out)["skipped"])) == (1, ["2"])
+    assert (removed.code, removed.out) == (0, "removed: 2\n")
+    assert removed_again.code == 1
+    assert on(redis_url, "letters", lambda queue: queue.dead_letters.depth()) == 0
+
+
+def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str, tmp_path: Path) -> None:
+    redis = ("--redis", redis_url)
+
+    assert cli("queues", *redis, cwd=tmp_path).err == "no queues here yet\n"
+    assert cli("jobs", "emails", *redis, cwd=tmp_path).err == "no jobs in 'emails'\n"
+    assert cli("dead-letters", "emails", *redis, cwd=tmp_path).err == "no dead letters of 'emails'\n"
+    assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
+
+
+def test_a_queue_is_paused_and_resumed(redis_url: str, tmp_path: Path) -> None:
+    on(redis_url, "emails", lambda queue: queue.add("welcome"))
+
+    paused = cli("queues", "pause", "emails", "--redis", redis_url, cwd=tmp_path)
+    shown = cli("queues", "show", "emails", "--redis", redis_url, cwd=tmp_path)
+    was_paused = on(redis_url, "emails", lambda queue: queue.is_paused())
+    resumed = cli("queues", "resume", "emails", "--redis", redis_url, "--json", cwd=tmp_path)
+
+    assert paused.out == "emails is paused\n"
+    assert "paused" in shown.out.splitlines()[1]
+    assert was_paused
+    assert json.loads(resumed.out) == {"queue": "emails", "paused": False}
+    assert not on(redis_url, "emails", lambda queue: queue.is_paused())
+
+
+def test_a_misspelt_queue_is_neither_paused_nor_made(redis_url: str, tmp_path: Path) -> None:
+    answer = cli("queues", "pause", "emials", "--redis", redis_url, cwd=tmp_path)
+
+    assert answer.code == 1
+    assert "there is no queue 'emials' under the prefix 'bull'" in answer.err
+    assert json.loads(cli("queues", "--redis", redis_url, "--json", cwd=tmp_path).out) == []
+
+
+def test_only_queues_under_the_prefix_are_seen(redis_url: str, tmp_path: Path) -> None:
+    cli("jobs", "add", "emails", "one", "--redis", redis_url, cwd=tmp_path)
+    cli("jobs", "add", "orders", "two", "--redis", redis_url, "--prefix", "shop", cwd=tmp_path)
+
+    found = json.loads(cli("queues", "--redis", redis_url, "--prefix", "shop", "--json", cwd=tmp_path).out)
+
+    assert [queue["queue"] for queue in found] == ["orders"]
+
+
+def test_the_environment_configures_the_command(redis_url: str, tmp_path: Path) -> None:
+    env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_PREFIX": "shop"}
+    cli("jobs", "add", "orders", "two", cwd=tmp_path, env=env)
+
+    found = json.loads(cli("queues", "--json", cwd=tmp_path, env=env).out)
+
+    assert [queue["queue"] for queue in found] == ["orders"]
+
+
+def test_without_any_configuration_the_embedded_server_keeps_the_jobs_between_commands(tmp_path: Path) -> None:
+    """Each command starts the server and lets it end; what was added is still there for the next one."""
+    env = {"BULLPEN_DATA_DIR": str(tmp_path / "data")}
+    added = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path, env=env)
+
+    listed = cli_process("jobs", "emails", "--json", cwd=tmp_path, env=env)
+
+    assert added.out == "added job 1 to emails\n"
+    assert "using the embedded server in" in added.err
+    assert [job["name"] for job in json.loads(listed.out)] == ["welcome"]
+    assert listed.err == ""
+
+
+def test_the_configuration_is_shown_with_its_origins_and_without_passwords(tmp_path: Path) -> None:
+    env = {"BULLPEN_REDIS_URL": "redis://:secret@example:6379"}
+
+    shown = cli("config", "show", cwd=tmp_path, env=env)
+    described = json.loads(cli("config", "show", "--json", "--prefix", "shop", cwd=tmp_path, env=env).out)
+
+    assert "redis://:***@example:6379" in shown.out
+    assert "environment variable BULLPEN_REDIS_URL" in shown.out
+    assert "secret" not in shown.out
+    by_key = {each["key"]: each for each in described}
+    assert (by_key["redis.prefix"]["value"], by_key["redis.prefix"]["origin"]) == ("shop", "argument redis_prefix")
+
+
+# Dead letters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("X-40", "X-42")
+def test_dead_letters_are_listed_shown_redriven_and_discarded(redis_url: str, tmp_path: Path) -> None:
+    def run(*arguments: str) -> Any:
+        answer = cli("dead-letters", *arguments, "--redis", redis_url, "--json", cwd=tmp_path)
+        assert (answer.code, answer.err) == (0, "")
+        return json.loads(answer.out)
+
+    bury(redis_url, "letters", 4)
+
+    listed = run("letters")
+    assert sorted(entry["originalData"]["to"] for entry in listed) == [f"person-{n}" for n in range(4)]
+    first, second = listed[0]["id"], listed[1]["id"]
+    assert run("letters", "show", first)["error"]["message"].endswith(f"no stamp for {listed[0]['originalData']['to']}")
+    (queue,) = json.loads(cli("queues", "--redis", redis_url, "--json", cwd=tmp_path).out)
+    assert (queue["queue"], queue["failed"], queue["deadLetters"]) == ("letters", 4, 4)
+
+    done = {"matched": 1, "dryRun": False, "skipped": {}}
+    assert run("letters", "redrive", first, "--by", "ada") == {**done, "redriven": 1}
+    assert run("letters", "discard", second) == {**done, "discarded": 1}
+    assert run("letters", "redrive", "--error", "stamp", "--dry-run") == {
+        "matched": 2,
+        "redriven": 0,
+        "dryRun": True,
+        "skipped": {},
+    }
+    assert run("letters", "redrive", "--name", "parcel")["matched"] == 0
+    assert run("letters", "redrive", "--all", "--rate", "50")["redriven"] == 2
+
+    counts = on(redis_url, "letters", lambda opened: opened.counts())
+    assert (counts.waiting, counts.failed) == (3, 1)
+    assert run("letters") == []
+
+
+def test_an_entry_that_is_gone_is_told_and_keeps_no_other_from_being_redriven(redis_url: str, tmp_path: Path) -> None:
+    bury(redis_url, "letters", 1)
+    redis = ("--redis", redis_url)
+    (entry,) = json.loads(cli("dead-letters", "letters", *redis, "--json", cwd=tmp_path).out)
+
+    answer = cli("dead-letters", "letters", "redrive", "dl-9-9", entry["id"], *redis, cwd=tmp_path)
+    programs = cli("dead-letters", "letters", "discard", "dl-9-9", *redis, "--json", cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (1, "redriven: 1\n")
+    assert "'dl-9-9'" in answer.err
+    assert programs.code == 1
+    assert list(json.loads(programs.out)["skipped"]) == ["dl-9-9"]
+
+
+def test_people_read_dead_letters_too(redis_url: str, tmp_path: Path) -> None:
+    bury(redis_url, "letters", 3)
+    redis = ("--redis", redis_url)
+
+    listed = cli("dead-letters", "letters", "--limit", "2", *redis, cwd=tmp_path)
+    entry = listed.out.splitlines()[1].split()[0]
+    shown = cli("dead-letters", "show", "letters", entry, *redis, cwd=tmp_path)
+
+    none = cli("dead-letters", "letters", "--error", "no ink", *redis, cwd=tmp_path)
+    counted = cli("dead-letters", "letters", "discard", "--all", "--dry-run", *redis, cwd=tmp_path)
+
+    assert "no stamp for" in listed.out
+    assert "2 of 3; --limit shows more" in listed.err
+    assert none.err == "no dead letters of 'letters' like that\n"
+    assert counted.out == "would be discarded: 3\n"
+    assert "originalData" in shown.out
+    assert "Traceback" in shown.out
+
+
+# On a terminal ------------------------------------------------------------------------------------------------------
+
+
+def test_discarding_everything_asks_first(redis_url: str, tmp_path: Path) -> None:
+    bury(redis_url, "letters", 25)
+
+    refusing = Terminal("dead-letters", "letters", "discard", "--all", "--redis", redis_url, cwd=tmp_path)
+    refusing.wait_for("for good")
+    refusing.type("n\n")
+    refused = refusing.end()
+    left = on(redis_url, "letters", lambda queue: queue.dead_letters.depth())
+    agreeing = Terminal("dead-letters", "letters", "discard", "--all", "--redis", redis_url, cwd=tmp_path)
+    agreeing.wait_for("for good")
+    agreeing.type("y\n")
+    agreed = agreeing.end()
+
+    assert (refused, left) == (130, 25)
+    assert agreed == 0
+    assert "discarded: 25" in agreeing.text
+    assert on(redis_url, "letters", lambda queue: queue.dead_letters.depth()) == 0
+
+
+def test_on_a_terminal_json_is_indented_and_tables_fit(redis_url: str, tmp_path: Path) -> None:
+    on(redis_url, "emails", lambda queue: queue.add("welcome", {"to": "x" * 300}))
+
+    listed = Terminal("jobs", "emails", "--redis", redis_url, cwd=tmp_path)
+    shown = Terminal("queues", "--json", "--redis", redis_url, cwd=tmp_path)
+
+    assert (listed.end(), shown.end()) == (0, 0)
+    assert max(map(len, listed.text.splitlines())) <= 100
+    assert '\n    "queue": "emails"' in shown.text

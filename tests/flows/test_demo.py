@@ -1,0 +1,131 @@
+"""`bullpen demo`: it must run anywhere, and its sum must be true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bullpen.cli.demo import display, scenario
+from bullpen.cli.demo.command import node_command
+from bullpen.cli.demo.play import Play, PlayFailed, Report
+from bullpen.queue import Connection, JobCounts
+from bullpen.testing import RedisServer
+from tests.flows._cli import Terminal, child, cli_process
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def test_every_job_is_accounted_for_although_a_worker_is_killed(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    answer = cli_process("demo", "--json", "--jobs", "400", "--duration", "2", cwd=tmp_path, env=env, timeout=80)
+
+    assert (answer.code, answer.err) == (0, "")
+    told = json.loads(answer.out)
+    names = Counter(job.name for job in scenario.make_jobs(400, 1, random.Random(7)))
+    dead = sum(names[name] for name in scenario.DEAD)
+    assert told["addsUp"]
+    assert (told["added"], told["completed"], told["deadLettered"]) == (400, 400 - dead, dead)
+    assert told["killedWorker"] is not None
+    assert told["handlerRuns"] == 400 + told["retries"] + told["recovered"]
+    assert told["recovered"] >= told["inItsHands"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_it_draws_a_picture_and_leaves_nothing_on_a_server_of_ones_own(
+    redis_url: str, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    terminal = Terminal("demo", "--jobs", "60", "--duration", "1", "--redis", redis_url, cwd=tmp_path)
+    terminal.wait_for("SIGKILL for worker", timeout=60)
+
+    assert terminal.end(timeout=60) == 0
+    assert "dead letters" in terminal.text
+    assert "✓ 60 added = " in terminal.text
+    # The line for Node is copied from the screen: no frame and no line break may stand in it.
+    (line,) = [each for each in terminal.text.splitlines() if each.startswith("node -e '")]
+    assert line.endswith("'")
+    assert f'{{url: "{redis_url}"}}' in line
+    assert redis_server.client().keys("*") == []
+
+
+def test_it_can_be_interrupted_and_leaves_no_process(tmp_path: Path) -> None:
+    with child("demo", "--plain", "--jobs", "3000", "--duration", "30", cwd=tmp_path) as command:
+        command.wait_for("worker processes are ready", timeout=60)
+
+        command.interrupt()
+
+        assert command.wait(timeout=30) == 130
+    assert command.output.splitlines()[-1] == "bullpen: interrupted"
+
+
+def test_it_goes_on_for_a_visitor_until_interrupted(tmp_path: Path) -> None:
+    with child("demo", "--stay", "--plain", "--jobs", "20", "--duration", "1", cwd=tmp_path) as command:
+        command.wait_for("^node -e", timeout=60)
+        command.wait_for("One job a second", timeout=60)
+        command.wait_for("^node -e")
+        command.wait_for(r"job \d+ was run by python")
+
+        command.interrupt()
+
+        assert command.wait(timeout=30) == 0
+
+
+async def test_a_worker_that_cannot_start_ends_the_demo_with_its_last_words(redis_url: str, tmp_path: Path) -> None:
+    connection = Connection(redis_url)
+    play = Play(connection, url="redis://[", queue="demo", prefix="bull", jobs=10, seconds=1, directory=tmp_path)
+
+    with pytest.raises(PlayFailed, match=r"(?s)worker-1 ended with 1 although nobody asked it to:.*Invalid"):
+        await play.run()
+
+    await connection.aclose()
+
+
+def test_every_kind_of_job_is_in_a_small_demo_too() -> None:
+    names = [job.name for job in scenario.make_jobs(8, 1, random.Random(1))]
+
+    assert sorted(names) == sorted(kind.name for kind in scenario.KINDS)
+    assert len(list(scenario.make_jobs(3, 1, random.Random(1)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("added", "counts", "dead", "holds"),
+    [
+        (10, JobCounts(0, 0, 0, 0, 0, 8, 2), 2, True),
+        (10, JobCounts(0, 0, 0, 0, 0, 8, 2), 1, False),
+        (10, JobCounts(0, 0, 0, 0, 0, 9, 2), 2, False),
+        (10, JobCounts(1, 0, 0, 0, 0, 8, 2), 2, False),
+        (9, JobCounts(0, 0, 0, 0, 0, 8, 1), 1, False),
+    ],
+)
+def test_the_sum_is_only_right_when_nothing_is_lost_doubled_or_left(
+    added: int, counts: JobCounts, dead: int, holds: bool
+) -> None:
+    report = Report("demo", 10, counts=counts, dead_letters=dead, added=added)
+
+    assert report.adds_up is holds
+    assert next(iter(display.summary(report))).startswith("✓" if holds else "✗")
+
+
+def test_a_sum_that_is_wrong_says_what_is_missing() -> None:
+    report = Report("demo", 10, counts=JobCounts(2, 0, 0, 0, 0, 5, 1), dead_letters=1, added=10)
+
+    assert "2 unfinished, 2 unaccounted for" in "\n".join(display.summary(report))
+
+
+async def test_without_a_picture_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    showing = asyncio.ensure_future(display.Nothing().show(Report("demo", 1)))
+    await asyncio.sleep(0)
+    showing.cancel()
+
+    assert capsys.readouterr().out == ""
+
+
+def test_the_line_for_node_is_one_word_of_a_shell() -> None:
+    line = node_command("it's", "redis://:p%40ss@127.0.0.1:7000", "bull")
+
+    assert line.startswith("node -e ")
+    assert "\n" not in line
