@@ -1,0 +1,188 @@
+"""Run a statement inside a caller's own transaction, whatever kind of connection holds it.
+
+In: an open AsyncSession, Session, AsyncConnection or Connection of SQLAlchemy; a connection of psycopg (also async),
+sqlite3 or aiosqlite; a Django connection. Out: a way to run a statement with the one parameter `rows` there. Nothing
+here begins, commits or rolls back. A connection that commits every statement by itself is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session, scoped_session
+
+from bullpen.errors import InvalidOption, NotInTransaction
+from bullpen.ledger.database import DialectName
+
+Rows = Sequence[Sequence[Any]]
+
+_KINDS: Final = (
+    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, a connection of psycopg, psycopg2, sqlite3 "
+    "or aiosqlite, or django.db.connection"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """How to run a statement with the one parameter `rows` inside a caller's transaction."""
+
+    dialect: DialectName
+    run: Callable[[str, str], Any]
+    """Statement and parameter to rows, or to an awaitable of rows."""
+    is_async: bool
+
+
+def async_caller(connection: Any) -> Caller:
+    caller = _find_caller(connection)
+    if not caller.is_async:
+        raise InvalidOption(
+            "connection", "an asynchronous connection; with this one use the `_sync` method", connection
+        )
+    return caller
+
+
+def sync_caller(connection: Any) -> Caller:
+    caller = _find_caller(connection)
+    if caller.is_async:
+        raise InvalidOption(
+            "connection", "a blocking connection; with this one await the method without `_sync`", connection
+        )
+    return caller
+
+
+def _find_caller(connection: Any) -> Caller:
+    if isinstance(connection, scoped_session):
+        connection = connection()
+    if isinstance(connection, AsyncSession | AsyncConnection):
+        return _sqlalchemy_async(connection)
+    if isinstance(connection, Session | sa.Connection):
+        return _sqlalchemy_sync(connection)
+    # By the name of its module, so that no driver is imported to find out that it is not used.
+    modules = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    if hasattr(connection, "vendor") and hasattr(connection, "in_atomic_block"):
+        return _django(connection)
+    if "psycopg" in modules:
+        return _psycopg(connection)
+    if "psycopg2" in modules:
+        return _blocking_dbapi(connection, "postgresql", "%s", connection.autocommit)
+    if "sqlite3" in modules:
+        return _blocking_dbapi(connection, "sqlite", "?", _sqlite_commits_alone(connection))
+    if "aiosqlite" in modules:
+        return _aiosqlite(connection)
+    raise InvalidOption("connection", _KINDS, connection)
+
+
+def _dialect(name: str) -> DialectName:
+    if name == "postgresql":
+        return "postgresql"
+    if name == "sqlite":
+        return "sqlite"
+    raise InvalidOption("connection", "PostgreSQL or SQLite", name)
+
+
+def _refuse_autocommit(commits_alone: bool) -> None:
+    if commits_alone:
+        raise NotInTransaction(
+            "this connection commits every statement by itself, so the message would not share the fate of your data; "
+            "begin a transaction first"
+        )
+
+
+def _sqlalchemy_async(connection: AsyncSession | AsyncConnection) -> Caller:
+    bind = connection.get_bind() if isinstance(connection, AsyncSession) else connection.sync_connection
+    assert bind is not None
+
+    async def run(statement: str, rows: str) -> Rows:
+        _refuse_autocommit(await _is_autocommit_async(connection))
+        return (await connection.execute(sa.text(statement), {"rows": rows})).all()
+
+    return Caller(_dialect(bind.dialect.name), run, is_async=True)
+
+
+async def _is_autocommit_async(connection: AsyncSession | AsyncConnection) -> bool:
+    plain = await connection.connection() if isinstance(connection, AsyncSession) else connection
+    assert plain.sync_connection is not None
+    return _is_autocommit(plain.sync_connection)
+
+
+def _sqlalchemy_sync(connection: Session | sa.Connection) -> Caller:
+    bind = connection.get_bind() if isinstance(connection, Session) else connection
+
+    def run(statement: str, rows: str) -> Rows:
+        plain = connection.connection() if isinstance(connection, Session) else connection
+        _refuse_autocommit(_is_autocommit(plain))
+        return connection.execute(sa.text(statement), {"rows": rows}).all()
+
+    return Caller(_dialect(bind.dialect.name), run, is_async=False)
+
+
+def _is_autocommit(connection: sa.Connection) -> bool:
+    level = connection.get_execution_options().get("isolation_level")
+    if level is not None:
+        return str(level).upper() == "AUTOCOMMIT"
+    return getattr(connection.connection.dbapi_connection, "autocommit", False) is True
+
+
+def _psycopg(connection: Any) -> Caller:
+    from psycopg import AsyncConnection as AsyncPsycopg
+    from psycopg.pq import TransactionStatus
+
+    def refuse() -> None:
+        idle = connection.info.transaction_status == TransactionStatus.IDLE
+        _refuse_autocommit(connection.autocommit and idle)
+
+    if not isinstance(connection, AsyncPsycopg):
+        idle = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+        return _blocking_dbapi(connection, "postgresql", "%s", idle)
+
+    async def run(statement: str, rows: str) -> Rows:
+        refuse()
+        cursor = await connection.execute(_with_placeholder(statement, "%s"), (rows,))
+        return await cursor.fetchall()
+
+    return Caller("postgresql", run, is_async=True)
+
+
+def _aiosqlite(connection: Any) -> Caller:
+    async def run(statement: str, rows: str) -> Rows:
+        _refuse_autocommit(_sqlite_commits_alone(connection))
+        return list(await connection.execute_fetchall(_with_placeholder(statement, "?"), (rows,)))
+
+    return Caller("sqlite", run, is_async=True)
+
+
+def _sqlite_commits_alone(connection: Any) -> bool:
+    if connection.in_transaction:
+        return False
+    autocommit = getattr(connection, "autocommit", None)  # from Python 3.12 on; -1 means "as before"
+    return connection.isolation_level is None if autocommit in (None, -1) else bool(autocommit)
+
+
+def _django(connection: Any) -> Caller:
+    if hasattr(connection, "ensure_connection"):
+        connection.ensure_connection()
+    commits_alone = connection.get_autocommit() and not connection.in_atomic_block
+    # Django's own cursors take %s for every database.
+    return _blocking_dbapi(connection, connection.vendor, "%s", commits_alone)
+
+
+def _blocking_dbapi(connection: Any, vendor: str, placeholder: str, commits_alone: bool) -> Caller:
+    def run(statement: str, rows: str) -> Rows:
+        _refuse_autocommit(commits_alone)
+        cursor = connection.cursor()
+        try:
+            cursor.execute(_with_placeholder(statement, placeholder), (rows,))
+            return list(cursor.fetchall())
+        finally:
+            cursor.close()
+
+    return Caller(_dialect(vendor), run, is_async=False)
+
+
+def _with_placeholder(statement: str, placeholder: str) -> str:
+    assert "%" not in statement
+    return statement.replace(":rows", placeholder)

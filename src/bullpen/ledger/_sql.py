@@ -1,0 +1,424 @@
+"""The statements of the outbox, with the reason above each. One text for both databases where they agree.
+
+Batches travel as one JSON parameter `:rows`, so a statement has the same text for one row and for a thousand, needs no
+placeholder list, and can be given to any driver. Columns of such a batch begin with `s_`, so that they never hide a
+column of the table. Elsewhere: running them (`outbox`, `enqueue`), the tables (`tables`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from bullpen.ledger import tables
+from bullpen.ledger.database import DialectName, now_sql, qualified
+
+_TEXT_COLUMNS: Final = frozenset({"id", "payload", "headers", "backoff"})
+
+COLUMNS: Final = ", ".join(
+    f"CAST({column.name} AS text) AS {column.name}" if column.name in _TEXT_COLUMNS else column.name
+    for column in tables.outbox.columns
+)
+"""All columns of a row, in the table's order. jsonb and uuid as text: our own reader is faster than the driver's."""
+
+_OPEN: Final = "('PENDING', 'FAILED')"
+_UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
+
+_ITEM: Final = {
+    "n": "int",
+    "source_stream_id": "text",
+    "source_event_id": "text",
+    "route_key": "text",
+    "integration_type": "text",
+    "event_type": "text",
+    "payload": "text",
+    "headers": "text",
+    "tenant_id": "text",
+    "user_id": "text",
+    "correlation_id": "text",
+    "ordering_key": "text",
+    "backoff": "text",
+    "due_ms": "bigint",
+    "delay_ms": "bigint",
+    "max_attempts": "int",
+}
+
+
+@dataclass(frozen=True)
+class Sql:
+    """The statements for one database, schema and clock."""
+
+    dialect: DialectName
+    schema: str
+    clock_offset_ms: int = 0
+
+    # ---- words that differ --------------------------------------------------------------------------------------
+
+    @cached_property
+    def outbox(self) -> str:
+        return self._table(tables.outbox.name)
+
+    @cached_property
+    def attempts(self) -> str:
+        return self._table(tables.attempts.name)
+
+    @cached_property
+    def fences(self) -> str:
+        return self._table(tables.fences.name)
+
+    @cached_property
+    def audit(self) -> str:
+        return self._table(tables.audit.name)
+
+    @cached_property
+    def now(self) -> str:
+        return now_sql(self.dialect, self.clock_offset_ms)
+
+    @property
+    def _is_postgres(self) -> bool:
+        return self.dialect == "postgresql"
+
+    @property
+    def channel(self) -> str:
+        """Where a commit with new rows is told on PostgreSQL."""
+        return f"{self.schema}_outbox"
+
+    def _table(self, name: str) -> str:
+        return qualified(self.dialect, self.schema, name)
+
+    def _later(self, milliseconds: str) -> str:
+        """The database's now plus an expression in milliseconds."""
+        return (
+            f"{self.now} + {milliseconds} * interval '1 millisecond'"
+            if self._is_postgres
+            else f"{self.now} + {milliseconds}"
+        )
+
+    def _earlier(self, milliseconds: str) -> str:
+        return (
+            f"{self.now} - {milliseconds} * interval '1 millisecond'"
+            if self._is_postgres
+            else f"{self.now} - {milliseconds}"
+        )
+
+    def _batch(self, columns: dict[str, str], alias: str = "s") -> str:
+        """The parameter `:rows` as a table."""
+        if self._is_postgres:
+            typed = ", ".join(f"s_{name} {kind}" for name, kind in columns.items())
+            return f"jsonb_to_recordset(CAST(:rows AS jsonb)) AS {alias}({typed})"
+        parts = ", ".join(f"json_extract(value, '$.s_{name}') AS s_{name}" for name in columns)
+        return f"(SELECT {parts} FROM json_each(:rows)) AS {alias}"
+
+    def _json(self, expression: str) -> str:
+        return f"CAST({expression} AS jsonb)" if self._is_postgres else expression
+
+    # ---- storing ------------------------------------------------------------------------------------------------
+
+    def enqueue(self, *, notify: bool) -> str:
+        # An event that retention has removed is still known by its fence. ORDER BY: `seq` follows the caller's order.
+        # DO NOTHING names the fence's index, so that any other conflict is an error and not a "duplicate".
+        due = "to_timestamp(s_due_ms / 1000.0)" if self._is_postgres else "s_due_ms"
+        insert = f"""\
+INSERT INTO {self.outbox} (source_stream_id, source_event_id, route_key, integration_type, event_type, payload, headers,
+    tenant_id, user_id, correlation_id, ordering_key, backoff, due_at, max_attempts)
+SELECT s_source_stream_id, s_source_event_id, s_route_key, s_integration_type, s_event_type, {self._json("s_payload")},
+    {self._json("s_headers")}, s_tenant_id, s_user_id, s_correlation_id, s_ordering_key, {self._json("s_backoff")},
+    coalesce({due}, {self._later("s_delay_ms")}), s_max_attempts
+FROM {self._batch(_ITEM)}
+WHERE NOT EXISTS (
+    SELECT 1 FROM {self.fences} f
+    WHERE f.source_stream_id = s_source_stream_id AND f.source_event_id = s_source_event_id
+    AND f.route_key = s_route_key
+)
+ORDER BY s_n
+ON CONFLICT (source_stream_id, source_event_id, route_key) DO NOTHING
+RETURNING CAST(id AS text) AS id, source_stream_id, source_event_id, route_key"""
+        if not (notify and self._is_postgres):
+            return insert
+        # One notification per statement, and PostgreSQL folds equal ones of a transaction into one.
+        return f"WITH added AS ({insert})\nSELECT added.*, (SELECT pg_notify('{self.channel}', '')) FROM added"
+
+    @cached_property
+    def existing(self) -> str:
+        source = {name: _ITEM[name] for name in ("source_stream_id", "source_event_id", "route_key")}
+        return f"""\
+SELECT CAST(id AS text) AS id, source_stream_id, source_event_id, route_key
+FROM {self.outbox} JOIN {self._batch(source)}
+ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id AND route_key = s_route_key"""
+
+    # ---- claiming -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def open_types(self) -> str:
+        # A loose index scan: one probe per type, however many rows each has.
+        types = f"SELECT min(integration_type) FROM {self.outbox} WHERE status IN {_OPEN} AND NOT parked"
+        return f"""\
+WITH RECURSIVE lane(t) AS (
+    {types}
+    UNION ALL
+    SELECT ({types} AND integration_type > t) FROM lane WHERE t IS NOT NULL
+)
+SELECT t FROM lane WHERE t IS NOT NULL"""
+
+    @cached_property
+    def open_tenants(self) -> str:
+        rows = (
+            f"SELECT min(coalesce(tenant_id, '')) FROM {self.outbox} WHERE status IN {_OPEN} AND NOT parked "
+            "AND integration_type = :integration_type AND coalesce(tenant_id, '')"
+        )
+        return f"""\
+WITH RECURSIVE lane(t) AS (
+    {rows} >= :after
+    UNION ALL
+    SELECT ({rows} > t) FROM lane WHERE t IS NOT NULL
+)
+SELECT t FROM lane WHERE t IS NOT NULL LIMIT :most"""
+
+    def _due(self, where: str, limit: str, *, order: str = "due_at, seq") -> str:
+        """Rows to claim. `s_blocked`: another row of the same ordering key comes first or is in flight.
+
+        SKIP LOCKED: a row that another dispatcher holds is passed over, not waited for. SQLite has one writer only.
+        Two EXISTS and not one with OR: each is a single probe of its own index.
+        """
+        lock = "FOR UPDATE OF o SKIP LOCKED" if self._is_postgres else ""
+        same_key = "e.integration_type = o.integration_type AND e.ordering_key = o.ordering_key"
+        return f"""\
+SELECT o.id AS s_id, o.ordering_key IS NOT NULL AND (
+    EXISTS (SELECT 1 FROM {self.outbox} e WHERE {same_key} AND e.status IN {_UNFINISHED} AND e.seq < o.seq)
+    OR EXISTS (SELECT 1 FROM {self.outbox} e WHERE {same_key} AND e.status = 'CLAIMED')
+) AS s_blocked
+FROM {self.outbox} o
+WHERE o.status IN {_OPEN} AND NOT o.parked AND o.due_at <= {self.now} {where}
+ORDER BY {", ".join(f"o.{column}" for column in order.split(", "))} LIMIT {limit} {lock}"""
+
+    def _claim(self, due: str) -> str:
+        # A blocked row is parked: it leaves the index that claims read, so a long line behind one key is walked once.
+        # `s_starting` marks rows whose delivery begins with the claim; only their lost claims count as attempts.
+        return f"""\
+UPDATE {self.outbox} SET
+    status = CASE WHEN s_blocked THEN status ELSE 'CLAIMED' END,
+    parked = s_blocked,
+    fence = fence + 1,
+    locked_at = {self.now},
+    locked_by = CASE WHEN s_blocked THEN NULL ELSE :worker_id END,
+    locked_until = {self._later("CAST(:lease_ms AS bigint)")},
+    started_at = CASE WHEN s_blocked OR :starting = 0 THEN NULL ELSE {self.now} END
+FROM {due}
+WHERE id = s_id
+RETURNING {COLUMNS}"""
+
+    @cached_property
+    def claim_oldest(self) -> str:
+        return self._claim(f"({self._due('', 'CAST(:quota AS int)')}) AS s")
+
+    def claim_lanes(self, *, by_tenant: bool) -> str:
+        """PostgreSQL: all lanes in one statement."""
+        where = "AND o.integration_type = lane.s_type"
+        order = "due_at, seq"
+        if by_tenant:
+            where += " AND coalesce(o.tenant_id, '') = lane.s_tenant"
+            order = "due_at"  # what the index of tenants has
+        lanes = self._batch({"type": "text", "tenant": "text", "quota": "int"}, "lane")
+        due = self._due(where, "lane.s_quota", order=order)
+        # MATERIALIZED: the rows are chosen and locked once, before the update looks at any.
+        return f"WITH due AS MATERIALIZED (SELECT d.* FROM {lanes} CROSS JOIN LATERAL ({due}) d)\n" + self._claim("due")
+
+    def claim_lane(self, *, by_tenant: bool) -> str:
+        """SQLite: one lane."""
+        where = "AND o.integration_type = :type" + (" AND coalesce(o.tenant_id, '') = :tenant" if by_tenant else "")
+        return self._claim(f"({self._due(where, ':quota')}) AS s")
+
+    @cached_property
+    def begin(self) -> str:
+        # `started_at IS NULL`: a row that somebody delivers right now, or died delivering, is the reaper's business.
+        return f"""\
+UPDATE {self.outbox} SET fence = fence + 1, started_at = {self.now}, locked_at = {self.now}, locked_by = :worker_id,
+    locked_until = {self._later("CAST(:lease_ms AS bigint)")}
+FROM {self._batch({"id": "uuid"})}
+WHERE id = s_id AND status = 'CLAIMED' AND started_at IS NULL
+RETURNING {COLUMNS}"""
+
+    @cached_property
+    def extend(self) -> str:
+        return f"""\
+UPDATE {self.outbox} SET locked_until = {self._later("CAST(:lease_ms AS bigint)")}
+FROM {self._batch({"id": "uuid", "fence": "int"})}
+WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED' AND started_at IS NULL"""
+
+    @cached_property
+    def statuses(self) -> str:
+        return (
+            f"SELECT CAST(id AS text) AS id, status FROM {self.outbox} JOIN {self._batch({'id': 'uuid'})} ON id = s_id"
+        )
+
+    @cached_property
+    def expired(self) -> str:
+        return (
+            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = 'CLAIMED' AND locked_until < {self.now} "
+            "ORDER BY locked_until LIMIT :limit"
+        )
+
+    # ---- settling -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def settle(self) -> str:
+        # One guarded UPDATE: the count grows from what is stored, the row's own maximum decides, and a claim that no
+        # longer holds (another fence, or no longer CLAIMED) changes nothing. SENT and DEAD are never overwritten.
+        batch = self._batch(
+            {
+                "id": "uuid",
+                "fence": "int",
+                "kind": "text",
+                "counted": "int",
+                "error": "text",
+                "code": "text",
+                "delay_ms": "bigint",
+            }
+        )
+        dies = "s_kind = 'DEAD' OR (s_kind = 'FAILED' AND attempts + 1 >= max_attempts)"
+        return f"""\
+UPDATE {self.outbox} SET
+    attempts = attempts + s_counted,
+    status = CASE
+        WHEN s_kind = 'SENT' THEN 'SENT'
+        WHEN {dies} THEN 'DEAD'
+        WHEN s_kind = 'RELEASED' AND attempts = 0 THEN 'PENDING'
+        ELSE 'FAILED' END,
+    due_at = CASE WHEN s_kind IN ('FAILED', 'RELEASED') THEN {self._later("s_delay_ms")} ELSE due_at END,
+    sent_at = CASE WHEN s_kind = 'SENT' THEN {self.now} ELSE sent_at END,
+    dead_at = CASE WHEN {dies} THEN {self.now} ELSE dead_at END,
+    last_error = coalesce(s_error, last_error),
+    error_code = coalesce(s_code, error_code),
+    locked_at = NULL, locked_by = NULL, locked_until = NULL, started_at = NULL
+FROM {batch}
+WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
+RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
+
+    @cached_property
+    def log_attempts(self) -> str:
+        columns = {
+            "outbox_id": "uuid",
+            "number": "int",
+            "fence": "int",
+            "worker": "text",
+            "outcome": "text",
+            "error_code": "text",
+            "error": "text",
+            "tenant_id": "text",
+            "started_ms": "bigint",
+        }
+        plain = [name for name in columns if name != "started_ms"]
+        started = "to_timestamp(s_started_ms / 1000.0)" if self._is_postgres else "s_started_ms"
+        return f"""\
+INSERT INTO {self.attempts} ({", ".join(plain)}, started_at, finished_at)
+SELECT {", ".join(f"s_{name}" for name in plain)}, {started}, {self.now} FROM {self._batch(columns)}"""
+
+    @cached_property
+    def unpark_next(self) -> str:
+        # The first of the line goes on. Also when it is not parked: a claim that holds it and is about to park it,
+        # because it saw the world before our commit, makes us wait here, and then we have the last word.
+        return f"""\
+UPDATE {self.outbox} SET parked = false WHERE status IN {_OPEN} AND id IN (
+    SELECT (SELECT n.id FROM {self.outbox} n WHERE n.integration_type = s_type AND n.ordering_key = s_key
+        AND n.status IN {_UNFINISHED} ORDER BY n.seq LIMIT 1)
+    FROM {self._batch({"type": "text", "key": "text"})}
+)"""
+
+    @cached_property
+    def unpark_orphans(self) -> str:
+        # A row can be parked by a claim that saw its predecessor alive when that had just ended: nobody would wake it.
+        return f"""\
+UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
+    SELECT (SELECT n.id FROM {self.outbox} n WHERE n.integration_type = p.integration_type
+        AND n.ordering_key = p.ordering_key AND n.status IN {_UNFINISHED} ORDER BY n.seq LIMIT 1)
+    FROM (SELECT DISTINCT integration_type, ordering_key FROM {self.outbox} WHERE parked) p
+)"""
+
+    # ---- looking after ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def redrive(self) -> str:
+        return f"""\
+UPDATE {self.outbox} SET status = 'PENDING', attempts = 0, parked = false, due_at = {self.now}, dead_at = NULL
+FROM {self._batch({"id": "uuid"})}
+WHERE id = s_id AND status = 'DEAD'
+RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
+
+    @cached_property
+    def bury(self) -> str:
+        return f"""\
+UPDATE {self.outbox} SET status = 'DEAD', dead_at = {self.now}, attempts = :attempts, last_error = :error,
+    error_code = :code
+FROM {self._batch({"id": "uuid"})}
+WHERE id = s_id AND status = 'PENDING'"""
+
+    @cached_property
+    def fence_dead(self) -> str:
+        return f"""\
+INSERT INTO {self.fences} (source_stream_id, source_event_id, route_key, outbox_id, tenant_id, fenced_at)
+SELECT source_stream_id, source_event_id, route_key, id, tenant_id, {self.now}
+FROM {self.outbox} JOIN {self._batch({"id": "uuid"})} ON id = s_id
+WHERE status = 'DEAD'
+ON CONFLICT DO NOTHING"""
+
+    @cached_property
+    def delete_dead(self) -> str:
+        return f"""\
+DELETE FROM {self.outbox} WHERE status = 'DEAD' AND id IN (SELECT s_id FROM {self._batch({"id": "uuid"})})
+RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
+
+    @cached_property
+    def audit_entries(self) -> str:
+        return f"""\
+INSERT INTO {self.audit} (at, actor, action, subject, tenant_id, detail)
+SELECT {self.now}, s_actor, s_action, s_subject, s_tenant_id, {self._json("s_detail")}
+FROM {self._batch({"actor": "text", "action": "text", "subject": "text", "tenant_id": "text", "detail": "text"})}"""
+
+    @cached_property
+    def receive(self) -> str:
+        return f"""\
+INSERT INTO {self._table(tables.inbox.name)} (scope, key) SELECT s_scope, s_key
+FROM {self._batch({"scope": "text", "key": "text"})} WHERE true
+ON CONFLICT DO NOTHING
+RETURNING scope"""
+
+    @cached_property
+    def unreceive(self) -> str:
+        # The policy of the table, or its default, makes it this tenant's key.
+        tenant = "coalesce(current_setting('app.current_tenant', true), '')" if self._is_postgres else "''"
+        return f"""\
+DELETE FROM {self._table(tables.inbox.name)} WHERE tenant_id = {tenant}
+AND (scope, key) IN (SELECT s_scope, s_key FROM {self._batch({"scope": "text", "key": "text"})})
+RETURNING scope"""
+
+    @cached_property
+    def checkpoint(self) -> str:
+        return f"""\
+INSERT INTO {self._table(tables.checkpoints.name)} (name, position, updated_at)
+SELECT s_name, s_position, {self.now} FROM {self._batch({"name": "text", "position": "text"})} WHERE true
+ON CONFLICT (name) DO UPDATE SET position = excluded.position, updated_at = excluded.updated_at
+RETURNING name"""
+
+    @cached_property
+    def fence_sent(self) -> str:
+        return f"""\
+INSERT INTO {self.fences} (source_stream_id, source_event_id, route_key, outbox_id, tenant_id, fenced_at)
+SELECT o.source_stream_id, o.source_event_id, o.route_key, o.id, o.tenant_id, {self.now}
+FROM {self.outbox} o
+WHERE o.status = 'SENT' AND o.sent_at < {self._earlier("CAST(:keep_ms AS bigint)")} AND NOT EXISTS (
+    SELECT 1 FROM {self.fences} f WHERE f.source_stream_id = o.source_stream_id
+    AND f.source_event_id = o.source_event_id AND f.route_key = o.route_key)
+ORDER BY o.sent_at LIMIT :limit
+ON CONFLICT DO NOTHING"""
+
+    @cached_property
+    def delete_fenced(self) -> str:
+        return f"""\
+DELETE FROM {self.outbox} WHERE id IN (
+    SELECT o.id FROM {self.outbox} o JOIN {self.fences} f ON f.source_stream_id = o.source_stream_id
+    AND f.source_event_id = o.source_event_id AND f.route_key = o.route_key
+    WHERE o.status = 'SENT' AND o.sent_at < {self._earlier("CAST(:keep_ms AS bigint)")}
+    AND f.fenced_at < {self._earlier("CAST(:grace_ms AS bigint)")}
+    ORDER BY o.sent_at LIMIT :limit
+)"""

@@ -1,0 +1,225 @@
+"""Reach the database that holds the ledger: one engine, short transactions, errors of ours.
+
+In: a URL (`postgresql://…` or `sqlite:///path`). Out: transactions, in which PostgreSQL knows the tenant. A database
+that is away raises DatabaseUnavailable, tables that are missing LedgerNotReady.
+Elsewhere: tables (`tables`), their making (`migrate`), who may see what (`security`), statements (`_sql`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import (
+    DatabaseUnavailable,
+    InvalidOption,
+    LedgerError,
+    LedgerNotReady,
+    MissingExtra,
+    UnsafeDatabaseRole,
+    require,
+)
+from bullpen.ledger.tables import SCHEMA, SQLITE_NOW
+
+DialectName = Literal["postgresql", "sqlite"]
+
+_FORMS: Final = "postgresql://user@host/database or sqlite:///path/to/file"
+_OLDEST_SQLITE: Final = (3, 35)  # RETURNING
+_BUSY_TIMEOUT_MS: Final = 5_000
+_CONNECT_TIMEOUT_S: Final = 5
+_DRIVERS: Final = {
+    "postgresql": ("postgresql+psycopg", "psycopg", "postgres"),
+    "sqlite": ("sqlite+aiosqlite", "aiosqlite", "sqlite"),
+}
+
+_is_identifier = re.compile(r"[a-z_][a-z0-9_]{0,62}").fullmatch
+
+
+def check_identifier(option: str, name: str) -> str:
+    """Names of schemas and roles become part of statements, so only plain ones are taken."""
+    plain = isinstance(name, str) and _is_identifier(name) is not None
+    require(option, plain, "lower-case letters, digits and underscores, not beginning with a digit", name)
+    return name
+
+
+class Database:
+    """The engine of one ledger. Belongs to the event loop that used it first; close it there."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = SCHEMA,
+        pool_size: int = 10,
+        timeout_ms: int = 30_000,
+        prepared_statements: bool = True,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        parsed, self.dialect = _parse(url)
+        self.schema = check_identifier("schema", schema)
+        """Where the tables are on PostgreSQL; SQLite has no schemas."""
+        self.pool_size = check_int("pool_size", pool_size, minimum=1)
+        self._timeout_s = check_int("timeout_ms", timeout_ms, minimum=1) / 1000
+        self.clock_offset_ms = clock_offset_ms
+        """Moves the database's clock as the ledger sees it. For tests."""
+        self.tenant_required = False
+        """True for connections that row-level security filters: each transaction then needs a tenant."""
+        self.url = parsed
+        self.engine = self._make_engine(prepared_statements=prepared_statements)
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.dialect == "postgresql"
+
+    @property
+    def address(self) -> str:
+        """Where it is, without the password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def now(self) -> str:
+        """SQL for the database's now, moved by the offset."""
+        return now_sql(self.dialect, self.clock_offset_ms)
+
+    def table(self, name: str) -> str:
+        """The qualified name of a table in SQL text."""
+        return qualified(self.dialect, self.schema, name)
+
+    @property
+    def translate_map(self) -> dict[str | None, str | None]:
+        """For statements built from `tables`: which schema to use."""
+        return {SCHEMA: self.schema if self.is_postgres else None}
+
+    @asynccontextmanager
+    async def transaction(self, *, tenant: str | None = None) -> AsyncIterator[AsyncConnection]:
+        """One short transaction, committed at the end of the block. `tenant` is whose rows it may see on PostgreSQL.
+
+        Raises DatabaseUnavailable when the database is away, busy, or silent for longer than `timeout_ms`.
+        """
+        if self.tenant_required and not tenant:
+            raise UnsafeDatabaseRole("this connection sees one tenant's rows at a time: a transaction needs a tenant")
+        async with self.transaction_without_tenant() as connection:
+            if tenant and self.is_postgres:
+                await connection.execute(_SET_TENANT, {"tenant": tenant})
+            yield connection
+
+    @asynccontextmanager
+    async def transaction_without_tenant(self) -> AsyncIterator[AsyncConnection]:
+        """For what belongs to no tenant. Errors as in `transaction`."""
+        try:
+            async with asyncio.timeout(self._timeout_s), self.engine.begin() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise self.translate(error) from error
+        except (TimeoutError, OSError) as error:
+            if isinstance(error, DatabaseUnavailable):
+                raise
+            raise DatabaseUnavailable(f"{self.address} did not answer: {str(error) or 'time ran out'}") from error
+
+    def translate(self, error: sa.exc.SQLAlchemyError) -> Exception:
+        """The error of ours for one of the driver's; what stays as it is would be a bug of ours."""
+        if isinstance(error, sa.exc.TimeoutError):
+            return DatabaseUnavailable(f"{self.address}: no connection became free; raise pool_size ({self.pool_size})")
+        if not isinstance(error, sa.exc.DBAPIError):
+            return error
+        text, state = str(error.orig).strip().partition("\n")[0], getattr(error.orig, "sqlstate", None)
+        if state in ("42P01", "3F000", "42703") or "no such table" in text or "no such column" in text:
+            return LedgerNotReady(f"{self.address}: {text}; run `bullpen migrate`")
+        if state == "42501":
+            return UnsafeDatabaseRole(f"{self.address}: {text}; the role lacks a right, or the row is another tenant's")
+        if error.connection_invalidated or isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
+            return DatabaseUnavailable(f"{self.address}: {text or type(error.orig).__name__}")
+        return LedgerError(f"{self.address} refused a statement: {text}")
+
+    async def aclose(self) -> None:
+        """Close all connections. Safe to call twice."""
+        await self.engine.dispose()
+
+    def _make_engine(self, *, prepared_statements: bool) -> AsyncEngine:
+        if self.is_postgres:
+            arguments: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S}
+            if not prepared_statements:
+                # Behind a pooler that gives out connections per transaction, a prepared statement is not there later.
+                arguments["prepare_threshold"] = None
+            return create_async_engine(
+                self.url, pool_size=self.pool_size, max_overflow=0, pool_timeout=self._timeout_s, connect_args=arguments
+            )
+        engine = create_async_engine(self.url, pool_size=min(self.pool_size, 5), max_overflow=0)
+        prepare_sqlite(engine.sync_engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
+        return engine
+
+
+_SET_TENANT: Final = sa.text("SELECT set_config('app.current_tenant', :tenant, true)")
+
+
+def now_sql(dialect: str, offset_ms: int = 0) -> str:
+    """The database's now, moved by `offset_ms`."""
+    if dialect == "sqlite":
+        return f"({SQLITE_NOW} + {offset_ms:d})" if offset_ms else SQLITE_NOW
+    # The transaction's start, not the wall clock: one transaction has one now, and ours are short.
+    return f"(now() + {offset_ms:d} * interval '1 millisecond')" if offset_ms else "now()"
+
+
+def qualified(dialect: str, schema: str, table: str) -> str:
+    """The name of a table in SQL text."""
+    return f"{schema}.{table}" if dialect == "postgresql" else table
+
+
+def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS) -> None:
+    """Make SQLite durable and its transactions honest, on every connection of this engine.
+
+    BEGIN IMMEDIATE: a transaction that reads and then writes would otherwise fail when another wrote in between.
+    `synchronous=FULL`: in WAL mode NORMAL may lose the last commits with the machine.
+    """
+
+    def on_connect(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves; the module's own habit is to guess
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={busy_timeout_ms}", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    sa.event.listen(engine, "connect", on_connect)
+    sa.event.listen(engine, "begin", on_begin)
+
+
+def _parse(url: str) -> tuple[sa.URL, DialectName]:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise InvalidOption("url", _FORMS, _without_password(url)) from None
+    dialect = {"postgres": "postgresql"}.get(name := parsed.get_backend_name(), name)
+    if dialect == "postgresql":
+        _need_driver("postgresql")
+        return parsed.set(drivername=_DRIVERS["postgresql"][0]), "postgresql"
+    if dialect == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise InvalidOption("url", "a file: connections do not share a database in memory", _without_password(url))
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise LedgerError(f"SQLite {sqlite3.sqlite_version} is too old; the ledger needs 3.35 or newer")
+        _need_driver("sqlite")
+        return parsed.set(drivername=_DRIVERS["sqlite"][0]), "sqlite"
+    raise InvalidOption("url", _FORMS, _without_password(url))
+
+
+def _need_driver(dialect: DialectName) -> None:
+    import importlib.util
+
+    _, module, extra = _DRIVERS[dialect]
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtra(extra, f"a ledger in {dialect}")
+
+
+def _without_password(url: object) -> str:
+    return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))

@@ -1,0 +1,137 @@
+"""Store messages inside the caller's own transaction, whatever kind of connection holds it.
+
+In: messages and a connection with an open transaction. Out: rows that exist if and only if that transaction commits.
+Nothing here commits, and no connection is opened. Elsewhere: what a message is (`records`), which connections are
+understood (`_callers`), delivering (`bullpen.outbox`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import InvalidOption
+from bullpen.ledger._callers import Caller, Rows, async_caller, sync_caller
+from bullpen.ledger._sql import Sql
+from bullpen.ledger.database import DialectName, check_identifier
+from bullpen.ledger.records import Enqueued, OutboxItem
+from bullpen.ledger.tables import SCHEMA
+
+Source = tuple[str, str, str]
+
+
+class Enqueuer:
+    """Writes outbox rows. Needs no ledger and no engine: only the caller's connection.
+
+    `notify=False` leaves out PostgreSQL's NOTIFY: where very many transactions commit at once they would queue for its
+    lock. Dispatchers then find new rows when they look, every `OUTBOX_TICK_INTERVAL_MS`.
+    `strict=True` stores each source event once whatever its route, as an index without route would.
+    """
+
+    def __init__(
+        self, *, schema: str = SCHEMA, notify: bool = True, strict: bool = False, max_attempts: int = 10
+    ) -> None:
+        self._schema = check_identifier("schema", schema)
+        self._notify, self._strict = notify, strict
+        self._max_attempts = check_int("max_attempts", max_attempts, minimum=1, maximum=1_000_000)
+        self._sql: dict[DialectName, tuple[Sql, str]] = {}
+
+    # ---- storing ------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, connection: Any, item: OutboxItem) -> Enqueued:
+        """Store one message in the caller's transaction."""
+        (result,) = await self.enqueue_many(connection, [item])
+        return result
+
+    async def enqueue_many(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
+        """Store messages with one statement, in their order."""
+        caller = async_caller(connection)
+        records = self._records(items)
+        if not records:
+            return []
+        added = await self._insert_async(caller, records)
+        missing = [record for record in records if _source(record) not in added]
+        known = await self._existing_async(caller, missing) if missing else {}
+        return _results(records, added, known)
+
+    def enqueue_sync(self, connection: Any, item: OutboxItem) -> Enqueued:
+        """As `enqueue`, for blocking connections."""
+        (result,) = self.enqueue_many_sync(connection, [item])
+        return result
+
+    def enqueue_many_sync(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
+        """As `enqueue_many`, for blocking connections."""
+        caller = sync_caller(connection)
+        records = self._records(items)
+        if not records:
+            return []
+        sql, insert = self._statements(caller.dialect)
+        added = _by_source(caller.run(insert, _encode(records)))
+        missing = [record for record in records if _source(record) not in added]
+        known = _by_source(caller.run(sql.existing, _encode(missing))) if missing else {}
+        return _results(records, added, known)
+
+    async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> None:
+        """Store rows that were made by the ledger itself."""
+        await self._insert_async(async_caller(connection), records)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _records(self, items: Iterable[OutboxItem]) -> list[dict[str, Any]]:
+        given = list(items)
+        for item in given:
+            if not isinstance(item, OutboxItem):
+                raise InvalidOption("items", "OutboxItem objects", item)
+        per_event = Counter((item.source_stream_id, item.source_event_id) for item in given)
+        return [
+            item.to_record(
+                default_attempts=self._max_attempts,
+                strict=self._strict,
+                fans_out=per_event[item.source_stream_id, item.source_event_id] > 1,
+            )
+            for item in given
+        ]
+
+    def _statements(self, dialect: DialectName) -> tuple[Sql, str]:
+        known = self._sql.get(dialect)
+        if known is None:
+            sql = Sql(dialect, self._schema)
+            known = self._sql[dialect] = (sql, sql.enqueue(notify=self._notify))
+        return known
+
+    async def _insert_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
+        return _by_source(await caller.run(self._statements(caller.dialect)[1], _encode(records)))
+
+    async def _existing_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
+        return _by_source(await caller.run(self._statements(caller.dialect)[0].existing, _encode(records)))
+
+
+def _encode(records: Sequence[Mapping[str, Any]]) -> str:
+    return msgspec.json.encode(
+        [{"s_n": n, **{f"s_{name}": value for name, value in record.items()}} for n, record in enumerate(records)]
+    ).decode()
+
+
+def _source(record: Mapping[str, Any]) -> Source:
+    return record["source_stream_id"], record["source_event_id"], record["route_key"]
+
+
+def _by_source(rows: Rows) -> dict[Source, str]:
+    return {(row[1], row[2], row[3]): row[0] for row in rows}
+
+
+def _results(
+    records: Sequence[Mapping[str, Any]], added: Mapping[Source, str], known: Mapping[Source, str]
+) -> list[Enqueued]:
+    results, seen = [], set()
+    for record in records:
+        source = _source(record)
+        created = source in added and source not in seen  # the same event twice in one call: the second is a duplicate
+        seen.add(source)
+        results.append(Enqueued(added.get(source) or known.get(source), created))
+    return results

@@ -1,0 +1,112 @@
+"""The ledger as a program holds it: one database, its tables, and the parts that read and write them.
+
+In: a URL and, on PostgreSQL, perhaps role names. Out: `outbox`, `once`, `checkpoints`, and the checks that a process
+makes before it starts. Elsewhere: enqueueing, dispatching and delivering (`bullpen.outbox`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from bullpen.errors import InvalidOption, NotConfigured, require
+from bullpen.ledger import migrate, security, wakeups
+from bullpen.ledger.checkpoints import Checkpoints
+from bullpen.ledger.database import Database
+from bullpen.ledger.enqueue import Enqueuer
+from bullpen.ledger.inbox import Inbox
+from bullpen.ledger.outbox import SqlOutbox
+from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.security import Duty, Roles
+from bullpen.ledger.tables import SCHEMA
+
+
+class Ledger:
+    """Tables that are the truth about messages: stored with the business data, delivered afterwards.
+
+        ledger = Ledger("postgresql://app@db/shop")      # or "sqlite:///shop.db"
+
+    With `roles` row-level security keeps tenants apart, and `duty` says which of the two roles this process has;
+    `check` then refuses a connection for which it would mean nothing. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = SCHEMA,
+        roles: Roles | None = None,
+        duty: Duty = "service",
+        pool_size: int = 10,
+        timeout_ms: int = 30_000,
+        prepared_statements: bool = True,
+        notify: bool = True,
+        strict_sources: bool = False,
+        max_attempts: int = 10,
+        dead_letter_type: str | None = "bullmq:outbox.dead",
+        clock_offset_ms: int = 0,
+    ) -> None:
+        self.database = Database(
+            url,
+            schema=schema,
+            pool_size=pool_size,
+            timeout_ms=timeout_ms,
+            prepared_statements=prepared_statements,
+            clock_offset_ms=clock_offset_ms,
+        )
+        if roles is not None and not self.database.is_postgres:
+            raise InvalidOption("roles", "none: only PostgreSQL has row-level security", url)
+        require("duty", duty in ("tenant", "service"), "'tenant' or 'service'", duty)
+        self.roles, self.duty = roles, duty
+        self.database.tenant_required = roles is not None and duty == "tenant"
+        self.enqueuer = Enqueuer(schema=schema, notify=notify, strict=strict_sources, max_attempts=max_attempts)
+        """Stores messages in a caller's transaction."""
+        self.outbox: OutboxRepository = SqlOutbox(
+            self.database, enqueuer=self.enqueuer, dead_letter_type=dead_letter_type
+        )
+        self.checkpoints = Checkpoints(self.database)
+        self._inbox = Inbox(schema)
+
+    async def migrate(self, *, create_roles: bool = False) -> None:
+        """Make the tables, or bring them up to date; with `roles` also policies and grants."""
+        await migrate.migrate(self.database, roles=self.roles, create_roles=create_roles)
+
+    async def check(self, *, connections: int = 1) -> None:
+        """Refuse to start on tables that are missing or old, with an unsafe role, or with too small a pool.
+
+        `connections` is how many this process uses at the same time.
+        """
+        await migrate.check_version(self.database)
+        if self.roles is not None:
+            await security.check(self.database, self.roles, self.duty)
+        if connections > self.database.pool_size:
+            raise NotConfigured(
+                f"pool_size {self.database.pool_size} is too small: this process uses {connections} connections at the "
+                "same time, and who waits for one holds up its row"
+            )
+
+    def once(self, connection: Any, key: str, *, scope: str = "default") -> AbstractAsyncContextManager[bool]:
+        """Apply a message once; see `Inbox.once`."""
+        return self._inbox.once(connection, key, scope=scope)
+
+    def once_sync(self, connection: Any, key: str, *, scope: str = "default") -> AbstractContextManager[bool]:
+        """As `once`, for blocking connections."""
+        return self._inbox.once_sync(connection, key, scope=scope)
+
+    def commits(self) -> AsyncGenerator[None, None]:
+        """Yields when new rows may have come; see `wakeups.commits`."""
+        return wakeups.commits(self.database)
+
+    async def aclose(self) -> None:
+        """Close all connections. Safe to call twice."""
+        await self.database.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,117 @@
+"""Make the ledger's tables, and bring old ones up to date.
+
+In: a database, perhaps role names. Out: the tables of this version, with policies and grants where roles are named; or
+the same as SQL text for somebody else to run. Safe to run again, and in many processes at once: one works, others wait.
+Elsewhere: what the tables are (`tables`), each step (`migrations/versions`), the policies (`security`).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from bullpen.errors import LedgerNotReady
+from bullpen.ledger import security
+from bullpen.ledger.database import Database, DialectName, check_identifier
+from bullpen.ledger.security import VERSION_TABLE, Roles
+from bullpen.ledger.tables import SCHEMA
+
+_HEAD = "head"
+# Any number that no other program is likely to have chosen: it keeps two migrations apart.
+_LOCK = 0x62756C6C70656E
+
+
+async def migrate(database: Database, *, roles: Roles | None = None, create_roles: bool = False) -> None:
+    """Bring the tables to this program's version; with roles also create policies and grants."""
+    _refuse_roles_on_sqlite(database.dialect, roles)
+    async with database.transaction() as connection:
+        await connection.run_sync(_upgrade, database.schema)
+        if roles is not None:
+            for statement in security.statements(database.schema, roles, create_roles=create_roles):
+                await connection.exec_driver_sql(statement)
+
+
+def render_sql(
+    dialect: DialectName = "postgresql",
+    *,
+    schema: str = SCHEMA,
+    roles: Roles | None = None,
+    create_roles: bool = False,
+) -> str:
+    """What `migrate` would run on an empty database, as text."""
+    _refuse_roles_on_sqlite(dialect, roles)
+    check_identifier("schema", schema)
+    buffer = io.StringIO()
+    config = _config(schema, output_buffer=buffer)
+    config.attributes["dialect"] = dialect
+    command.upgrade(config, _HEAD, sql=True)
+    if roles is not None:
+        buffer.writelines(f"{line};\n\n" for line in security.statements(schema, roles, create_roles=create_roles))
+    # Alembic writes these two as if for the first time; the rest may be run again as it is.
+    text = buffer.getvalue().replace(f"{VERSION_TABLE} (version_num) VALUES ('{head()}')", "\0")
+    text = re.sub(rf"CREATE TABLE (?=(?:{schema}\.)?{VERSION_TABLE}\b)", "CREATE TABLE IF NOT EXISTS ", text)
+    return text.replace("\0", f"{VERSION_TABLE} (version_num) VALUES ('{head()}') ON CONFLICT DO NOTHING")
+
+
+async def check_version(database: Database) -> None:
+    """Raise LedgerNotReady unless the tables are at least those of this program.
+
+    A newer version passes: migrations only add during a rolling upgrade, and old processes go on working.
+    """
+    async with database.transaction_without_tenant() as connection:
+        current = await connection.run_sync(_current, database.schema)
+    if current is None:
+        raise LedgerNotReady(f"{database.address} has no ledger tables yet; run `bullpen migrate`")
+    known = {script.revision for script in _scripts(database.schema).walk_revisions()}
+    if current in known and current != head():
+        raise LedgerNotReady(
+            f"{database.address} is at version {current}, this program needs {head()}; run `bullpen migrate`"
+        )
+
+
+def head() -> str:
+    """The version that this program brings."""
+    found = _scripts(SCHEMA).get_current_head()
+    assert found is not None
+    return found
+
+
+def _refuse_roles_on_sqlite(dialect: str, roles: Roles | None) -> None:
+    if roles is not None and dialect != "postgresql":
+        raise LedgerNotReady(
+            "roles and row-level security need PostgreSQL; on SQLite tenants are told apart by our queries only"
+        )
+
+
+def _upgrade(connection: sa.Connection, schema: str) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    config = _config(schema)
+    config.attributes["connection"] = connection
+    command.upgrade(config, _HEAD)
+
+
+def _current(connection: sa.Connection, schema: str) -> str | None:
+    options: dict[str, Any] = {"version_table": VERSION_TABLE}
+    if connection.dialect.name == "postgresql":
+        options["version_table_schema"] = schema
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def _scripts(schema: str) -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config(schema))
+
+
+def _config(schema: str, **options: Any) -> Config:
+    config = Config(**options)
+    config.set_main_option("script_location", "bullpen.ledger:migrations")
+    config.set_main_option("path_separator", "os")
+    config.attributes["schema"] = schema
+    return config

@@ -1,0 +1,456 @@
+"""The outbox in PostgreSQL and in SQLite: one class, and the one statement in which they differ.
+
+In: a `Database`. Out: the promises of `OutboxRepository`. Elsewhere: the text of the statements (`_sql`), storing
+inside a caller's own transaction (`enqueue`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, assert_never
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import LedgerError
+from bullpen.ledger import tables
+from bullpen.ledger._sql import COLUMNS, Sql
+from bullpen.ledger.database import Database
+from bullpen.ledger.enqueue import Enqueuer
+from bullpen.ledger.records import (
+    MAX_LENGTHS,
+    RESERVED_STREAM,
+    Attempt,
+    Claimed,
+    Died,
+    Enqueued,
+    Lane,
+    OutboxItem,
+    OutboxRow,
+    OutboxStatus,
+    Released,
+    Retried,
+    Sent,
+    Settled,
+    Settlement,
+    one_line,
+)
+from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.tables import to_datetime, to_epoch_ms
+
+DEAD_EVENT: Final = "outbox.dead.v1"
+_CLAIM_TRIES: Final = 3
+_INSTANTS: Final = frozenset(
+    index for index, column in enumerate(tables.outbox.columns) if isinstance(column.type, tables.Instant)
+)
+_STATUS: Final = list(tables.outbox.columns.keys()).index("status")
+
+
+_is_id = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
+
+
+def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A batch as the parameter `:rows`."""
+    return msgspec.json.encode([{f"s_{name}": value for name, value in row.items()} for row in rows]).decode()
+
+
+class SqlOutbox(OutboxRepository):
+    """The outbox of one ledger. `dead_letter_type` is where the death of a row is announced; None: nowhere."""
+
+    def __init__(self, database: Database, *, enqueuer: Enqueuer, dead_letter_type: str | None = None) -> None:
+        self._database = database
+        self._enqueuer = enqueuer
+        self._dead_letter_type = dead_letter_type
+        self._statements: tuple[int, Sql] | None = None
+
+    @property
+    def sql(self) -> Sql:
+        offset = self._database.clock_offset_ms
+        if self._statements is None or self._statements[0] != offset:
+            self._statements = (offset, Sql(self._database.dialect, self._database.schema, offset))
+        return self._statements[1]
+
+    # ---- storing ------------------------------------------------------------------------------------------------
+
+    async def enqueue_many(self, items: Iterable[OutboxItem]) -> list[Enqueued]:
+        given = list(items)
+        async with self._database.transaction(tenant=_common_tenant(given)) as connection:
+            return await self._enqueuer.enqueue_many(connection, given)
+
+    # ---- claiming -----------------------------------------------------------------------------------------------
+
+    async def claim_due_batch(
+        self, worker_id: str, limit: int = 100, *, lease_ms: int = 60_000, starting: bool = False
+    ) -> list[OutboxRow]:
+        check_int("limit", limit, minimum=1)
+        parameters = {**_claim_parameters(worker_id, lease_ms, starting=starting), "quota": limit}
+        rows = await self._try_claim([(self.sql.claim_oldest, parameters)])
+        return [row for row in rows if not row.parked]
+
+    async def open_types(self) -> list[str]:
+        async with self._database.transaction_without_tenant() as connection:
+            return list((await connection.execute(sa.text(self.sql.open_types))).scalars())
+
+    async def open_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
+        parameters = {"integration_type": integration_type, "after": after, "most": most}
+        async with self._database.transaction_without_tenant() as connection:
+            return list((await connection.execute(sa.text(self.sql.open_tenants), parameters)).scalars())
+
+    async def claim(self, lanes: Sequence[Lane], *, worker_id: str, lease_ms: int, starting: bool = False) -> Claimed:
+        wanted = [lane for lane in lanes if lane.quota > 0]
+        if not wanted:
+            return Claimed((), frozenset())
+        common = _claim_parameters(worker_id, lease_ms, starting=starting)
+        by_tenant = wanted[0].tenant_id is not None
+        if self._database.is_postgres:
+            shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in wanted]
+            statements = [(self.sql.claim_lanes(by_tenant=by_tenant), {**common, "rows": encode_rows(shares)})]
+        else:
+            text = self.sql.claim_lane(by_tenant=by_tenant)
+            names = ("type", "tenant") if by_tenant else ("type",)
+            statements = [
+                (
+                    text,
+                    {
+                        **common,
+                        "quota": lane.quota,
+                        **dict(zip(names, (lane.integration_type, lane.tenant_id), strict=False)),
+                    },
+                )
+                for lane in wanted
+            ]
+        rows = await self._try_claim(statements)
+        taken: dict[tuple[str, str | None], int] = {}
+        for row in rows:
+            lane_key = (row.integration_type, (row.tenant_id or "") if by_tenant else None)
+            taken[lane_key] = taken.get(lane_key, 0) + 1
+        full = {
+            (lane.integration_type, lane.tenant_id)
+            for lane in wanted
+            if taken.get((lane.integration_type, lane.tenant_id), 0) >= lane.quota
+        }
+        return Claimed(tuple(row for row in rows if not row.parked), frozenset(full))
+
+    async def _try_claim(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[OutboxRow]:
+        """Claim; when two dispatchers took rows of one ordering key in the same moment, the index lets one pass and
+        the other tries again with a fresh look."""
+        for _ in range(_CLAIM_TRIES):
+            try:
+                async with self._database.transaction_without_tenant() as connection:
+                    rows = [
+                        row
+                        for statement, parameters in statements
+                        for row in await self._rows(connection, statement, parameters)
+                    ]
+            except LedgerError as error:
+                if "ux_outbox_in_flight" not in str(error) and "integration_outbox.ordering_key" not in str(error):
+                    raise
+            else:
+                return sorted(rows, key=lambda row: (row.due_at, row.seq))
+        return []
+
+    async def begin(
+        self, ids: Collection[str], *, worker_id: str, lease_ms: int, tenant_id: str | None = None
+    ) -> dict[str, OutboxRow]:
+        parameters = {"rows": _ids(ids), "worker_id": worker_id, "lease_ms": lease_ms}
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            rows = await self._rows(connection, self.sql.begin, parameters)
+        return {row.id: row for row in rows}
+
+    async def statuses(self, ids: Collection[str], *, tenant_id: str | None = None) -> dict[str, OutboxStatus]:
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            found = await connection.execute(sa.text(self.sql.statuses), {"rows": _ids(ids)})
+            return {row.id: OutboxStatus(row.status) for row in found}
+
+    async def extend(self, rows: Collection[OutboxRow], lease_ms: int) -> None:
+        batch = encode_rows({"id": row.id, "fence": row.fence} for row in rows)
+        async with self._database.transaction_without_tenant() as connection:
+            await connection.execute(sa.text(self.sql.extend), {"rows": batch, "lease_ms": lease_ms})
+
+    # ---- settling -----------------------------------------------------------------------------------------------
+
+    async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[Settled]:
+        given = {settlement.row.id: settlement for settlement in settlements}
+        if not given:
+            return []
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            batch = encode_rows(_outcome_record(settlement) for settlement in given.values())
+            changed = (await connection.execute(sa.text(self.sql.settle), {"rows": batch})).all()
+            tried = [
+                _attempt_record(given[row.id], row.status)
+                for row in changed
+                if not isinstance(given[row.id].outcome, Released)
+            ]
+            if tried:
+                await connection.execute(sa.text(self.sql.log_attempts), {"rows": encode_rows(tried)})
+            ended = [
+                {"type": row.integration_type, "key": row.ordering_key}
+                for row in changed
+                if row.ordering_key is not None and row.status in ("SENT", "DEAD")
+            ]
+            if ended:
+                await connection.execute(sa.text(self.sql.unpark_next), {"rows": encode_rows(ended)})
+            await self._announce(connection, [given[row.id] for row in changed if row.status == "DEAD"])
+        written = {row.id: Settled(row.id, OutboxStatus(row.status), row.attempts) for row in changed}
+        return [
+            written.get(settlement.row.id, Settled(settlement.row.id, None, settlement.row.attempts))
+            for settlement in settlements
+        ]
+
+    async def _announce(self, connection: AsyncConnection, dead: Sequence[Settlement]) -> None:
+        """Tell of new dead rows through the outbox itself, in the transaction that made them so."""
+        if self._dead_letter_type is None:
+            return
+        records = [
+            _announcement(settlement, self._dead_letter_type)
+            for settlement in dead
+            if not settlement.row.is_announcement
+        ]
+        if records:
+            await self._enqueuer.insert_records(connection, records)
+
+    async def expired(self, limit: int = 100) -> list[OutboxRow]:
+        async with self._database.transaction_without_tenant() as connection:
+            return await self._rows(connection, self.sql.expired, {"limit": limit})
+
+    async def unpark(self) -> int:
+        async with self._database.transaction_without_tenant() as connection:
+            return int((await connection.execute(sa.text(self.sql.unpark_orphans))).rowcount)
+
+    # ---- looking and looking after ------------------------------------------------------------------------------
+
+    async def get(self, row_id: str, *, tenant_id: str | None = None) -> OutboxRow | None:
+        statement = (
+            f"SELECT {COLUMNS} FROM {self.sql.outbox} WHERE id IN (SELECT s_id FROM {self.sql._batch({'id': 'uuid'})})"
+        )
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            rows = await self._rows(connection, statement, {"rows": _ids([row_id])})
+        return rows[0] if rows else None
+
+    async def attempts_of(self, row_id: str, *, tenant_id: str | None = None) -> list[Attempt]:
+        table = tables.attempts
+        names = ("number", "fence", "worker", "outcome", "error_code", "error", "started_at", "finished_at")
+        query = sa.select(*(table.c[name] for name in names)).where(table.c.outbox_id == row_id).order_by(table.c.id)
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            return [Attempt(*row) for row in await self._select(connection, query)]
+
+    async def find(
+        self,
+        *,
+        status: OutboxStatus | None = None,
+        integration_type: str | None = None,
+        tenant_id: str | None = None,
+        error_code: str | None = None,
+        before: datetime | None = None,
+        after_id: str | None = None,
+        start: int = 0,
+        limit: int = 100,
+    ) -> list[OutboxRow]:
+        table = tables.outbox
+        query = sa.select(*(table.c[column.name] for column in table.columns)).order_by(table.c.seq)
+        query = query.offset(start).limit(limit)
+        equal = {
+            "status": status,
+            "integration_type": integration_type,
+            "error_code": error_code,
+            "tenant_id": tenant_id,
+        }
+        for name, value in equal.items():
+            if value is not None:
+                query = query.where(table.c[name] == str(value))
+        if before is not None:
+            query = query.where(table.c.created_at < before)
+        if after_id is not None:
+            query = query.where(table.c.seq > sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery())
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            return [_to_row(row) for row in await self._select(connection, query)]
+
+    async def counts(self) -> Mapping[OutboxStatus, int]:
+        column = tables.outbox.c.status
+        query = sa.select(column, sa.func.count()).where(sa.text("status <> 'SENT'")).group_by(column)
+        async with self._database.transaction_without_tenant() as connection:
+            found = {OutboxStatus(status): count for status, count in await self._select(connection, query)}
+        return {status: found.get(status, 0) for status in OutboxStatus if status is not OutboxStatus.SENT}
+
+    async def stats(self) -> list[tuple[str, OutboxStatus, int, datetime]]:
+        columns = tables.outbox.c
+        query = (
+            sa.select(columns.integration_type, columns.status, sa.func.count(), sa.func.min(columns.due_at))
+            .where(sa.text("status <> 'SENT'"))
+            .group_by(columns.integration_type, columns.status)
+            .order_by(columns.integration_type, columns.status)
+        )
+        async with self._database.transaction_without_tenant() as connection:
+            rows = await self._select(connection, query)
+        return [(name, OutboxStatus(status), count, _must(to_datetime(due))) for name, status, count, due in rows]
+
+    async def bury(self, item: OutboxItem, error: str, *, code: str, attempts: int) -> Enqueued:
+        async with self._database.transaction(tenant=item.tenant_id) as connection:
+            stored = await self._enqueuer.enqueue(connection, item)
+            if stored.created:
+                values = {"rows": _ids([str(stored.id)]), "error": one_line(error), "code": code, "attempts": attempts}
+                await connection.execute(sa.text(self.sql.bury), values)
+        return stored
+
+    async def redrive(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        return await self._act_on_dead("outbox.redrive", [self.sql.redrive], ids, by, tenant_id)
+
+    async def discard(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        return await self._act_on_dead(
+            "outbox.discard", [self.sql.fence_dead, self.sql.delete_dead], ids, by, tenant_id
+        )
+
+    async def _act_on_dead(
+        self, action: str, statements: Sequence[str], ids: Collection[str], by: str, tenant_id: str | None
+    ) -> list[str]:
+        if not ids:
+            return []
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            for statement in statements:
+                result = await connection.execute(sa.text(statement), {"rows": _ids(ids)})
+            done = result.all()
+            entries = [
+                {
+                    "actor": one_line(by, 120),
+                    "action": action,
+                    "subject": row.id,
+                    "tenant_id": row.tenant_id,
+                    "detail": msgspec.json.encode(
+                        {"integrationType": row.integration_type, "errorCode": row.error_code}
+                    ).decode(),
+                }
+                for row in done
+            ]
+            if entries:
+                await connection.execute(sa.text(self.sql.audit_entries), {"rows": encode_rows(entries)})
+        return [row.id for row in done]
+
+    async def retire(self, *, keep_ms: int, grace_ms: int, limit: int = 1_000) -> tuple[int, int]:
+        parameters = {"keep_ms": keep_ms, "limit": limit}
+        async with self._database.transaction_without_tenant() as connection:
+            fenced = (await connection.execute(sa.text(self.sql.fence_sent), parameters)).rowcount
+        async with self._database.transaction_without_tenant() as connection:
+            deleted = await connection.execute(sa.text(self.sql.delete_fenced), {**parameters, "grace_ms": grace_ms})
+            return int(fenced), int(deleted.rowcount)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _rows(
+        self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any]
+    ) -> list[OutboxRow]:
+        return [_to_row(row) for row in (await connection.execute(sa.text(statement), dict(parameters))).all()]
+
+    async def _select(self, connection: AsyncConnection, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
+        options = {"schema_translate_map": self._database.translate_map}
+        return [tuple(row) for row in (await connection.execute(query, execution_options=options)).all()]
+
+
+def _to_row(values: Sequence[Any]) -> OutboxRow:
+    converted: list[Any] = [to_datetime(value) if index in _INSTANTS else value for index, value in enumerate(values)]
+    converted[_STATUS] = OutboxStatus(converted[_STATUS])
+    return OutboxRow(*converted)
+
+
+def _claim_parameters(worker_id: str, lease_ms: int, *, starting: bool) -> dict[str, Any]:
+    return {
+        "worker_id": one_line(worker_id, 120),
+        "lease_ms": check_int("lease_ms", lease_ms, minimum=1),
+        "starting": int(starting),
+    }
+
+
+def _ids(ids: Iterable[str]) -> str:
+    # What is no id matches no row; PostgreSQL would refuse the whole statement.
+    return encode_rows({"id": row_id} for row_id in ids if _is_id(row_id))
+
+
+def _must(instant: datetime | None) -> datetime:
+    assert instant is not None
+    return instant
+
+
+def _common_tenant(items: Sequence[OutboxItem]) -> str | None:
+    tenants = {item.tenant_id for item in items}
+    return tenants.pop() if len(tenants) == 1 else None
+
+
+def _outcome_record(settlement: Settlement) -> dict[str, Any]:
+    record = {
+        "id": settlement.row.id,
+        "fence": settlement.row.fence,
+        "counted": 0,
+        "error": None,
+        "code": None,
+        "delay_ms": 0,
+    }
+    match settlement.outcome:
+        case Sent():
+            return {**record, "kind": "SENT"}
+        case Retried(error, code, delay_ms):
+            return {
+                **record,
+                "kind": "FAILED",
+                "counted": 1,
+                "error": one_line(error),
+                "code": code,
+                "delay_ms": delay_ms,
+            }
+        case Died(error, code, counted):
+            return {**record, "kind": "DEAD", "counted": int(counted), "error": one_line(error), "code": code}
+        case Released(delay_ms, error):
+            return {**record, "kind": "RELEASED", "error": error and one_line(error), "delay_ms": delay_ms}
+    assert_never(settlement.outcome)
+
+
+def _attempt_record(settlement: Settlement, status: str) -> dict[str, Any]:
+    row, outcome = settlement.row, settlement.outcome
+    failed = outcome if isinstance(outcome, Retried | Died) else None
+    return {
+        "outbox_id": row.id,
+        "number": row.attempts + 1,
+        "fence": row.fence,
+        "worker": settlement.worker[:120],
+        "outcome": status,
+        "error_code": failed and failed.code,
+        "error": failed and one_line(failed.error),
+        "tenant_id": row.tenant_id,
+        "started_ms": None if row.started_at is None else to_epoch_ms(row.started_at),
+    }
+
+
+def _announcement(settlement: Settlement, integration_type: str) -> dict[str, Any]:
+    """Ids and the reason, never the payload: whoever may see that reads the row."""
+    row, outcome = settlement.row, settlement.outcome
+    assert isinstance(outcome, Retried | Died)
+    event_id = f"{row.id}/{row.fence}"  # a row that dies again after a redrive is told again
+    payload = {
+        "outboxId": row.id,
+        "integrationType": row.integration_type,
+        "eventType": row.event_type,
+        "sourceStreamId": row.source_stream_id,
+        "sourceEventId": row.source_event_id,
+        "attempts": row.attempts + int(not isinstance(outcome, Died) or outcome.counted),
+        "errorCode": outcome.code,
+        "lastError": one_line(outcome.error),
+    }
+    return {
+        "source_stream_id": RESERVED_STREAM,
+        "source_event_id": event_id[: MAX_LENGTHS["source_event_id"]],
+        "route_key": integration_type,
+        "integration_type": integration_type,
+        "event_type": DEAD_EVENT,
+        "payload": msgspec.json.encode(payload).decode(),
+        "headers": msgspec.json.encode({"idempotencyKey": event_id}).decode(),
+        "tenant_id": row.tenant_id,
+        "user_id": row.user_id,
+        "correlation_id": row.correlation_id,
+        "ordering_key": None,
+        "backoff": None,
+        "due_ms": None,
+        "delay_ms": 0,
+        "max_attempts": 10,
+    }

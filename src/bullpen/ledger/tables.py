@@ -1,0 +1,259 @@
+"""The ledger's tables, defined once for PostgreSQL and SQLite.
+
+Constraints and indexes carry the rules that must hold; triggers (immutable columns, `updated_at`, order numbers) are
+made by the migrations, whose sum a test compares with this file. On SQLite there is no schema and an instant is a whole
+number of milliseconds since 1970. Elsewhere: statements (`_sql`), who may see a row (`security`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+SCHEMA: Final = "core_outbox"
+"""Where the tables are on PostgreSQL, unless told otherwise (`schema_translate_map`)."""
+
+PREFIX: Final = "integration_outbox"
+OPEN: Final = ("PENDING", "FAILED")
+"""Statuses from which a row may be claimed."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+SQLITE_NOW: Final = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
+"""Milliseconds since 1970 by SQLite's own clock."""
+
+# A version 4 UUID, made by SQLite itself as PostgreSQL does with gen_random_uuid().
+SQLITE_UUID: Final = (
+    "lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-' || "
+    "substr('89ab', 1 + (abs(random()) % 4), 1) || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
+)
+
+
+class Instant(sa.types.TypeDecorator[datetime]):
+    """An aware datetime: timestamptz on PostgreSQL, milliseconds since 1970 on SQLite."""
+
+    impl = sa.DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(sa.BigInteger())
+        return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
+        return to_epoch_ms(value) if value is not None and dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
+        return to_datetime(value)
+
+
+class Json(sa.types.TypeDecorator[str]):
+    """JSON as text, written and read by us: jsonb on PostgreSQL."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        return dialect.type_descriptor(postgresql.JSONB() if dialect.name == "postgresql" else sa.Text())
+
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.cast(column, sa.Text)  # read by our own reader, not by the driver's
+
+
+def to_epoch_ms(instant: datetime) -> int:
+    return (instant - _EPOCH) // _MS
+
+
+def to_datetime(value: datetime | int | None) -> datetime | None:
+    """An instant as either database gives it."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return _EPOCH + value * _MS
+
+
+class _UuidDefault(sa.sql.expression.ColumnElement[str]):
+    inherit_cache = True
+
+
+class _Now(sa.sql.expression.ColumnElement[datetime]):
+    inherit_cache = True
+
+
+class _CurrentTenant(sa.sql.expression.ColumnElement[str]):
+    inherit_cache = True
+
+
+def _compile(element: type[Any], postgres: str, sqlite: str) -> None:
+    from sqlalchemy.ext.compiler import compiles
+
+    def render(element: Any, compiler: Any, **options: Any) -> str:
+        return sqlite if compiler.dialect.name == "sqlite" else postgres
+
+    compiles(element)(render)
+
+
+_compile(_UuidDefault, "gen_random_uuid()", f"({SQLITE_UUID})")
+_compile(_Now, "now()", f"({SQLITE_NOW})")
+# The tenant of the transaction; after it the setting is an empty string. SQLite has no settings.
+_compile(_CurrentTenant, "COALESCE(current_setting('app.current_tenant', true), '')", "''")
+
+metadata = sa.MetaData(schema=SCHEMA)
+_row_id = sa.String(36).with_variant(postgresql.UUID(as_uuid=False), "postgresql")
+_number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
+
+
+def _now_column(name: str) -> sa.Column[datetime]:
+    return sa.Column(name, Instant, nullable=False, server_default=_Now())
+
+
+outbox = sa.Table(
+    PREFIX,
+    metadata,
+    sa.Column("id", _row_id, primary_key=True, server_default=_UuidDefault()),
+    # Order of insertion, for rows with an ordering key. A trigger fills it on SQLite, which ignores the identity.
+    sa.Column("seq", sa.BigInteger, sa.Identity(always=True), nullable=False),
+    # Identity and content: never changed after the insert (enforced by a trigger).
+    sa.Column("source_stream_id", sa.String(200), nullable=False),
+    sa.Column("source_event_id", sa.String(100), nullable=False),
+    sa.Column("route_key", sa.String(120), nullable=False),
+    sa.Column("integration_type", sa.String(120), nullable=False),
+    sa.Column("event_type", sa.String(120), nullable=False),
+    sa.Column("payload", Json, nullable=False),
+    sa.Column("headers", Json),
+    sa.Column("tenant_id", sa.String(60)),
+    sa.Column("user_id", sa.String(60)),
+    sa.Column("correlation_id", sa.String(120)),
+    sa.Column("ordering_key", sa.String(200)),
+    sa.Column("backoff", Json),
+    _now_column("created_at"),
+    # Delivery: changes with every claim and every attempt.
+    _now_column("due_at"),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("max_attempts", sa.Integer, nullable=False, server_default=sa.text("10")),
+    sa.Column("status", sa.String(20), nullable=False, server_default=sa.text("'PENDING'")),
+    sa.Column("parked", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("fence", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("locked_at", Instant),
+    sa.Column("locked_by", sa.String(120)),
+    sa.Column("locked_until", Instant),
+    sa.Column("started_at", Instant),
+    sa.Column("sent_at", Instant),
+    sa.Column("dead_at", Instant),
+    sa.Column("last_error", sa.Text),
+    sa.Column("error_code", sa.String(60)),
+    _now_column("updated_at"),
+    sa.CheckConstraint("status IN ('PENDING', 'CLAIMED', 'SENT', 'FAILED', 'DEAD')", name="ck_outbox_status"),
+    sa.CheckConstraint("attempts >= 0 AND max_attempts >= 1", name="ck_outbox_attempts"),
+)
+
+_is_open = "status IN ('PENDING', 'FAILED')"
+_is_claimable = f"{_is_open} AND NOT parked"
+_is_unfinished = "status IN ('PENDING', 'FAILED', 'CLAIMED')"
+
+
+def _index(name: str, *columns: Any, where: str | None = None, unique: bool = False) -> sa.Index:
+    condition = None if where is None else sa.text(where)
+    return sa.Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
+
+
+# The fence: one source event is stored once per route.
+_index("ux_outbox_source", outbox.c.source_stream_id, outbox.c.source_event_id, outbox.c.route_key, unique=True)
+# Claiming. All partial: rows that are SENT or DEAD cost a claim nothing, however many there are.
+_index("ix_outbox_status_due", outbox.c.status, outbox.c.due_at, where=_is_open)
+_index("ix_outbox_lane_due", outbox.c.integration_type, outbox.c.due_at, outbox.c.seq, where=_is_claimable)
+_index(
+    "ix_outbox_tenant_due",
+    outbox.c.integration_type,
+    sa.func.coalesce(outbox.c.tenant_id, sa.text("''")),
+    outbox.c.due_at,
+    where=_is_claimable,
+)
+# Counting what is not done, and finding the dead.
+_index("ix_outbox_status", outbox.c.status, where="status <> 'SENT'")
+# Finding claims whose lease ran out.
+_index("ix_outbox_lease", outbox.c.locked_until, where="status = 'CLAIMED'")
+# Retention.
+_index("ix_outbox_sent", outbox.c.sent_at, where="status = 'SENT'")
+# Order: who is first of its key, and never two of one key in flight.
+_index(
+    "ix_outbox_order",
+    outbox.c.integration_type,
+    outbox.c.ordering_key,
+    outbox.c.seq,
+    where=f"ordering_key IS NOT NULL AND {_is_unfinished}",
+)
+_index("ix_outbox_parked", outbox.c.integration_type, outbox.c.ordering_key, where="parked")
+_index(
+    "ux_outbox_in_flight",
+    outbox.c.integration_type,
+    outbox.c.ordering_key,
+    where="ordering_key IS NOT NULL AND status = 'CLAIMED'",
+    unique=True,
+)
+
+attempts = sa.Table(
+    f"{PREFIX}_attempts",
+    metadata,
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    sa.Column("outbox_id", _row_id, sa.ForeignKey(f"{SCHEMA}.{PREFIX}.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("worker", sa.String(120)),
+    sa.Column("outcome", sa.String(20), nullable=False),
+    sa.Column("error_code", sa.String(60)),
+    sa.Column("error", sa.Text),
+    sa.Column("tenant_id", sa.String(60)),
+    sa.Column("started_at", Instant),
+    _now_column("finished_at"),
+)
+_index("ix_outbox_attempts_row", attempts.c.outbox_id)
+
+fences = sa.Table(
+    f"{PREFIX}_fences",
+    metadata,
+    # What retention leaves of a row: enough to know that its event was delivered once.
+    sa.Column("source_stream_id", sa.String(200), primary_key=True),
+    sa.Column("source_event_id", sa.String(100), primary_key=True),
+    sa.Column("route_key", sa.String(120), primary_key=True),
+    sa.Column("outbox_id", _row_id, nullable=False),
+    sa.Column("tenant_id", sa.String(60)),
+    _now_column("fenced_at"),
+)
+
+checkpoints = sa.Table(
+    "bullpen_checkpoints",
+    metadata,
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("position", sa.String(200), nullable=False),
+    _now_column("updated_at"),
+)
+
+inbox = sa.Table(
+    "bullpen_inbox",
+    metadata,
+    # The tenant of the transaction, so that one tenant's keys never hide another's messages.
+    sa.Column("tenant_id", sa.String(60), primary_key=True, server_default=_CurrentTenant()),
+    sa.Column("scope", sa.String(120), primary_key=True),
+    sa.Column("key", sa.String(300), primary_key=True),
+    _now_column("received_at"),
+)
+_index("ix_inbox_received", inbox.c.received_at)
+
+audit = sa.Table(
+    "bullpen_audit",
+    metadata,
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    _now_column("at"),
+    sa.Column("actor", sa.String(120), nullable=False),
+    sa.Column("action", sa.String(60), nullable=False),
+    sa.Column("subject", sa.String(200), nullable=False),
+    sa.Column("tenant_id", sa.String(60)),
+    sa.Column("detail", Json),
+)
+_index("ix_audit_subject", audit.c.subject)

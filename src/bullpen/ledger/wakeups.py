@@ -1,0 +1,86 @@
+"""Learn of commits that brought new outbox rows, without asking all the time.
+
+PostgreSQL tells by NOTIFY, on a connection of its own outside the pool (a pooler that gives out connections per
+transaction loses it; then only the interval of the dispatcher helps). SQLite tells nobody, but its `data_version`
+changes with every commit and costs microseconds to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import sqlalchemy as sa
+
+from bullpen.errors import MissingExtra
+from bullpen.ledger._sql import Sql
+from bullpen.ledger.database import Database
+
+_log = logging.getLogger("bullpen.ledger")
+
+_RECONNECT_S: Final = 1.0
+_SQLITE_POLL_S: Final = 0.05
+
+
+async def commits(database: Database) -> AsyncGenerator[None, None]:
+    """Yields when rows may have come. Never ends by itself; a database that is away is waited for.
+
+    Yields once after each connect: what was committed before nobody told us.
+    """
+    listen = _postgres if database.is_postgres else _sqlite
+    lost = False
+    while True:
+        try:
+            # Closed here and not when it is collected: it holds a connection.
+            async with contextlib.aclosing(listen(database)) as told:
+                async for _ in told:
+                    if lost:
+                        lost = False
+                        _log.warning("%s tells of new rows again", database.address)
+                    yield
+        except (OSError, sa.exc.SQLAlchemyError, _driver_errors()) as error:
+            if not lost:
+                lost = True
+                _log.warning(
+                    "%s no longer tells of new rows (%s); asked by interval until it does", database.address, error
+                )
+        await asyncio.sleep(_RECONNECT_S)
+
+
+async def _postgres(database: Database) -> AsyncGenerator[None, None]:
+    import psycopg
+
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5)
+    async with connection:
+        await connection.execute(f"LISTEN {Sql('postgresql', database.schema).channel}".encode())
+        yield
+        async with contextlib.aclosing(connection.notifies()) as notifications:
+            async for _ in notifications:
+                yield
+
+
+async def _sqlite(database: Database) -> AsyncGenerator[None, None]:
+    # Kept for as long as we listen, since SQLite counts the commits of others. Reading the number needs no transaction.
+    async with database.engine.connect() as pooled:
+        connection = await pooled.get_raw_connection()
+        driver = connection.driver_connection
+        assert driver is not None
+        seen = None
+        while True:
+            ((version,),) = await driver.execute_fetchall("PRAGMA data_version")
+            if version != seen:
+                seen = version
+                yield
+            await asyncio.sleep(_SQLITE_POLL_S)
+
+
+def _driver_errors() -> type[Exception]:
+    try:
+        import psycopg
+    except ModuleNotFoundError:
+        return MissingExtra  # a ledger in SQLite needs no psycopg
+    return psycopg.Error

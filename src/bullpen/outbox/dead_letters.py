@@ -1,0 +1,164 @@
+"""Dead rows, seen as every other store of dead letters: list, get, redrive, discard, depth.
+
+The row itself is the entry, with all its context; who redrove or discarded it is written to the audit table. Elsewhere:
+when a row is DEAD (`delivery`), the port (`bullpen.ports.dead_letters`).
+"""
+
+from __future__ import annotations
+
+import builtins
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen.ledger import OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
+from bullpen.outbox._logs import log
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+
+_SOURCE: Final = "outbox-dead-letters"
+_PAGE: Final = 200
+_FOREIGN_STREAM: Final = "dead-letters"
+ANONYMOUS: Final = "unknown"
+
+
+class OutboxDeadLetters:
+    """The dead rows of one ledger; `tenant_id` narrows everything to one tenant's."""
+
+    def __init__(self, store: OutboxRepository, *, tenant_id: str | None = None) -> None:
+        self._store, self._tenant_id = store, tenant_id
+
+    @property
+    def name(self) -> str:
+        return "integration_outbox"
+
+    async def depth(self) -> int:
+        """How many wait for somebody."""
+        if self._tenant_id is None:
+            return (await self._store.counts())[OutboxStatus.DEAD]
+        count, found = 0, await self._page()
+        while found:
+            count += len(found)
+            found = await self._page(after_id=found[-1].id)
+        return count
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Store work that failed elsewhere as a dead row. Writing it again changes nothing."""
+        item = OutboxItem(
+            integration_type=letter.source,
+            event_type=letter.name or "unknown",
+            payload=letter.data,
+            source_stream_id=_FOREIGN_STREAM,
+            source_event_id=letter.id,
+            tenant_id=letter.tenant_id,
+            idempotency_key=letter.message_id or None,
+        )
+        code = letter.cause or "FAILED"
+        await self._store.bury(item, letter.error_message, code=code, attempts=letter.attempts_made)
+
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
+        """Oldest first, from `start`."""
+        rows = await self._store.find(status=OutboxStatus.DEAD, tenant_id=self._tenant_id, start=start, limit=count)
+        return [to_letter(row) for row in rows]
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
+        """One entry, or None."""
+        row = await self._dead(entry_id)
+        return None if row is None else to_letter(row)
+
+    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        """Send one back with its id and idempotency key; attempts start again. Returns the row's id.
+
+        Raises DeadLetterNotFound when it is not dead (any more): repeating it does no harm.
+        """
+        row = await self._dead(entry_id)
+        done = (
+            [] if row is None else await self._store.redrive([entry_id], by=by or ANONYMOUS, tenant_id=self._tenant_id)
+        )
+        if not done:
+            raise DeadLetterNotFound(self.name, entry_id)
+        self._tell("OUTBOX_REDRIVE", done)
+        return entry_id
+
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        """Delete one for good; its fence stays, so that a replay does not bring it back. False when it is not dead."""
+        row = await self._dead(entry_id)
+        done = (
+            [] if row is None else await self._store.discard([entry_id], by=by or ANONYMOUS, tenant_id=self._tenant_id)
+        )
+        self._tell("OUTBOX_DISCARD", done)
+        return bool(done)
+
+    async def redrive_where(
+        self,
+        *,
+        by: str,
+        integration_type: str | None = None,
+        error_code: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Send back all that match, page by page; `limit` at most so many. Returns how many."""
+        total, after_id = 0, None
+        while limit is None or total < limit:
+            rows = await self._page(
+                integration_type=integration_type, error_code=error_code, before=before, after_id=after_id
+            )
+            if limit is not None:
+                rows = rows[: limit - total]
+            if not rows:
+                break
+            after_id = rows[-1].id
+            done = await self._store.redrive([row.id for row in rows], by=by, tenant_id=self._tenant_id)
+            self._tell("OUTBOX_REDRIVE", done)
+            total += len(done)
+        return total
+
+    async def _page(self, **filters: Any) -> builtins.list[OutboxRow]:
+        return await self._store.find(status=OutboxStatus.DEAD, tenant_id=self._tenant_id, limit=_PAGE, **filters)
+
+    async def _dead(self, entry_id: str) -> OutboxRow | None:
+        row = await self._store.get(entry_id, tenant_id=self._tenant_id)
+        mine = row is not None and self._tenant_id in (None, row.tenant_id)
+        return row if mine and row is not None and row.status is OutboxStatus.DEAD else None
+
+    def _tell(self, operation: Any, ids: builtins.list[str]) -> None:
+        for row_id in ids:
+            log(operation, "SUCCESS", source=_SOURCE, outboxId=row_id, tenantId=self._tenant_id)
+        if ids:
+            telemetry.emit(operation.lower().replace("_", ".", 1), count=len(ids))
+
+
+def to_letter(row: OutboxRow) -> DeadLetter:
+    """A dead row as a dead letter."""
+    failed_at = (row.dead_at or row.updated_at).astimezone(UTC).isoformat(timespec="milliseconds")
+    failed_at = failed_at.replace("+00:00", "Z")
+    entry = {
+        "outboxId": row.id,
+        "integrationType": row.integration_type,
+        "eventType": row.event_type,
+        "sourceStreamId": row.source_stream_id,
+        "sourceEventId": row.source_event_id,
+        "originalData": row.payload,
+        "headers": row.headers,
+        "tenantId": row.tenant_id,
+        "userId": row.user_id,
+        "correlationId": row.correlation_id,
+        "attemptsMade": row.attempts,
+        "maxAttempts": row.max_attempts,
+        "errorCode": row.error_code,
+        "errorMessage": row.last_error,
+        "failedAt": failed_at,
+    }
+    return DeadLetter(
+        id=row.id,
+        source=row.integration_type,
+        message_id=row.id,
+        name=row.event_type,
+        data=row.payload,
+        error_message=row.last_error or "",
+        cause=row.error_code,
+        failed_at=failed_at,
+        attempts_made=row.attempts,
+        tenant_id=row.tenant_id,
+        entry={name: value for name, value in entry.items() if value is not None},
+    )

@@ -1,0 +1,253 @@
+"""Deliver one claimed row, and write down what became of it.
+
+In: a row whose claim we hold. Out: it is SENT, FAILED with a new due time, DEAD, or given back untried. The send and
+the writing are separate: a database that fails after a good send is asked again, and the send is not repeated for it.
+Elsewhere: which rows (`dispatcher`, `workers`), the channel itself (`bullpen.plugins.channels`), the guarded UPDATE
+(`bullpen.ledger`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random as _random
+import re
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, assert_never
+
+from bullpen._kernel import json, telemetry
+from bullpen._kernel.backoff import Backoff, from_wire
+from bullpen._kernel.policy import OUTBOX_DELIVERY
+from bullpen.errors import DatabaseUnavailable, LedgerError
+from bullpen.ledger import (
+    Died,
+    OutboxRepository,
+    OutboxRow,
+    OutboxStatus,
+    Released,
+    Retried,
+    RowOutcome,
+    Sent,
+    Settled,
+    Settlement,
+)
+from bullpen.outbox._batches import Batches
+from bullpen.outbox._logs import Operation, log
+from bullpen.outbox.routing import Route
+from bullpen.ports.channel import Accepted, Channel, Message, NotTried, Refused, SendResult, Unavailable
+
+_log = logging.getLogger("bullpen.outbox")
+
+MAX_AFTER_MS: Final = 24 * 3_600_000
+"""However long a target asks us to wait, a day is enough."""
+
+LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+TIMEOUT: Final = "TIMEOUT"
+CHANNEL_ERROR: Final = "CHANNEL_ERROR"
+UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_ENOUGH_LEASE: Final = 0.8
+"""Share of the lease after which a settlement is given up: the reaper has the row then."""
+
+assert OUTBOX_DELIVERY.policy.backoff is not None
+DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
+
+
+# Deciding -----------------------------------------------------------------------------------------------------------
+
+
+def judge(row: OutboxRow, result: SendResult, *, random: Callable[[], float] = _random.random) -> RowOutcome:
+    """What an answer means for the row. Pure."""
+    match result:
+        case Accepted():
+            return Sent()
+        case Refused(reason, code):
+            return Died(scrub(reason), code)
+        case NotTried(reason, after_ms):
+            return Released(after_ms, scrub(reason))
+        case Unavailable(reason, code, after_ms):
+            delay_ms = backoff_of(row).delay_for(row.attempts + 1, random)
+            if after_ms is not None:
+                delay_ms = max(delay_ms, min(after_ms, MAX_AFTER_MS))
+            return Retried(scrub(reason), code, delay_ms)
+    assert_never(result)
+
+
+def judge_lost(row: OutboxRow, *, random: Callable[[], float] = _random.random) -> RowOutcome:
+    """What becomes of a row whose claim ran out. It counts as an attempt only if its delivery had begun. Pure."""
+    if row.started_at is None:
+        return Released()
+    reason = f"the lease of {row.locked_by} ran out during delivery; it may have been delivered"
+    return Retried(reason, LEASE_EXPIRED, backoff_of(row).delay_for(row.attempts + 1, random))
+
+
+def backoff_of(row: OutboxRow) -> Backoff:
+    """The row's own pauses, else 60 s doubling up to 15 min plus 0 to 10 s."""
+    own = None if row.backoff_json is None else from_wire(json.decode(row.backoff_json))
+    return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
+
+
+_SECRETS: Final = (
+    (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
+    (re.compile(r"(?i)\b((?:password|passwd|secret|token|api[-_]?key|signature)\s*[=:]\s*)[^\s&,;]+"), r"\1***"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"), r"\1 ***"),
+    (re.compile(r"\bwhsec_[A-Za-z0-9+/=]+"), "whsec_***"),
+    (re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+"), "***@***"),
+)
+
+
+def scrub(text: str) -> str:
+    """A reason as a row may keep it: one line, without credentials and mail addresses."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return " ".join(text.split())
+
+
+def message_of(row: OutboxRow) -> Message:
+    """What a channel gets to see of a row."""
+    return Message(
+        id=row.id,
+        integration_type=row.integration_type,
+        event_type=row.event_type,
+        payload=row.payload,
+        headers=row.headers,
+        idempotency_key=row.idempotency_key,
+        source_stream_id=row.source_stream_id,
+        source_event_id=row.source_event_id,
+        tenant_id=row.tenant_id,
+        user_id=row.user_id,
+        correlation_id=row.correlation_id,
+        attempt=row.attempts + 1,
+        created_ms=int(row.created_at.timestamp() * 1000),
+        # Both by the database's clock: the claim has just dated the row.
+        waited_ms=max(0, int((row.updated_at - row.created_at).total_seconds() * 1000)),
+    )
+
+
+# Doing --------------------------------------------------------------------------------------------------------------
+
+
+class Deliveries:
+    """Sends rows and settles them, many at the same time. `worker_id` is what rows and attempts show."""
+
+    def __init__(
+        self, store: OutboxRepository, *, worker_id: str, source: str, random: Callable[[], float] = _random.random
+    ) -> None:
+        self._store, self._source, self._random = store, source, random
+        self.worker_id = worker_id
+        self._settlements: Batches[tuple[Settlement, float], Settled] = Batches(self._settle_batch)
+
+    async def deliver(
+        self,
+        row: OutboxRow,
+        route: Route,
+        *,
+        lease_ms: int,
+        operation: Operation = "OUTBOX_DELIVER",
+        tenant_id: str | None = None,
+    ) -> Settled | None:
+        """Send one row and settle it. None: it could not be settled within its lease, and the reaper will have it."""
+        assert route.channel is not None
+        began = time.monotonic()
+        telemetry.emit("outbox.sending", **_ids(row))
+        result = await self._send(row, route.channel, route.timeout_ms)
+        took_ms = (time.monotonic() - began) * 1000
+        telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
+        outcome = judge(row, result, random=self._random)
+        settled = await self.settle(row, outcome, until=began + lease_ms / 1000, tenant_id=tenant_id)
+        if settled is not None:
+            self._report(row, outcome, settled, took_ms, operation)
+        return settled
+
+    async def settle(
+        self, row: OutboxRow, outcome: RowOutcome, *, until: float, tenant_id: str | None = None
+    ) -> Settled | None:
+        """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
+        try:
+            return await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
+        except LedgerError as error:
+            log(
+                "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(error).__name__,
+                outcome="UNKNOWN",
+            )  # fmt: skip
+            telemetry.emit("outbox.unsettled", **_ids(row), error=error)
+            return None
+
+    async def idle(self) -> None:
+        """Wait until everything is settled."""
+        await self._settlements.idle()
+
+    async def _send(self, row: OutboxRow, channel: Channel, timeout_ms: int) -> SendResult:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await channel.send(message_of(row))
+        except TimeoutError:
+            return Unavailable(f"no answer within {timeout_ms} ms", TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
+            _log.exception("channel of %r raised", row.integration_type)
+            return Unavailable(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
+
+    async def _settle_batch(self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]) -> Sequence[Settled]:
+        """One transaction; a database that is away is asked again until the leases are nearly over."""
+        settlements, until = [settlement for settlement, _ in batch], min(end for _, end in batch)
+        give_up = time.monotonic() + (until - time.monotonic()) * _ENOUGH_LEASE
+        pause = _FIRST_PAUSE_S
+        telemetry.emit("outbox.settling", count=len(batch))
+        while True:
+            try:
+                settled = await self._settle_each(settlements, None if tenant_id is None else str(tenant_id))
+            except DatabaseUnavailable:
+                if time.monotonic() + pause > give_up:
+                    raise
+            else:
+                telemetry.emit("outbox.settled", count=len(batch))
+                return settled
+            await asyncio.sleep(pause * (0.5 + self._random() / 2))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _settle_each(self, settlements: Sequence[Settlement], tenant_id: str | None) -> Sequence[Settled]:
+        try:
+            return await self._store.settle(settlements, tenant_id=tenant_id)
+        except DatabaseUnavailable:
+            raise
+        except LedgerError:
+            # One that the database refuses must not keep the others from being written.
+            if len(settlements) == 1:
+                raise
+        results: list[Settled] = []
+        for settlement in settlements:
+            try:
+                results += await self._store.settle([settlement], tenant_id=tenant_id)
+            except DatabaseUnavailable:
+                raise
+            except LedgerError as error:
+                _log.error("row %s cannot be settled: %s", settlement.row.id, error)
+                results.append(Settled(settlement.row.id, None, settlement.row.attempts))
+        return results
+
+    def _report(
+        self, row: OutboxRow, outcome: RowOutcome, settled: Settled, took_ms: float, operation: Operation
+    ) -> None:
+        code = outcome.code if isinstance(outcome, Retried | Died) else None
+        status = settled.status or "LATE"
+        telemetry.emit(
+            "outbox.delivered", **_ids(row), status=str(status), code=code, attempts=settled.attempts, took_ms=took_ms
+        )
+        good = isinstance(outcome, Sent)
+        log(
+            operation,
+            "SUCCESS" if good else "ERROR",
+            row,
+            source=self._source,
+            level=logging.ERROR if settled.status is OutboxStatus.DEAD else logging.INFO if good else logging.WARNING,
+            outcome=str(status),
+            error=code,
+            durationMs=round(took_ms),
+        )
+
+
+def _ids(row: OutboxRow) -> dict[str, str | None]:
+    return {"outbox_id": row.id, "integration_type": row.integration_type, "tenant_id": row.tenant_id}

@@ -1,0 +1,403 @@
+"""Claim rows that are due and see that they leave.
+
+Each tick claims a batch, spread over channels (and tenants, when asked), and hands it on: the direct strategy delivers
+here, the queued one adds a job per row. A tick does not wait for what it handed on, so a slow channel holds up nobody;
+what it may claim is bounded by what is still under way. Full lanes are claimed again at once. Next to it a reaper gives
+back rows whose holder died, and retention removes what was sent long ago.
+
+In: a store, routes, queues. Out: every due row is delivered, queued, or back with a reason. Any number of dispatchers
+may run: claims keep them apart. Elsewhere: one delivery (`delivery`), the jobs (`queues`, `workers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.ids import worker_name
+from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.ticker import Ticker
+from bullpen.errors import DatabaseUnavailable, require
+from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
+from bullpen.outbox._logs import log
+from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost, scrub
+from bullpen.outbox.queues import OutboxQueues, Placed
+from bullpen.outbox.routing import Route, Router, queue_name
+
+_log = logging.getLogger("bullpen.outbox")
+
+UNQUEUABLE: Final = "UNQUEUABLE"
+_SOURCE: Final = "outbox-dispatcher"
+_MOST_TENANTS: Final = 50
+_RUNNING_LEASE_MS: Final = 5_000
+_REDIS_RETRY_MS: Final = 1_000
+_REAP_BATCH: Final = 200
+_RETIRE_STEPS: Final = 20
+_UNPARK_EVERY_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherOptions:
+    """All durations in milliseconds."""
+
+    claim_batch_size: int = 100
+    """Rows claimed by one tick, over all channels."""
+    tick_interval_ms: int = 1_000
+    """How often to look although nobody told of new rows."""
+    lease_ms: int = 60_000
+    """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
+    fair_tenants: bool = False
+    """Spread claims over the tenants of a channel too. Costs one more query per channel and tick."""
+    unknown_types: Literal["dead", "leave"] = "dead"
+    """dead: a row whose type no route serves is DEAD at once, with a clear code. leave: other processes serve it."""
+    keep_sent_ms: int | None = 7 * 86_400_000
+    """SENT rows are removed after so long; their fences stay. None: never."""
+    retire_grace_ms: int = 3_600_000
+    """How long a fence must be visible before its row may go; longer than any transaction that stores events."""
+    retire_interval_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for name in ("claim_batch_size", "tick_interval_ms", "lease_ms", "retire_interval_ms"):
+            check_int(name, getattr(self, name), minimum=1)
+        check_int("retire_grace_ms", self.retire_grace_ms, minimum=0)
+        if self.keep_sent_ms is not None:
+            check_int("keep_sent_ms", self.keep_sent_ms, minimum=0)
+        require("unknown_types", self.unknown_types in ("dead", "leave"), "'dead' or 'leave'", self.unknown_types)
+
+    @property
+    def reap_interval_ms(self) -> int:
+        """A quarter of the lease: what a dead holder leaves behind waits at most that much longer."""
+        return max(100, min(self.lease_ms // 4, 15_000))
+
+
+class Dispatcher:
+    """Runs until closed. May be entered for a block instead, and then ticks when it is told to.
+
+    `commits` gives a stream of wake-ups (`Ledger.commits`); without one only the interval helps.
+    """
+
+    def __init__(
+        self,
+        store: OutboxRepository,
+        router: Router,
+        *,
+        queues: OutboxQueues | None = None,
+        options: DispatcherOptions | None = None,
+        commits: Callable[[], AsyncGenerator[None, None]] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.options = options or DispatcherOptions()
+        self.name = name or worker_name()
+        """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
+        self._store, self._router, self._queues = store, router, queues
+        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE)
+        self._commits = commits
+        self._ticker = Ticker("outbox dispatcher", self.tick, every=self.options.tick_interval_ms)
+        self._reaper = Ticker("outbox reaper", self.reap, every=self.options.reap_interval_ms)
+        self._retirement = Ticker("outbox retention", self.retire, every=self.options.retire_interval_ms)
+        self._life = Lifecycle("outbox dispatcher", self._begin, self._end)
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: Counter[str] = Counter()
+        """Rows per integration type that were handed on and are not settled or queued yet."""
+        self._starved: set[str] = set()
+        """Types that had more than they may have under way: the next free place is a reason to look."""
+        self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
+        self._next_unpark = 0.0
+        self._close_timeout_s = self.options.lease_ms / 1000
+        for pattern, route in router.items():
+            self._check_route(pattern, route)
+
+    def _check_route(self, pattern: str, route: Route) -> None:
+        option, lease_ms = f"routes[{pattern!r}]", self.options.lease_ms
+        has_queues = route.is_direct or self._queues is not None
+        require(f"{option}.strategy", has_queues, "'direct', or an outbox with a Redis connection", "queued")
+        is_shorter = not route.is_direct or route.timeout_ms < lease_ms
+        require(f"{option}.timeout_ms", is_shorter, f"less than the lease ({lease_ms})", route.timeout_ms)
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed. Signals are for the app, or whoever calls this."""
+        await self._life.start()
+        await self._ended.wait()
+
+    async def start(self) -> None:
+        """Begin to dispatch in the background."""
+        await self._life.start()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Claim no more, let what is under way end, then stop. What is unfinished after `timeout` is cancelled: its
+        lease runs out and the row comes back. Safe to call twice."""
+        if timeout is not None:
+            self._close_timeout_s = to_ms("timeout", timeout) / 1000
+        await self._life.stop()
+        self._ended.set()
+
+    async def __aenter__(self) -> Self:
+        """For a block in which `tick` and `reap` are called by hand."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._finish()
+
+    def wake(self) -> None:
+        """Look now: somebody knows of new rows."""
+        self._ticker.wake()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await self._deliveries.idle()
+
+    async def _begin(self) -> None:
+        await self._ticker.start()
+        await self._reaper.start()
+        if self.options.keep_sent_ms is not None:
+            await self._retirement.start()
+        self._listener = asyncio.create_task(self._listen(), name="bullpen outbox listener")
+
+    async def _end(self) -> None:
+        """Stop claiming; wait; cancel what is left; settle. Channels and connections go last, they belong to others."""
+        self._listener.cancel()
+        await asyncio.gather(self._listener, return_exceptions=True)
+        for ticker in (self._ticker, self._reaper, self._retirement):
+            await ticker.stop()
+        await self._finish()
+        self._ended.set()
+
+    async def _finish(self) -> None:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=self._close_timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._deliveries.idle()
+
+    async def _listen(self) -> None:
+        if self._commits is None:
+            return
+        async with contextlib.aclosing(self._commits()) as commits:
+            async for _ in commits:
+                self._ticker.wake()
+
+    # ---- claiming -----------------------------------------------------------------------------------------------
+
+    async def tick(self, limit: int | None = None) -> bool:
+        """Claim one batch and hand it on. True: some lane was full and has room for more at once."""
+        types = await self._store.open_types()
+        if not types:
+            return False
+        room = {name: await self._room(name) for name in types}
+        served = [name for name in types if room[name] > 0]
+        self._starved = set(types) - set(served)
+        lanes = await self._share(served, room, self.options.claim_batch_size if limit is None else limit)
+        full = [
+            await self._claim([lane for lane in lanes if self._kind(lane.integration_type) == kind], kind)
+            for kind in ("direct", "queued", "unknown")
+        ]
+        return any(full)
+
+    def _kind(self, integration_type: str) -> str:
+        route = self._router.resolve(integration_type)
+        if route is None:
+            return "unknown"
+        return "direct" if route.is_direct else "queued"
+
+    async def _room(self, integration_type: str) -> int:
+        """How many more rows of a type may be handed on now."""
+        route = self._router.resolve(integration_type)
+        batch = self.options.claim_batch_size
+        if route is None:
+            return batch if self.options.unknown_types == "dead" else 0
+        if route.is_direct:
+            return route.concurrency - self._under_way[integration_type]
+        if self._queues is None:
+            return 0
+        name = queue_name(integration_type)
+        if not await self._queues.is_open(name):
+            return 0
+        if not route.split_tenants and not await self._queues.has_room(name, route.max_queued):
+            return 0
+        return batch - self._under_way[integration_type]
+
+    async def _share(self, types: Sequence[str], room: dict[str, int], limit: int) -> list[Lane]:
+        """An equal share of the batch for each lane; what one leaves over the next tick gives to the others."""
+        share = max(1, limit // max(1, len(types)))
+        lanes = []
+        for name in types:
+            quota = min(share, room[name])
+            lanes += await self._share_tenants(name, quota) if self.options.fair_tenants else [Lane(name, quota)]
+        return lanes
+
+    async def _share_tenants(self, integration_type: str, quota: int) -> list[Lane]:
+        """As many tenants as the quota has rows, beginning behind the last one that was served."""
+        most = min(quota, _MOST_TENANTS)
+        after = self._tenant_cursor[integration_type]
+        tenants = await self._store.open_tenants(integration_type, after=after, most=most)
+        if len(tenants) < most and after:
+            first = await self._store.open_tenants(integration_type, most=most - len(tenants))
+            tenants += [tenant for tenant in first if tenant < after]
+        if not tenants:
+            return []
+        # The next name that could exist: "\\0" is the smallest character, and no tenant's name has it.
+        self._tenant_cursor[integration_type] = f"{tenants[-1]}\x01"
+        share = max(1, quota // len(tenants))
+        return [Lane(integration_type, share, tenant) for tenant in tenants]
+
+    async def _claim(self, lanes: Sequence[Lane], kind: str) -> bool:
+        if not lanes:
+            return False
+        began = time.monotonic()
+        claimed = await self._store.claim(
+            lanes, worker_id=self.name, lease_ms=self.options.lease_ms, starting=kind == "direct"
+        )
+        took_ms = (time.monotonic() - began) * 1000
+        telemetry.emit("outbox.claimed", count=len(claimed.rows), took_ms=took_ms, kind=kind)
+        if claimed.rows:
+            count = len(claimed.rows)
+            log("OUTBOX_CLAIM", "SUCCESS", source=_SOURCE, level=logging.DEBUG, count=count, durationMs=round(took_ms))
+        until = began + self.options.lease_ms / 1000
+        match kind:
+            case "direct":
+                for row in claimed.rows:
+                    self._hand_on([row], self._send(row))
+            case "queued":
+                for name, rows in self._by_queue(claimed.rows):
+                    self._hand_on(rows, self._enqueue(name, rows, until))
+            case _:
+                self._hand_on(claimed.rows, self._bury(claimed.rows, until))
+        # A lane whose places are all taken is no reason to look again at once: a place that becomes free is.
+        again = False
+        for integration_type, _ in claimed.full_lanes:
+            if kind == "direct" and self._under_way[integration_type] >= self._route(integration_type).concurrency:
+                self._starved.add(integration_type)
+            else:
+                again = True
+        return again
+
+    def _route(self, integration_type: str) -> Route:
+        route = self._router.resolve(integration_type)
+        assert route is not None
+        return route
+
+    def _by_queue(self, rows: Iterable[OutboxRow]) -> Iterable[tuple[str, list[OutboxRow]]]:
+        queues: dict[str, list[OutboxRow]] = defaultdict(list)
+        for row in rows:
+            tenant = row.tenant_id if self._route(row.integration_type).split_tenants else None
+            queues[queue_name(row.integration_type, tenant)].append(row)
+        return queues.items()
+
+    # ---- handing on ---------------------------------------------------------------------------------------------
+
+    def _hand_on(self, rows: Sequence[OutboxRow], work: Coroutine[Any, Any, None]) -> None:
+        """Let work on rows go on beside the ticks."""
+        types = Counter(row.integration_type for row in rows)
+        self._under_way.update(types)
+        task = asyncio.create_task(work, name="bullpen outbox dispatch")
+        self._tasks.add(task)
+
+        def over(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            self._under_way.subtract(types)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                _log.error("dispatching failed; its rows come back when their lease ends", exc_info=error)
+            if self._starved & set(types):
+                self._ticker.wake()
+
+        task.add_done_callback(over)
+
+    async def _send(self, row: OutboxRow) -> None:
+        route = self._route(row.integration_type)
+        await self._deliveries.deliver(row, route, lease_ms=self.options.lease_ms, operation="OUTBOX_DIRECT_SEND")
+
+    async def _enqueue(self, name: str, rows: Sequence[OutboxRow], until: float) -> None:
+        assert self._queues is not None
+        telemetry.emit("outbox.enqueueing", queue=name, count=len(rows))
+        placed = await self._queues.place(name, rows)
+        telemetry.emit("outbox.enqueued", queue=name, count=len(rows))
+        running = [row for row, place, _ in placed if place is Placed.RUNNING]
+        if running:
+            # If that job has just ended a delivery, nobody will look at the row again before its lease ends.
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._store.extend(running, _RUNNING_LEASE_MS)
+        back: list[tuple[OutboxRow, RowOutcome]] = []
+        for row, place, reason in placed:
+            if place in (Placed.QUEUED, Placed.RUNNING):
+                log("OUTBOX_ENQUEUE_JOB", "SUCCESS", row, source=_SOURCE, level=logging.DEBUG, queue=name)
+                continue
+            log("OUTBOX_ENQUEUE_JOB", "ERROR", row, source=_SOURCE, level=logging.WARNING, queue=name, error=place)
+            if place is Placed.IMPOSSIBLE:
+                back.append((row, Died(scrub(reason), UNQUEUABLE, counted=False)))
+            else:
+                # Redis being away is no failed delivery: nothing is counted, or an outage would kill rows untried.
+                back.append((row, Released(_REDIS_RETRY_MS, scrub(reason))))
+        await asyncio.gather(*(self._deliveries.settle(row, outcome, until=until) for row, outcome in back))
+
+    async def _bury(self, rows: Sequence[OutboxRow], until: float) -> None:
+        for row in rows:
+            log("OUTBOX_CLAIM", "ERROR", row, source=_SOURCE, level=logging.ERROR, error=UNKNOWN_TYPE)
+        reason = "no route serves this integration type; register one and redrive the row"
+        outcome = Died(reason, UNKNOWN_TYPE, counted=False)
+        await asyncio.gather(*(self._deliveries.settle(row, outcome, until=until) for row in rows))
+        for row in rows:
+            telemetry.emit(
+                "outbox.delivered",
+                outbox_id=row.id,
+                integration_type=row.integration_type,
+                tenant_id=row.tenant_id,
+                status="DEAD",
+                code=UNKNOWN_TYPE,
+                attempts=row.attempts,
+                took_ms=0.0,
+            )
+
+    # ---- looking after ------------------------------------------------------------------------------------------
+
+    async def reap(self) -> bool:
+        """Give back rows whose holder died. True: there were as many as one step takes."""
+        rows = await self._store.expired(_REAP_BATCH)
+        if rows:
+            outcomes = [(row, judge_lost(row)) for row in rows]
+            settled = await self._store.settle([Settlement(row, outcome, self.name) for row, outcome in outcomes])
+            for (row, outcome), done in zip(outcomes, settled, strict=True):
+                if done.status is None:
+                    continue  # its holder was only slow, or another reaper was faster
+                counted, status = not isinstance(outcome, Released), str(done.status)
+                telemetry.emit(
+                    "outbox.reaped", outbox_id=row.id, integration_type=row.integration_type, counted=counted
+                )
+                log("OUTBOX_REAP", "SUCCESS", row, source=_SOURCE, level=logging.WARNING, outcome=status)
+            self._ticker.wake()
+        if time.monotonic() >= self._next_unpark:
+            self._next_unpark = time.monotonic() + _UNPARK_EVERY_S
+            if await self._store.unpark():
+                self._ticker.wake()
+        return len(rows) == _REAP_BATCH
+
+    async def retire(self) -> bool:
+        """Remove what was sent long ago, in small steps. True: more is left than these steps took."""
+        assert self.options.keep_sent_ms is not None
+        for _ in range(_RETIRE_STEPS):
+            fenced, deleted = await self._store.retire(
+                keep_ms=self.options.keep_sent_ms, grace_ms=self.options.retire_grace_ms
+            )
+            if fenced or deleted:
+                log("OUTBOX_RETENTION", "SUCCESS", source=_SOURCE, level=logging.DEBUG, fenced=fenced, deleted=deleted)
+                telemetry.emit("outbox.retired", fenced=fenced, deleted=deleted)
+            else:
+                return False
+        return True

@@ -1,0 +1,78 @@
+"""Turn what a caller writes into items of the outbox: a message for a target, or a job for a queue.
+
+In: keyword arguments. Out: a checked `OutboxItem`. Elsewhere: storing it in the caller's transaction
+(`bullpen.ledger.enqueue`), adding the job later (`bullpen.plugins.channels.queue`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bullpen._kernel.ids import check_queue_name
+from bullpen.errors import InvalidOption
+from bullpen.ledger import OutboxItem
+from bullpen.wire.deferred import options_to_json
+from bullpen.wire.records import check_job_name
+
+DIRECT_STREAM: Final = "direct"
+"""Stream of messages that come from no event: each is an event of its own."""
+
+JOB_CHANNEL: Final = "bullmq"
+"""First part of the integration type of jobs: `bullmq:<queue>`."""
+
+JOB_OPTIONS: Final = "jobOptions"
+"""Header that holds the options of a job until it is added."""
+
+
+def make_item(
+    *,
+    integration_type: str,
+    event_type: str,
+    payload: Any = None,
+    source_stream_id: str | None = None,
+    source_event_id: str | None = None,
+    **rest: Any,
+) -> OutboxItem:
+    """A message. Without a source each call is an event of its own, and nothing is recognised as a duplicate."""
+    if (source_stream_id is None) != (source_event_id is None):
+        raise InvalidOption("source_event_id", "stream and event together, or neither", source_event_id)
+    return OutboxItem(
+        integration_type=integration_type,
+        event_type=event_type,
+        payload=payload,
+        source_stream_id=DIRECT_STREAM if source_stream_id is None else source_stream_id,
+        source_event_id=str(uuid.uuid4()) if source_event_id is None else source_event_id,
+        **rest,
+    )
+
+
+def make_job_item(
+    queue: str,
+    name: str,
+    data: Any = None,
+    *,
+    source_stream_id: str | None = None,
+    source_event_id: str | None = None,
+    tenant_id: str | None = None,
+    user_id: str | None = None,
+    correlation_id: str | None = None,
+    ordering_key: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
+) -> OutboxItem:
+    """A job that will be added to `queue` after the commit, with the options of `Queue.add`, checked now."""
+    stored = options_to_json(options)
+    return make_item(
+        integration_type=f"{JOB_CHANNEL}:{check_queue_name(queue)}",
+        event_type=check_job_name(name),
+        payload=data,
+        source_stream_id=source_stream_id,
+        source_event_id=source_event_id,
+        tenant_id=tenant_id,
+        user_id=user_id,
+        correlation_id=correlation_id,
+        ordering_key=ordering_key,
+        headers={**(headers or {}), **({JOB_OPTIONS: stored} if stored else {})},
+    )

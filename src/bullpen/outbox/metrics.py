@@ -1,0 +1,135 @@
+"""The numbers of the outbox, under the names that dashboards know.
+
+`outbox_pending_total` and `outbox_claimed_total` are gauges although their names say total: how many rows wait and how
+many are claimed now. Sent, failed and dead are counters of what this process did, by integration type. The two
+durations are histograms in milliseconds. In: telemetry events of this process, and the store for the gauges. Out: plain
+records. Elsewhere: the text format and the HTTP page (`bullpen.ops`).
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from bullpen._kernel import telemetry
+from bullpen.ledger import OutboxRepository, OutboxStatus
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+BUCKETS_MS: Final = (
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    100.0,
+    250.0,
+    500.0,
+    1_000.0,
+    2_500.0,
+    5_000.0,
+    10_000.0,
+    30_000.0,
+)
+
+_COUNTED: Final = {"SENT": "outbox_sent_total", "FAILED": "outbox_failed_total", "DEAD": "outbox_dead_total"}
+_HELP: Final = {
+    "outbox_pending_total": "Rows that wait for delivery, retries included (a gauge).",
+    "outbox_claimed_total": "Rows that are claimed or queued and not settled (a gauge).",
+    "outbox_sent_total": "Deliveries that succeeded.",
+    "outbox_failed_total": "Deliveries that failed and will be tried again.",
+    "outbox_dead_total": "Rows that failed finally.",
+    "outbox_claim_duration_ms": "Time of one claim, in milliseconds.",
+    "outbox_delivery_duration_ms": "Time of one delivery, in milliseconds.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value, with its labels; for a histogram the counts per upper bound, their sum and number."""
+
+    labels: Mapping[str, str]
+    value: float
+    buckets: Sequence[tuple[float, int]] = ()
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A name, what it is, and its samples."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: Sequence[Sample]
+
+
+@dataclass(slots=True)
+class _Histogram:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
+    sum: float = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(BUCKETS_MS, value)] += 1
+        self.sum += value
+
+    def sample(self, labels: Mapping[str, str]) -> Sample:
+        cumulative, buckets = 0, []
+        for bound, count in zip((*BUCKETS_MS, float("inf")), self.counts, strict=True):
+            cumulative += count
+            buckets.append((bound, cumulative))
+        return Sample(labels, self.sum, tuple(buckets), cumulative)
+
+
+class OutboxMetrics:
+    """Listens until closed."""
+
+    def __init__(self, store: OutboxRepository | None = None) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
+        self._claims = _Histogram()
+        self._deliveries: dict[str, _Histogram] = defaultdict(_Histogram)
+        self._unsubscribe = telemetry.subscribe(self._on_event)
+
+    def close(self) -> None:
+        """Stop listening. Safe to call twice."""
+        self._unsubscribe()
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "outbox.claimed":
+            with self._lock:
+                self._claims.observe(fields["took_ms"])
+        elif event == "outbox.delivered":
+            integration_type = fields["integration_type"]
+            with self._lock:
+                self._deliveries[integration_type].observe(fields["took_ms"])
+                if fields["status"] in _COUNTED:
+                    self._counts[_COUNTED[fields["status"]]][integration_type] += 1
+
+    async def collect(self) -> list[Metric]:
+        """All metrics now; the gauges are asked of the database."""
+        gauges = {} if self._store is None else await self._store.counts()
+        pending = gauges.get(OutboxStatus.PENDING, 0) + gauges.get(OutboxStatus.FAILED, 0)
+        with self._lock:
+            counters = {
+                name: [Sample({"integration_type": label}, count) for label, count in sorted(counts.items())]
+                for name, counts in self._counts.items()
+            }
+            claims = [self._claims.sample({})]
+            deliveries = [
+                histogram.sample({"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
+            ]
+        found: list[tuple[str, Kind, list[Sample]]] = [
+            ("outbox_pending_total", "gauge", [Sample({}, pending)]),
+            ("outbox_claimed_total", "gauge", [Sample({}, gauges.get(OutboxStatus.CLAIMED, 0))]),
+            *((name, "counter", samples) for name, samples in counters.items()),
+            ("outbox_claim_duration_ms", "histogram", claims),
+            ("outbox_delivery_duration_ms", "histogram", deliveries),
+        ]
+        return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]

@@ -1,0 +1,175 @@
+"""The outbox as a program holds it: store a message in a transaction, have it delivered afterwards.
+
+In: a ledger, routes, a Redis connection for the queued strategy and for jobs. Out: `enqueue` for the business
+transaction, `dispatcher` and `workers` for the processes that deliver. Elsewhere: each of these parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from bullpen.errors import NotConfigured
+from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxItem
+from bullpen.outbox.dead_letters import OutboxDeadLetters
+from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
+from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
+from bullpen.outbox.queues import OutboxQueues
+from bullpen.outbox.routing import Route, Router
+from bullpen.outbox.workers import DeliveryWorkers
+from bullpen.ports.channel import Channel
+from bullpen.queue import Connection, Queue
+
+JOBS: Final = f"{JOB_CHANNEL}:*"
+
+
+class Outbox:
+    """Messages that leave if and only if the transaction commits.
+
+        outbox = Outbox(ledger, {"webhook:partnerX": Webhook("https://…", secret="whsec_…")}, connection=connection)
+
+        async with session.begin():
+            session.add(order)
+            await outbox.enqueue(session, integration_type="webhook:partnerX", event_type="order.paid.v1", payload=…)
+            await outbox.add_in_transaction(session, "emails", "receipt", {"order": order.id}, attempts=5)
+
+    Storing needs neither ledger nor routes nor Redis, only the caller's connection: `Outbox()` is enough there. A
+    channel without a `Route` around it is queued where there is a connection, else direct; jobs (`bullmq:*`) are always
+    direct.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        routes: Mapping[str, Channel | Route] | None = None,
+        *,
+        connection: Connection | None = None,
+        prefix: str | None = None,
+        enqueuer: Enqueuer | None = None,
+        options: DispatcherOptions | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._enqueuer = enqueuer or (ledger.enqueuer if ledger is not None else Enqueuer())
+        self._queues = None if connection is None else OutboxQueues(connection, prefix=prefix)
+        self.options = options or DispatcherOptions()
+        self.router = Router({name: self._as_route(name, given) for name, given in (routes or {}).items()})
+
+    def _as_route(self, name: str, given: Channel | Route) -> Route:
+        if isinstance(given, Route):
+            if given.strategy is not None:
+                return given
+            channel, rest = given.channel, given
+        else:
+            channel, rest = given, Route(channel=given)
+        is_job = name.partition(":")[0] == JOB_CHANNEL
+        direct = channel is not None and (is_job or self._queues is None)
+        return Route(
+            channel=channel,
+            strategy="direct" if direct else "queued",
+            concurrency=rest.concurrency,
+            timeout_ms=rest.timeout_ms,
+            split_tenants=rest.split_tenants and not direct,
+            rate_limit=None if direct else rest.rate_limit,
+            max_queued=rest.max_queued,
+        )
+
+    # ---- storing ------------------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self, connection: Any, *, integration_type: str, event_type: str, payload: Any = None, **fields: Any
+    ) -> Enqueued:
+        """Store a message in the caller's open transaction; see `OutboxItem` for further fields.
+
+        `connection` is an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of psycopg or aiosqlite. With
+        `source_stream_id` and `source_event_id` a repeated call is a duplicate: `created` is False, nothing is stored.
+        """
+        item = make_item(integration_type=integration_type, event_type=event_type, payload=payload, **fields)
+        return await self._enqueuer.enqueue(connection, item)
+
+    async def enqueue_many(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
+        """Store many messages with one statement."""
+        return await self._enqueuer.enqueue_many(connection, items)
+
+    def enqueue_sync(
+        self, connection: Any, *, integration_type: str, event_type: str, payload: Any = None, **fields: Any
+    ) -> Enqueued:
+        """As `enqueue`, for a Session, a Connection, a blocking driver's connection, or Django's."""
+        item = make_item(integration_type=integration_type, event_type=event_type, payload=payload, **fields)
+        return self._enqueuer.enqueue_sync(connection, item)
+
+    def enqueue_many_sync(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
+        """As `enqueue_many`, for blocking connections."""
+        return self._enqueuer.enqueue_many_sync(connection, items)
+
+    async def add_in_transaction(
+        self, connection: Any, queue: str | Queue, name: str, data: Any = None, **options: Any
+    ) -> Enqueued:
+        """Add a job to a queue if and only if the caller's transaction commits.
+
+        Takes the options of `Queue.add`, and `tenant_id`, `user_id`, `correlation_id`, `ordering_key`,
+        `source_stream_id`, `source_event_id`. Everything is checked now. The job's id is `job_id`, else the id that is
+        returned.
+        """
+        return await self._enqueuer.enqueue(connection, _job_item(queue, name, data, options))
+
+    def add_in_transaction_sync(
+        self, connection: Any, queue: str | Queue, name: str, data: Any = None, **options: Any
+    ) -> Enqueued:
+        """As `add_in_transaction`, for blocking connections."""
+        return self._enqueuer.enqueue_sync(connection, _job_item(queue, name, data, options))
+
+    # ---- delivering ---------------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the rows are. Raises NotConfigured for an outbox that only stores."""
+        if self._ledger is None:
+            raise NotConfigured("this outbox was made without a ledger: it can store messages, and nothing else")
+        return self._ledger
+
+    @property
+    def dead_letters(self) -> OutboxDeadLetters:
+        """Rows that failed finally."""
+        return OutboxDeadLetters(self.ledger.outbox)
+
+    def dispatcher(self, *, name: str | None = None) -> Dispatcher:
+        """Something to run that claims rows and sees that they leave. Any number may run."""
+        return Dispatcher(
+            self.ledger.outbox,
+            self.router,
+            queues=self._queues,
+            options=self.options,
+            commits=self.ledger.commits,
+            name=name,
+        )
+
+    def workers(self, *, name: str | None = None, **options: Any) -> DeliveryWorkers:
+        """Something to run that delivers what dispatchers queued. `options` are those of `DeliveryWorkers`."""
+        if self._queues is None:
+            raise NotConfigured("delivery workers need a Redis connection: Outbox(…, connection=…)")
+        options.setdefault("lease_ms", self.options.lease_ms)
+        options.setdefault("by_tenant", self.ledger.database.tenant_required)
+        return DeliveryWorkers(self.ledger.outbox, self.router, self._queues, name=name, **options)
+
+    async def check(self) -> None:
+        """Refuse to start on a ledger that is not ready or not safe; see `Ledger.check`."""
+        await self.ledger.check(connections=2)
+
+    async def aclose(self) -> None:
+        """Close channels and queues. The ledger and the connection belong to whoever made them."""
+        channels = {id(route.channel): route.channel for _, route in self.router.items() if route.channel is not None}
+        for channel in channels.values():
+            await channel.aclose()
+        if self._queues is not None:
+            await self._queues.aclose()
+
+
+_ROW_FIELDS: Final = (
+    *("tenant_id", "user_id", "correlation_id", "ordering_key", "source_stream_id", "source_event_id", "headers"),
+)
+
+
+def _job_item(queue: str | Queue, name: str, data: Any, given: dict[str, Any]) -> OutboxItem:
+    options = {key: value for key, value in given.items() if key not in _ROW_FIELDS}
+    fields = {key: value for key, value in given.items() if key in _ROW_FIELDS}
+    return make_job_item(queue.name if isinstance(queue, Queue) else queue, name, data, options=options, **fields)

@@ -1,0 +1,122 @@
+"""The queues of the queued strategy: one minimal job per row, and no second one while the first is alive.
+
+In: claimed rows. Out: jobs whose id is the row's id, or the reason why not. A finished job that was kept does not block
+its row's next one. A Redis that is away is noticed once and then probed, so that rows are not claimed in vain.
+Elsewhere: working on the jobs (`workers`), naming the queues (`routing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
+from bullpen.ledger import OutboxRow
+from bullpen.queue import Added, Connection, Job, JobState, Queue
+
+_log = logging.getLogger("bullpen.outbox")
+
+_ADD_DEADLINE_MS: Final = 5_000
+_PROBE_TIMEOUT_MS: Final = 500
+
+
+class Placed(StrEnum):
+    """What became of a row's job."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    """A job of this row is being handled right now: it will begin the delivery, or has just ended one."""
+    UNAVAILABLE = "unavailable"
+    """Redis is away or full, or nobody knows. Adding it again does no harm."""
+    IMPOSSIBLE = "impossible"
+    """No queue can take it."""
+
+
+def job_data(row: OutboxRow) -> dict[str, Any]:
+    """What the job carries. The row stays the truth: the worker reads it again."""
+    return {
+        "outboxId": row.id,
+        "eventType": row.event_type,
+        "payload": row.payload,
+        "headers": row.headers,
+        "tenantId": row.tenant_id,
+        "correlationId": row.correlation_id,
+        "sourceEventId": row.source_event_id,
+    }
+
+
+class OutboxQueues:
+    """Queues by name, all on one connection."""
+
+    def __init__(self, connection: Connection, *, prefix: str | None = None) -> None:
+        self.connection, self.prefix = connection, prefix
+        self._queues: dict[str, Queue] = {}
+        self._is_away = False
+
+    def __getitem__(self, name: str) -> Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(
+                name, connection=self.connection, prefix=self.prefix, add_deadline_ms=_ADD_DEADLINE_MS
+            )
+        return queue
+
+    async def is_open(self, name: str) -> bool:
+        """Whether Redis can be counted on. While it is away this asks, and costs a moment; otherwise nothing."""
+        if self._is_away and await self[name].is_healthy(timeout_ms=_PROBE_TIMEOUT_MS):
+            self._is_away = False
+            _log.warning("Redis takes jobs of the outbox again")
+        return not self._is_away
+
+    async def has_room(self, name: str, most: int) -> bool:
+        """Whether fewer than `most` jobs wait in a queue. False as well when nobody can tell."""
+        try:
+            return (await self[name].counts()).pending < most
+        except BullpenError as error:
+            self._lost(error)
+            return False
+
+    async def place(self, name: str, rows: Sequence[OutboxRow]) -> list[tuple[OutboxRow, Placed, str]]:
+        """Add a job per row, in as few calls as possible; for each row what became of it, and why."""
+        queue = self[name]
+        results = await asyncio.gather(*(self._add(queue, row) for row in rows), return_exceptions=True)
+        return [(row, *self._judge(result)) for row, result in zip(rows, results, strict=True)]
+
+    async def aclose(self) -> None:
+        for queue in self._queues.values():
+            await queue.close()
+
+    async def _add(self, queue: Queue, row: OutboxRow) -> Job:
+        # Retries live in the row alone, so the job runs once; a success leaves nothing, a failure stays to be looked
+        # at.
+        return await queue.add(
+            row.event_type,
+            job_data(row),
+            job_id=row.id,
+            attempts=1,
+            remove_on_complete=True,
+            remove_on_fail=False,
+            replace_finished=True,
+        )
+
+    def _judge(self, result: Job | BaseException) -> tuple[Placed, str]:
+        match result:
+            case InvalidOption() | PayloadTooLarge():
+                return Placed.IMPOSSIBLE, str(result)
+            case BullpenError():
+                self._lost(result)
+                return Placed.UNAVAILABLE, str(result)
+            case BaseException():
+                raise result
+        running = result.added is Added.DUPLICATE and result.blocked_by is not None
+        if running and result.blocked_by is not None and result.blocked_by.state is JobState.ACTIVE:
+            return Placed.RUNNING, ""
+        return Placed.QUEUED, ""
+
+    def _lost(self, error: BullpenError) -> None:
+        if not self._is_away:
+            self._is_away = True
+            _log.warning("Redis takes no jobs of the outbox: %s; rows wait in the database", error)

@@ -1,0 +1,123 @@
+"""Which channel and which queue serve an integration type. No input or output.
+
+`webhook:partnerX` leaves through the channel registered for exactly that, else for `webhook:*`. Its jobs are in the
+queue `outbox-webhook-partnerX`; split by tenant, in `outbox-webhook-partnerX-acme`. BullMQ allows no colon in a queue's
+name; a plain replacement would give `kafka:a-b` and `kafka-a:b` one queue, so what could be mistaken is
+percent-encoded, and every name can be read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import quote, unquote
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import InvalidOption, require
+from bullpen.ports.channel import Channel
+from bullpen.queue import RateLimit
+
+Strategy = Literal["direct", "queued"]
+
+QUEUE_PREFIX: Final = "outbox"
+_SAFE: Final = "._~@+=,!()*'"  # beside letters and digits; all else is encoded, the dash above all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How messages of an integration type leave."""
+
+    channel: Channel | None = None
+    """What delivers them. None: other processes do; this one only puts jobs into the queue."""
+    strategy: Strategy | None = None
+    """direct: the dispatcher delivers. queued: it adds a job per message, and workers deliver. None: queued."""
+    concurrency: int = 20
+    """Deliveries at the same time, per dispatcher (direct) or per worker (queued)."""
+    timeout_ms: int = 30_000
+    """How long one delivery may take, whatever the channel's own limits are."""
+    split_tenants: bool = False
+    """A queue for each tenant, so that one tenant's jobs never stand before another's."""
+    rate_limit: RateLimit | None = None
+    """Deliveries started per time and queue; with `split_tenants` that is per tenant. Only queued."""
+    max_queued: int = 10_000
+    """Jobs that may wait in the queue before no more are added: Redis must not hold what the database holds well."""
+
+    def __post_init__(self) -> None:
+        require("strategy", self.strategy in (None, "direct", "queued"), "'direct', 'queued' or None", self.strategy)
+        check_int("concurrency", self.concurrency, minimum=1)
+        check_int("timeout_ms", self.timeout_ms, minimum=1)
+        check_int("max_queued", self.max_queued, minimum=1)
+        require(
+            "channel", self.channel is not None or not self.is_direct, "a channel, to deliver directly", self.channel
+        )
+        for name in ("split_tenants", "rate_limit"):
+            require(
+                name, not (self.is_direct and getattr(self, name)), "none: only queues have it", getattr(self, name)
+            )
+
+    @property
+    def is_direct(self) -> bool:
+        return self.strategy == "direct"
+
+
+class Router:
+    """Resolves integration types. Keys are whole types or `<channel>:*`."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        for pattern in routes:
+            channel, colon, name = pattern.partition(":")
+            fits = (
+                bool(channel)
+                and "*" not in channel
+                and ("*" not in name or name == "*")
+                and (bool(name) == bool(colon))
+            )
+            require("routes", fits, "an integration type such as 'webhook:partnerX', or 'webhook:*'", pattern)
+        self._routes = dict(routes)
+
+    def resolve(self, integration_type: str) -> Route | None:
+        """The route of a type, None when nobody registered one."""
+        exact = self._routes.get(integration_type)
+        return exact or self._routes.get(f"{integration_type.partition(':')[0]}:*")
+
+    def items(self) -> list[tuple[str, Route]]:
+        """All patterns with their routes."""
+        return list(self._routes.items())
+
+    def exact_types(self) -> list[str]:
+        """Types that were registered by their whole name."""
+        return [name for name in self._routes if not name.endswith(":*")]
+
+
+def queue_name(integration_type: str, tenant_id: str | None = None) -> str:
+    """The queue of a type, or of one tenant's share of it."""
+    channel, colon, name = integration_type.partition(":")
+    parts = [channel, name] if colon else [channel]
+    if tenant_id is not None:
+        parts = [channel, name, tenant_id]
+    if not channel or (colon and not name):
+        raise InvalidOption("integration_type", "text such as 'webhook:partnerX'", integration_type)
+    return "-".join([QUEUE_PREFIX, *map(_encode, parts)])
+
+
+def read_queue_name(queue: str) -> tuple[str, str | None] | None:
+    """Integration type and tenant of a queue; None when it is none of ours."""
+    prefix, *parts = queue.split("-")
+    if prefix != QUEUE_PREFIX or not 1 <= len(parts) <= 3 or not parts[0]:
+        return None
+    channel, *rest = (unquote(part, errors="surrogatepass") for part in parts)
+    name = rest[0] if rest else ""
+    integration_type = f"{channel}:{name}" if name else channel
+    tenant = rest[1] if len(rest) == 2 else None
+    # A name that we would write otherwise is not ours: somebody else's queue happens to look like it.
+    return (integration_type, tenant) if _can_be(integration_type, tenant, queue) else None
+
+
+def _can_be(integration_type: str, tenant: str | None, queue: str) -> bool:
+    return queue_name(integration_type, tenant) == queue
+
+
+def _encode(part: str) -> str:
+    # `quote` never encodes the dash, which separates the parts here.
+    return quote(part, safe=_SAFE, errors="surrogatepass").replace("-", "%2D")

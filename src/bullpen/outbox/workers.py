@@ -1,0 +1,168 @@
+"""Deliver what the dispatcher queued: one worker per queue of the outbox.
+
+A job only says which row; the row in the database is the truth about content, attempts and whether it is to be
+delivered at all. The handler never raises a failed delivery to the queue: retries live in the row. What it raises is
+that a row is unknown (which no retry mends) or that the database is away (the job waits, nothing is counted).
+
+In: routes with a channel. Out: rows settled. Elsewhere: adding the jobs (`dispatcher`), one delivery (`delivery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.ids import worker_name
+from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.ticker import Ticker
+from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError
+from bullpen.ledger import OutboxRepository, OutboxRow
+from bullpen.outbox._batches import Batches
+from bullpen.outbox._logs import log
+from bullpen.outbox.delivery import Deliveries
+from bullpen.outbox.queues import OutboxQueues
+from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
+from bullpen.queue import Job, Worker
+from bullpen.queue.browse import find_queues
+from bullpen.wire.keys import DEFAULT_PREFIX
+
+_SOURCE: Final = "outbox-worker"
+_DATABASE_RETRY_MS: Final = 2_000
+
+
+class DeliveryWorkers:
+    """Runs until closed.
+
+    Queues of routes that were registered by their whole name are served from the start; queues of patterns and of
+    single tenants when they appear (`discover_ms`). `by_tenant=True` is for a ledger with the tenant role: each
+    transaction then names the tenant that the job names, and a row of another tenant is as good as unknown.
+    """
+
+    def __init__(
+        self,
+        store: OutboxRepository,
+        router: Router,
+        queues: OutboxQueues,
+        *,
+        lease_ms: int = 60_000,
+        by_tenant: bool = False,
+        discover_ms: int = 5_000,
+        name: str | None = None,
+        worker_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._store, self._router, self._queues = store, router, queues
+        self._lease_ms = check_int("lease_ms", lease_ms, minimum=1)
+        self._by_tenant = by_tenant
+        self.name = name or worker_name()
+        self._worker_options = worker_options or {}
+        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE)
+        self._begins: Batches[str, OutboxRow | None] = Batches(self._begin_batch)
+        self._workers: dict[str, Worker] = {}
+        self._discovery = Ticker("outbox queues", self._discover, every=discover_ms)
+        self._life = Lifecycle("outbox workers", self._start_all, self._stop_all)
+        self._ended = asyncio.Event()
+        self._close_timeout: int | timedelta | None = None
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed."""
+        await self._life.start()
+        await self._ended.wait()
+
+    async def start(self) -> None:
+        await self._life.start()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Take no more, let running deliveries end, give unfinished jobs back. Safe to call twice."""
+        self._close_timeout = timeout
+        if timeout == 0:
+            await asyncio.gather(*(worker.close(0) for worker in self._workers.values()))
+        await self._life.stop()
+        self._ended.set()
+
+    @property
+    def queues(self) -> list[str]:
+        """Queues that are served now."""
+        return sorted(self._workers)
+
+    async def _start_all(self) -> None:
+        for integration_type in self._router.exact_types():
+            route = self._router.resolve(integration_type)
+            if route is not None and not route.split_tenants:
+                await self._serve(queue_name(integration_type), route)
+        await self._discovery.start()
+
+    async def _stop_all(self) -> None:
+        await self._discovery.stop()
+        await asyncio.gather(*(worker.close(self._close_timeout) for worker in self._workers.values()))
+        await self._deliveries.idle()
+        self._ended.set()
+
+    async def _discover(self) -> None:
+        prefix = self._queues.prefix or DEFAULT_PREFIX
+        for name in await find_queues(self._queues.connection, prefix):
+            read = read_queue_name(name)
+            route = None if read is None else self._router.resolve(read[0])
+            if route is not None:
+                await self._serve(name, route)
+
+    async def _serve(self, name: str, route: Route) -> None:
+        if name in self._workers or route.channel is None or route.is_direct:
+            return
+        worker = Worker(
+            name,
+            partial(self._handle, route),
+            connection=self._queues.connection,
+            prefix=self._queues.prefix,
+            concurrency=route.concurrency,
+            limit=route.rate_limit,
+            name=self.name,
+            **self._worker_options,
+        )
+        self._workers[name] = worker
+        await worker.start()
+
+    async def _handle(self, route: Route, job: Job) -> dict[str, str]:
+        row_id, tenant_id = _read(job)
+        scope = tenant_id if self._by_tenant else None
+        try:
+            row = await self._begins.submit(row_id, scope)
+            if row is None:
+                return {"outcome": await self._explain(row_id, scope)}
+        except DatabaseUnavailable as error:
+            raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
+        telemetry.emit("outbox.begun", outbox_id=row.id, integration_type=row.integration_type)
+        settled = await self._deliveries.deliver(row, route, lease_ms=self._lease_ms, tenant_id=scope)
+        return {"outcome": "UNKNOWN" if settled is None else str(settled.status or "LATE")}
+
+    async def _begin_batch(self, tenant_id: Hashable, ids: Sequence[str]) -> Sequence[OutboxRow | None]:
+        begun = await self._store.begin(
+            set(ids),
+            worker_id=self.name,
+            lease_ms=self._lease_ms,
+            tenant_id=None if tenant_id is None else str(tenant_id),
+        )
+        # Taken out: should one row have come twice, only one of the two may deliver it.
+        return [begun.pop(row_id, None) for row_id in ids]
+
+    async def _explain(self, row_id: str, tenant_id: str | None) -> str:
+        """Why a row is not to be delivered now. Raises PermanentError for one that does not exist."""
+        status = (await self._store.statuses([row_id], tenant_id=tenant_id)).get(row_id)
+        if status is None:
+            log("OUTBOX_DELIVER", "ERROR", source=_SOURCE, level=logging.ERROR, outboxId=row_id, error="UNKNOWN_ROW")
+            raise PermanentError(f"outbox row {row_id} does not exist, or belongs to another tenant than the job says")
+        return f"SKIPPED_{status.value}"
+
+
+def _read(job: Job) -> tuple[str, str | None]:
+    data = job.data
+    row_id = data.get("outboxId") if isinstance(data, dict) else None
+    if not isinstance(row_id, str):
+        raise PermanentError("the job names no outbox row; its data needs `outboxId`")
+    tenant = data.get("tenantId")
+    return row_id, tenant if isinstance(tenant, str) else None

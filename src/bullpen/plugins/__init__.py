@@ -1,0 +1,1 @@
+"""What can be exchanged: transports, channels, sources. Each knows a port, none knows a feature."""

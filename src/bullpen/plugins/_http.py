@@ -1,0 +1,216 @@
+"""The one door to HTTP: short requests to addresses that were looked at first.
+
+In: a URL that somebody configured, perhaps a customer. Out: status, headers and the beginning of the body, or
+HttpFailed. No redirects, no cookies, no proxy from the environment, no hidden retry, a deadline for the whole exchange.
+
+A URL of a customer must not lead into our own network. Checking the name and then connecting by name would leave a
+moment in which the answer of the name server can change, so the name is resolved once, every address of it is checked,
+and the connection goes to a checked address, while TLS and the Host header still use the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpcore2
+
+from bullpen.errors import InvalidOption
+
+__all__ = ["AddressGuard", "AddressRefused", "HttpAnswer", "HttpClient", "HttpFailed", "check_url"]
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_MOST_BODY_BYTES: Final = 4_096
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+
+# Written out, because what the standard library calls global has changed from release to release.
+_NOT_PUBLIC: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
+        *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        # ::/96 holds "compatible" IPv4 addresses, 2001::/23 Teredo and the like, 2002::/16 6to4: all can carry a
+        # private IPv4 address inside.
+        *("::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16"),
+        *("fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+    )
+)
+
+
+class HttpFailed(Exception):
+    """No answer: the connection failed, broke, or the time was over. Nobody knows whether the target acted."""
+
+
+class AddressRefused(Exception):
+    """The name leads to an address that may not be called. Nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+    """The beginning of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressGuard:
+    """Which addresses may be called: public ones, and networks that were allowed by name."""
+
+    allowed_networks: tuple[IpNetwork, ...] = ()
+
+    @classmethod
+    def allowing(cls, networks: Iterable[str]) -> AddressGuard:
+        """`AddressGuard.allowing(["10.1.0.0/16"])`. Raises InvalidOption for what is no network."""
+        parsed = []
+        for network in networks:
+            try:
+                parsed.append(ipaddress.ip_network(network))
+            except ValueError as error:
+                raise InvalidOption("allowed_networks", "networks such as '10.1.0.0/16'", network) from error
+        return cls(tuple(parsed))
+
+    def allows(self, address: IpAddress) -> bool:
+        """True for a public address, and for one that was allowed."""
+        plain = _unwrap(address)
+        if any(plain.version == network.version and plain in network for network in self.allowed_networks):
+            return True
+        return not any(plain.version == network.version and plain in network for network in _NOT_PUBLIC)
+
+
+def _unwrap(address: IpAddress) -> IpAddress:
+    """The IPv4 address inside an IPv6 one, where that is where packets would go."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def check_url(url: str, *, allow_http: bool = False) -> str:
+    """Return a URL that may be called: https (http only where allowed), a host, no user or password in it."""
+    schemes = ("https", "http") if allow_http else ("https",)
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except (ValueError, AttributeError, TypeError):
+        fits = False
+    if not fits:
+        raise InvalidOption(
+            "url", f"an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}", url
+        )
+    if parts.username is not None or parts.password is not None:
+        raise InvalidOption("url", "an address without user and password", "***")
+    if any(ord(character) <= 32 for character in url):
+        raise InvalidOption("url", "an address without spaces or control characters", url)
+    return url
+
+
+class HttpClient:
+    """Keeps connections open between requests. Belongs to one event loop."""
+
+    def __init__(
+        self, guard: AddressGuard | None = None, *, tls: ssl.SSLContext | None = None, max_connections: int = 100
+    ) -> None:
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=tls or ssl.create_default_context(),
+            max_connections=max_connections,
+            max_keepalive_connections=20,
+            keepalive_expiry=10.0,
+            network_backend=_PinnedBackend(guard or AddressGuard()),
+        )
+
+    async def post(self, url: str, *, headers: Mapping[str, str], content: bytes, timeout_ms: int) -> HttpAnswer:
+        """Send one request. The time is for everything: name, connection, TLS, sending, and the answer's beginning.
+
+        Raises AddressRefused before anything was sent, HttpFailed otherwise.
+        """
+        timeout_s = timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(url, headers, content, timeout_s)
+        except AddressRefused:
+            raise
+        except (TimeoutError, httpcore2.TimeoutException) as error:
+            raise HttpFailed(f"no answer within {timeout_ms} ms") from error
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, OSError, ssl.SSLError) as error:
+            raise HttpFailed(f"{type(error).__name__}: {error}") from error
+
+    async def _exchange(self, url: str, headers: Mapping[str, str], content: bytes, timeout_s: float) -> HttpAnswer:
+        timeouts = {"connect": timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
+        async with self._pool.stream(
+            "POST", url, headers=list(headers.items()), content=content, extensions={"timeout": timeouts}
+        ) as response:
+            body = b""
+            # Closed explicitly: a body that is not read to its end must give up its connection now, not when collected.
+            async with contextlib.aclosing(response.aiter_stream()) as parts:
+                async for part in parts:
+                    body += part
+                    if len(body) >= _MOST_BODY_BYTES:
+                        break
+            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            return HttpAnswer(response.status, decoded, body[:_MOST_BODY_BYTES])
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _PinnedBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to addresses that were resolved and checked here, and to nothing else."""
+
+    def __init__(self, guard: AddressGuard) -> None:
+        self._guard = guard
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for address in await self._resolve(host, port):
+            try:
+                return await self._inner.connect_tcp(
+                    address, port, timeout=timeout, local_address=local_address, socket_options=socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        raise AddressRefused("unix sockets are never called")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        """Addresses of a name, all of them allowed: one forbidden among them is a trap, not bad luck."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore2.ConnectError(f"{host} cannot be resolved: {error.strerror or error}") from error
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        for address in addresses:
+            if not self._guard.allows(ipaddress.ip_address(address.partition("%")[0])):
+                raise AddressRefused(f"{host} leads to {address}, which is no public address")
+        return addresses

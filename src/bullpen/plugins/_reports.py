@@ -1,0 +1,196 @@
+"""The one place where messaging tells what happens: a log line with fields, and a telemetry event.
+
+In: what happened to a message, a connection or a channel. Out: log records whose texts never change (people search for
+them) with ids as fields, and events for counters and spans. Payloads and secrets are in neither.
+Elsewhere: metrics and traces made from the events (`bullpen.ops`).
+
+Events and their fields; all have `transport` and, where it applies, `source`:
+
+    transport.published         name, id, duration_s
+    transport.publish_failed    name, id, error
+    delivery.received           name, id, attempt, is_redelivered, wait_s (None: unknown), running, concurrency
+    delivery.settled            name, id, attempt, outcome, is_acked, duration_s, running, concurrency
+    delivery.lost               name, id, attempt
+    dead_letter.written         id, store
+    dead_letter.unwritten       id, error
+    dead_letter.redriven        id, store, by
+    transport.depth             messages, consumers, dead_letters
+    transport.connected         endpoint
+    transport.disconnected      endpoint, reason
+    transport.channel_opened    purpose
+    transport.channel_closed    purpose
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, assert_never
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen.ports.dead_letters import DeadLetter
+from bullpen.ports.transport import Delivery, Depth, Event, Settled
+
+logger: Final = logging.getLogger("bullpen.messaging")
+
+
+class Reports:
+    """What one client or transport tells."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._transport = label.lower()
+
+    # ---- producing --------------------------------------------------------------------------------------------
+
+    def published(self, event: Event, event_id: str, duration_s: float) -> None:
+        _log(logging.INFO, "Job added to queue", jobId=event_id, queue=event.source, urn=event.urn)
+        self._emit("transport.published", source=event.source, name=event.name, id=event_id, duration_s=duration_s)
+
+    def publish_failed(self, event: Event, error: Exception) -> None:
+        _log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=str(error.__cause__))
+        self._emit("transport.publish_failed", source=event.source, name=event.name, id=event.id, error=error.__cause__)
+
+    # ---- consuming --------------------------------------------------------------------------------------------
+
+    def consumer_started(self, source: str, concurrency: int) -> None:
+        _log(logging.INFO, "Worker initialized for queue", queue=source)
+        self._emit("consumer.started", source=source, concurrency=concurrency)
+
+    def consumer_stopped(self, source: str, error: BaseException | None) -> None:
+        if error is not None:
+            logger.critical("consumer of %r cannot go on", source, exc_info=error, extra={"queue": source})
+        self._emit("consumer.stopped", source=source, error=error)
+
+    def received(self, delivery: Delivery, running: int, concurrency: int) -> None:
+        _log(logging.INFO, "Processing job", **_fields(delivery))
+        if telemetry.is_enabled():
+            self._emit(
+                "delivery.received",
+                **_ids(delivery),
+                is_redelivered=delivery.is_redelivered or delivery.attempt > 1,
+                wait_s=None if delivery.waited_ms is None else delivery.waited_ms / 1000,
+                running=running,
+                concurrency=concurrency,
+            )
+
+    def settled(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        settled: Settled,
+        duration_s: float,
+        running: int,
+        concurrency: int,
+    ) -> None:
+        """Called after the broker has the outcome: nothing is told that did not happen."""
+        self._log_outcome(delivery, outcome)
+        if isinstance(outcome, Failed):
+            self._dead_letter(delivery, settled)
+        if telemetry.is_enabled():
+            self._emit(
+                "delivery.settled",
+                **_ids(delivery),
+                outcome=type(outcome).__name__.lower(),
+                is_acked=isinstance(outcome, Completed),
+                duration_s=duration_s,
+                running=running,
+                concurrency=concurrency,
+            )
+
+    def lost(self, delivery: Delivery, reason: object) -> None:
+        _log(logging.WARNING, f"Job lost, it will be delivered again: {reason}", **_fields(delivery))
+        self._emit("delivery.lost", **_ids(delivery))
+
+    def _log_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
+        fields = _fields(delivery)
+        match outcome:
+            case Completed():
+                _log(logging.INFO, "Job processed successfully", **fields)
+            case Retry(reason):
+                _log(logging.ERROR, f"Job processing failed: {reason}", **fields, error=reason)
+            case Failed(reason):
+                _log(logging.ERROR, f"Job processing failed: {reason}", **fields, error=reason)
+                _log(logging.ERROR, "Job exceeded retry limit", **fields, error=reason, cause=outcome.cause.value)
+            case Delayed() | Waiting() | WaitingChildren():
+                _log(logging.INFO, "Job returned to its queue", **fields)
+            case _:
+                assert_never(outcome)
+
+    def _dead_letter(self, delivery: Delivery, settled: Settled) -> None:
+        fields = _fields(delivery)
+        if settled.dead_letter_problem is not None:
+            text = f"Failed to send job to DLQ: {settled.dead_letter_problem}"
+            _log(logging.ERROR, text, **fields, error=settled.dead_letter_problem)
+            self._emit(
+                "dead_letter.unwritten",
+                source=delivery.source,
+                id=delivery.id,
+                error=settled.dead_letter_problem,
+            )
+        elif settled.dead_letter is not None:
+            if not settled.is_told:
+                _log(logging.WARNING, "Job sent to DLQ", **fields, dlq=settled.dead_letter)
+            self._emit("dead_letter.written", source=delivery.source, id=delivery.id, store=settled.dead_letter)
+
+    def redriven(self, letter: DeadLetter, store: str, by: str | None) -> None:
+        _log(logging.WARNING, "Dead letter redriven", jobId=letter.message_id, queue=letter.source, dlq=store, by=by)
+        self._emit("dead_letter.redriven", source=letter.source, id=letter.message_id, store=store, by=by)
+
+    # ---- connection -------------------------------------------------------------------------------------------
+
+    def unhealthy(self, reason: str) -> None:
+        _log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
+
+    def depth(self, source: str, depth: Depth, dead_letters: int | None) -> None:
+        self._emit(
+            "transport.depth",
+            source=source,
+            messages=depth.messages,
+            consumers=depth.consumers,
+            dead_letters=dead_letters,
+        )
+
+    def connected(self, endpoint: str, *, again: bool) -> None:
+        if again:
+            _log(logging.WARNING, f"{self.label} connection is back", endpoint=endpoint)
+        self._emit("transport.connected", endpoint=endpoint)
+
+    def disconnected(self, endpoint: str, reason: object) -> None:
+        """A lasting fault is told when it begins and when it ends, not on every attempt."""
+        _log(
+            logging.WARNING, f"{self.label} connection lost, trying again until it is back: {reason}", endpoint=endpoint
+        )
+        self._emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
+
+    def closed(self, endpoint: str) -> None:
+        """By us: no fault, but no connection either."""
+        self._emit("transport.disconnected", endpoint=endpoint, reason="closed by us")
+
+    def channel_opened(self, purpose: str) -> None:
+        self._emit("transport.channel_opened", purpose=purpose)
+
+    def channel_closed(self, purpose: str) -> None:
+        self._emit("transport.channel_closed", purpose=purpose)
+
+    def _emit(self, event: str, /, **fields: Any) -> None:
+        telemetry.emit(event, transport=self._transport, **fields)
+
+
+def _log(level: int, text: str, /, **fields: Any) -> None:
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", text, extra={name: value for name, value in fields.items() if value is not None})
+
+
+def _fields(delivery: Delivery) -> dict[str, Any]:
+    """Names as in every log record of ours."""
+    return {
+        "jobId": delivery.id,
+        "queue": delivery.source,
+        "urn": delivery.urn,
+        "attemptsMade": delivery.attempt - 1,
+    }
+
+
+def _ids(delivery: Delivery) -> dict[str, Any]:
+    return {"source": delivery.source, "name": delivery.name, "id": delivery.id, "attempt": delivery.attempt}

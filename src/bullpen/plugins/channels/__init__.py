@@ -1,0 +1,1 @@
+"""Where a delivery leaves. Each module is one kind of target."""

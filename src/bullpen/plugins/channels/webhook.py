@@ -1,0 +1,192 @@
+"""Deliver a message as a webhook, signed by the rules of Standard Webhooks.
+
+In: a message and the target's URL and secret. Out: accepted (2xx), refused (other 4xx, redirects, addresses that may
+not be called), or unavailable (408, 425, 429, 5xx, no answer). `webhook-id` and `Idempotency-Key` are the message's
+key, the same for every attempt. Elsewhere: connecting safely (`bullpen.plugins._http`), what an answer means
+(`bullpen.outbox`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int
+from bullpen._version import __version__
+from bullpen.errors import InvalidOption, require
+from bullpen.plugins._http import AddressGuard, AddressRefused, HttpAnswer, HttpClient, HttpFailed, check_url
+from bullpen.ports.channel import Accepted, ChannelHealth, Message, Refused, SendResult, Unavailable
+
+__all__ = ["Webhook"]
+
+TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""The 4xx that mean "not now"; all others mean "never"."""
+
+_SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - how secrets begin, not one of them
+_OURS: Final = frozenset(
+    {
+        "content-type",
+        "content-length",
+        "host",
+        "idempotency-key",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    }
+)
+_is_header_name = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+
+
+class Webhook:
+    """One endpoint.
+
+    `secret` is the shared key (`whsec_…`, base64); while one is being replaced give both, and both signatures are sent.
+    `body="event"` sends `{"type", "timestamp", "data"}`, `body="payload"` the payload alone. Private addresses are
+    refused unless their network is in `allowed_networks`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | Iterable[str] | None = None,
+        timeout_ms: int = 5_000,
+        headers: Mapping[str, str] | None = None,
+        body: Literal["event", "payload"] = "event",
+        allow_http: bool = False,
+        allowed_networks: Iterable[str] = (),
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._url = check_url(url, allow_http=allow_http)
+        secrets = [secret] if isinstance(secret, str) else list(secret or ())
+        self._keys = [_read_secret(text) for text in secrets]
+        self._timeout_ms = check_int("timeout_ms", timeout_ms, minimum=1)
+        self._headers = {_check_header(name): _check_value(name, value) for name, value in (headers or {}).items()}
+        require("body", body in ("event", "payload"), "'event' or 'payload'", body)
+        self._body = body
+        self._now = now
+        self._client = HttpClient(AddressGuard.allowing(allowed_networks), tls=tls)
+
+    def __repr__(self) -> str:
+        return f"Webhook({self._url!r})"
+
+    async def send(self, message: Message) -> SendResult:
+        content = self._content(message)
+        try:
+            answer = await self._client.post(
+                self._url, headers=self._all_headers(message, content), content=content, timeout_ms=self._timeout_ms
+            )
+        except AddressRefused as error:
+            return Refused(str(error), "ADDRESS_REFUSED")
+        except HttpFailed as error:
+            return Unavailable(str(error), "NO_ANSWER")
+        return self._read(answer)
+
+    async def check(self) -> ChannelHealth:
+        """Nothing can be said about a target without sending it something."""
+        return ChannelHealth(True)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _content(self, message: Message) -> bytes:
+        if self._body == "payload":
+            return json.encode(message.payload)
+        stored = datetime.fromtimestamp(message.created_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        event = {"type": message.event_type, "timestamp": stored.replace("+00:00", "Z"), "data": message.payload}
+        return json.encode(event)
+
+    def _all_headers(self, message: Message, content: bytes) -> dict[str, str]:
+        timestamp = str(int(self._now()))
+        headers = {
+            "content-type": "application/json",
+            "user-agent": f"bullpen/{__version__}",
+            "idempotency-key": message.idempotency_key,
+            "webhook-id": message.idempotency_key,
+            "webhook-timestamp": timestamp,
+            "x-event-type": message.event_type,
+            "x-outbox-id": message.id,
+        }
+        if self._keys:
+            signed = f"{message.idempotency_key}.{timestamp}.".encode() + content
+            headers["webhook-signature"] = " ".join(f"v1,{_sign(key, signed)}" for key in self._keys)
+        ids = {
+            "x-correlation-id": message.correlation_id,
+            "x-tenant-id": message.tenant_id,
+            "x-user-id": message.user_id,
+            **{name: message.headers.get(name) for name in ("traceparent", "tracestate")},
+        }
+        headers |= {name: value for name, value in ids.items() if isinstance(value, str) and value}
+        return {name: _header_text(value) for name, value in {**headers, **self._headers}.items()}
+
+    def _read(self, answer: HttpAnswer) -> SendResult:
+        status, code = answer.status, f"HTTP_{answer.status}"
+        if 200 <= status < 300:
+            return Accepted(f"{status}")
+        if status in TRY_AGAIN or status >= 500:
+            return Unavailable(f"the target answered {status}", code, self._retry_after_ms(answer.headers))
+        if 300 <= status < 400:
+            return Refused(
+                f"the target answered {status}; redirects are not followed, configure the final address", code
+            )
+        return Refused(f"the target answered {status}", code)
+
+    def _retry_after_ms(self, headers: Mapping[str, str]) -> int | None:
+        value = headers.get("retry-after", "").strip()
+        if re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value) * 1000
+        try:
+            moment = parsedate_to_datetime(value)
+        except (ValueError, TypeError):
+            return None
+        instant = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return max(0, int((instant.timestamp() - self._now()) * 1000))
+
+
+def _read_secret(text: Any) -> bytes:
+    """The key of a secret. Messages never show it."""
+    if isinstance(text, str):
+        try:
+            key = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
+        except binascii.Error:
+            key = b""
+        if len(key) >= 16:
+            return key
+    raise InvalidOption("secret", "'whsec_' and at least 16 bytes (better 24 to 64) in base64", "***")
+
+
+def _sign(key: bytes, signed: bytes) -> str:
+    return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def _check_header(name: str) -> str:
+    fits = isinstance(name, str) and _is_header_name(name) is not None and name.lower() not in _OURS
+    require("headers", fits, "names of headers that the webhook does not set itself", name)
+    return name.lower()
+
+
+def _check_value(name: str, value: Any) -> str:
+    fits = isinstance(value, str) and value.isprintable()
+    require(f"headers[{name!r}]", fits, "printable text", "***")
+    return str(value)
+
+
+def _header_text(value: str) -> str:
+    """Text as a header can carry it: what ASCII has not is percent-encoded, line breaks can never get in."""
+    return "".join(
+        character
+        if 32 <= ord(character) < 127
+        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
+        for character in value
+    )

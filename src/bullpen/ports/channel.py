@@ -1,0 +1,109 @@
+"""Where a delivery leaves: a webhook, a queue, a topic, an email provider.
+
+In: one message. Out: one of four answers. A channel translates and nothing more: it keeps no state about messages,
+retries nothing, and decides nothing about what an answer means for the message (`bullpen.outbox.delivery`). It maps
+whatever its client raises to an answer. Elsewhere: the plug-ins (`bullpen.plugins.channels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Accepted", "Channel", "ChannelHealth", "Message", "NotTried", "Refused", "SendResult", "Unavailable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What leaves, with everything a target needs to know it again."""
+
+    id: str
+    """Of the stored message; the same for every attempt."""
+    integration_type: str
+    """Channel and target: `webhook:partnerX`."""
+    event_type: str
+    payload: Any
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str
+    """Send it along: the same for every attempt and after a redrive, and for no other message."""
+    source_stream_id: str
+    source_event_id: str
+    tenant_id: str | None = None
+    user_id: str | None = None
+    correlation_id: str | None = None
+    attempt: int = 1
+    """This try, counted from 1."""
+    created_ms: int = 0
+    """When the message was stored, Unix ms of the database's clock."""
+    waited_ms: int = 0
+    """How long ago that was, by the same clock."""
+
+    @property
+    def target(self) -> str:
+        """The integration type without the channel: `partnerX`."""
+        return self.integration_type.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The target has it. `detail` is for people, such as an id of the provider."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The target will never take it: trying again is pointless."""
+
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """It did not work this time, or nobody knows whether it did. Counts as an attempt.
+
+    `after_ms`: the target asked not to be called earlier.
+    """
+
+    reason: str
+    code: str
+    after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotTried:
+    """Our own side was not able to try, or trying again does no harm. No attempt is counted."""
+
+    reason: str
+    after_ms: int = 1_000
+
+
+SendResult = Accepted | Refused | Unavailable | NotTried
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelHealth:
+    """Whether the channel could send."""
+
+    ok: bool
+    reason: str = ""
+
+
+class Channel(Protocol):
+    """Takes messages to one kind of target, at least once each.
+
+    `send` may be called for many messages at the same time and may be cancelled. It answers and does not raise; what it
+    raises all the same counts as `Unavailable`. A message that is sent again has the same idempotency key.
+    """
+
+    async def send(self, message: Message) -> SendResult: ...
+
+    async def check(self) -> ChannelHealth:
+        """Whether sending is possible at all. Sends nothing."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections. Safe to call twice."""
+        ...

@@ -1,0 +1,294 @@
+"""What carries workflow events and scheduled messages between processes: BullMQ on Redis, RabbitMQ, Kafka, memory.
+
+In: events to publish, and outcomes of what was received. Out: deliveries. A transport translates and nothing more:
+which outcome a failure has is decided above it, by one policy for all (`bullpen._kernel.outcome.judge`); it only makes
+the outcome true. Elsewhere: the client that programs use (`bullpen.ports.messaging`), the plug-ins
+(`bullpen.plugins.transports`), the suite that all of them pass (`bullpen.testing.contracts.transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, TypeVar
+
+from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.outcome import Outcome
+from bullpen.errors import BullpenError
+from bullpen.ports.dead_letters import DeadLetterStore
+
+__all__ = [
+    "Deliveries",
+    "Delivery",
+    "DeliveryLost",
+    "Depth",
+    "Event",
+    "Features",
+    "Health",
+    "Published",
+    "Receipt",
+    "Settled",
+    "Transport",
+    "Tries",
+]
+
+
+class DeliveryLost(BullpenError):
+    """The delivery is no longer ours: its lock ran out, its channel broke, its partition moved. The outcome was not
+    written; the event is or will be delivered again, with the same attempt number."""
+
+    def __init__(self, source: str, event_id: str, why: str) -> None:
+        super().__init__(f"delivery of {event_id!r} from {source!r} was lost, its outcome is not written: {why}")
+        self.source, self.event_id, self.why = source, event_id, why
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often one event is tried, when that differs from the consumer's policy."""
+
+    attempts: int
+    """All tries, the first included."""
+    backoff: Backoff | UnknownBackoff | None
+    """Pause between them; None is "at once"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What travels: an entity's urn and a payload."""
+
+    source: str
+    """The queue or topic."""
+    urn: str
+    """The entity; events of one urn may be kept in order."""
+    name: str = ""
+    """Kind of event: job name, routing key. Messages of foreign producers may have none."""
+    payload: Any = None
+    """Any JSON value."""
+    id: str = ""
+    """Identity, kept over retries and redrive. Empty: the transport gives one."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Correlation, tenant and trace ids, passed on as they are."""
+    tries: Tries | None = None
+    """Overrides the consumer's policy."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of one transport (see `Features.options`), such as a priority."""
+
+
+class Delivery:
+    """One event, given to us to be handled and settled.
+
+    `on_lost` callbacks are called when it stops being ours before it was settled: whoever handles it should stop, since
+    another process may have it by now.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "attempt",
+        "event",
+        "handle",
+        "idempotency_key",
+        "is_lost",
+        "is_redelivered",
+        "problem",
+        "waited_ms",
+    )
+
+    def __init__(
+        self,
+        event: Event,
+        *,
+        attempt: int,
+        idempotency_key: str,
+        handle: Any,
+        problem: str | None = None,
+        waited_ms: int | None = None,
+        is_redelivered: bool = False,
+    ) -> None:
+        self.event = event
+        self.attempt = attempt
+        """Number of this try, from 1. A crash repeats the number: only failures that were settled count."""
+        self.idempotency_key = idempotency_key
+        """The same for every delivery of this event, also after a redrive, and for no other event."""
+        self.handle = handle
+        """The transport's own; nobody else looks at it."""
+        self.problem = problem
+        """Why nobody can handle it: no JSON, no urn. It fails without being handled."""
+        self.waited_ms = waited_ms
+        """How long it was ready before it was delivered, where the transport knows."""
+        self.is_redelivered = is_redelivered
+        """An earlier delivery of this try was lost."""
+        self.is_lost = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        return f"Delivery(source={self.source!r}, id={self.id!r}, attempt={self.attempt})"
+
+    @property
+    def id(self) -> str:
+        return self.event.id
+
+    @property
+    def source(self) -> str:
+        return self.event.source
+
+    @property
+    def name(self) -> str:
+        return self.event.name
+
+    @property
+    def urn(self) -> str:
+        return self.event.urn
+
+    @property
+    def payload(self) -> Any:
+        return self.event.payload
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.event.headers
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the delivery is lost; at once when it is already."""
+        if self.is_lost:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def lose(self) -> None:
+        """Called by the transport. Harmless when repeated."""
+        if not self.is_lost:
+            self.is_lost = True
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+
+class Receipt(Protocol):
+    """What `publish` returns: at least the identity under which the event is known now."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Receipt_co = TypeVar("Receipt_co", bound=Receipt, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The receipt of brokers that do not track single messages."""
+
+    id: str
+    source: str
+    position: str = ""
+    """Where the broker put it, if it tells: `orders[2]@1041`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What settling did besides its purpose."""
+
+    dead_letter: str | None = None
+    """The dead-letter queue that has the entry now; None: there is no entry."""
+    dead_letter_problem: str | None = None
+    """Why an entry that should exist could not be written."""
+    is_told: bool = False
+    """Whoever wrote the entry has logged it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the broker answers."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much waits in one source."""
+
+    messages: int
+    """Ready, delayed and being handled."""
+    consumers: int | None = None
+    """Who takes from it, over all processes; None: nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a transport can do. Asking for more is refused when it is asked, never at the first event."""
+
+    ordered: bool
+    """Can deliver the events of one urn strictly one after the other, a retry before its successor."""
+    delays: bool
+    """`publish(delay_ms=…)`."""
+    stores_tries: bool = False
+    """Attempts and backoff are stored with each event, so that the producer decides about them."""
+    results: bool = False
+    """Keeps what a handler returned, for whoever tracks the event; elsewhere it is dropped."""
+    children: bool = False
+    """Knows jobs that wait for other jobs."""
+    options: frozenset[str] = frozenset()
+    """Names that `Event.options` may hold."""
+
+
+class Deliveries(Protocol):
+    """What one consumer receives, as an async iterator that ends after `stop`."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Delivery: ...
+
+    async def stop(self) -> None:
+        """Take nothing more. What was received can still be settled until the transport is closed."""
+        ...
+
+
+class Transport(Protocol[Receipt_co]):
+    """Carries events, at least once.
+
+    A published event is delivered until an outcome is settled for it. A delivery that is not settled comes again, to
+    whoever consumes then, with its attempt number kept. A broker that is away raises nothing in a consumer: it is
+    waited for. `publish`, `settle` and the dead letters raise our errors only, never those of a vendor's client.
+    """
+
+    label: str
+    """Name for people: "BullMQ"."""
+    features: Features
+
+    async def publish(self, event: Event, *, delay_ms: int = 0) -> Receipt_co:
+        """Hand one event to the broker; returns when the broker has it for certain.
+
+        Raises ConnectionLost when the broker is away (the event may or may not have arrived), ServerRefused when it
+        does not take the event: no route, full, forbidden.
+        """
+        ...
+
+    async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> Deliveries:
+        """Begin to receive. At most `prefetch` deliveries are unsettled at any time.
+
+        `ordered`: the events of one urn come strictly one after the other. Raises InvalidOption where that cannot be.
+        """
+        ...
+
+    async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
+        """Make the outcome true: done, again after a pause, or dead. Returns when the broker has it.
+
+        Raises DeliveryLost when the delivery is no longer ours. Each delivery is settled once.
+        """
+        ...
+
+    async def check(self) -> Health:
+        """Whether the broker answers. Never raises and changes nothing; may take as long as the broker does."""
+        ...
+
+    async def depth(self, source: str) -> Depth:
+        """How much waits there, and who takes it."""
+        ...
+
+    def dead_letters(self, source: str) -> DeadLetterStore:
+        """Finally failed events of a source. Raises InvalidOption when the transport keeps none."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back what is unsettled and let go of the broker. Safe to call twice."""
+        ...

@@ -1,0 +1,150 @@
+"""Reaching the database: addresses, faults, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError, NotConfigured
+from bullpen.ledger import Ledger
+from bullpen.testing.postgres import PostgresServer
+from tests.contracts.outbox_repository import execute
+from tests.databases import MakeLedger, item
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://host/db", "nonsense", "sqlite://", "sqlite:///:memory:", "redis://localhost", ""]
+)
+def test_an_address_that_cannot_hold_a_ledger_is_refused(url: str) -> None:
+    with pytest.raises(InvalidOption, match="url"):
+        Ledger(url)
+
+
+def test_a_refused_address_does_not_show_its_password() -> None:
+    with pytest.raises(InvalidOption) as refused:
+        Ledger("mysql://ada:s3cret@host/db")
+
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgres://ada:s3cret@host/db", "postgresql+psycopg://ada:s3cret@host/db"])
+async def test_all_spellings_of_postgres_mean_the_one_driver(url: str) -> None:
+    async with Ledger(url) as ledger:
+        assert ledger.database.url.drivername == "postgresql+psycopg"
+        assert "s3cret" not in ledger.database.address
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("pool_size", 0), ("timeout_ms", 0), ("duty", "boss"), ("schema", "A-b")]
+)
+def test_options_are_checked_at_the_door(option: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        Ledger(f"sqlite:///{tmp_path}/x.db", **{option: value})  # type: ignore[arg-type]  # wrong on purpose
+
+
+async def test_a_server_that_is_away_is_unavailable(tmp_path: Path, make_ledger: MakeLedger) -> None:
+    ledger = make_ledger(f"postgresql://nobody@/none?host={tmp_path}")
+
+    with pytest.raises(DatabaseUnavailable):
+        await ledger.outbox.enqueue(item())
+
+
+async def test_a_restart_of_the_server_is_survived(make_ledger: MakeLedger) -> None:
+    """Pooled connections are dead afterwards; the first use tells so, the next works."""
+    with PostgresServer.start(durable=True) as server:
+        ledger = make_ledger(server.url())
+        await ledger.migrate()
+        await ledger.outbox.enqueue(item(1))
+
+        server.kill()
+        with pytest.raises(DatabaseUnavailable):
+            await ledger.outbox.enqueue(item(2))
+        server.restart()
+
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    stored = await ledger.outbox.enqueue(item(3))
+                    break
+                except DatabaseUnavailable:
+                    continue
+        assert stored.created
+        await ledger.aclose()
+
+
+async def test_a_database_that_does_not_answer_in_time_is_unavailable(
+    postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    holder, waiter = make_ledger(postgres_url), make_ledger(postgres_url, timeout_ms=200)
+
+    async with holder.database.transaction() as connection:
+        await connection.exec_driver_sql("LOCK TABLE core_outbox.integration_outbox IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(DatabaseUnavailable, match="time ran out"):
+            await waiter.outbox.find()
+
+
+async def test_a_locked_sqlite_file_is_unavailable(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    holder, waiter = make_ledger(sqlite_url), make_ledger(sqlite_url, timeout_ms=200)
+
+    async with holder.database.transaction():
+        with pytest.raises(DatabaseUnavailable):
+            await waiter.outbox.enqueue(item())
+
+
+async def test_an_exhausted_pool_says_so(postgres_url: str, make_ledger: MakeLedger) -> None:
+    ledger = make_ledger(postgres_url, pool_size=1, timeout_ms=200)
+
+    async with ledger.database.engine.connect():
+        with pytest.raises(DatabaseUnavailable):
+            await ledger.outbox.find()
+    with pytest.raises(NotConfigured, match="pool_size 1 is too small"):
+        await ledger.check(connections=3)
+
+
+async def test_a_mistake_in_a_statement_is_no_fault_of_the_connection(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="refused a statement") as refused:
+        await execute(
+            ledger,
+            "UPDATE {outbox} SET status = 'NONSENSE', max_attempts = 0 WHERE 1 = 'x'::text::int / 0"
+            if ledger.database.is_postgres
+            else "INSERT INTO {outbox} (status) VALUES ('NONSENSE')",
+        )
+
+    assert not isinstance(refused.value, DatabaseUnavailable)
+
+
+async def test_an_error_rolls_everything_back(ledger: Ledger) -> None:
+    async def order_and_fail() -> None:
+        async with ledger.database.transaction() as connection:
+            await ledger.enqueuer.enqueue(connection, item())
+            raise RuntimeError("business says no")
+
+    with pytest.raises(RuntimeError, match="business"):
+        await order_and_fail()
+
+    assert await ledger.outbox.find() == []
+
+
+async def test_sqlite_is_durable_and_does_not_wait_for_readers(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    ledger = make_ledger(sqlite_url)
+
+    async with ledger.database.engine.connect() as connection:
+        pragmas = {
+            name: (await connection.exec_driver_sql(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
+        }
+
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5_000, "foreign_keys": 1}
+
+
+async def test_statements_can_be_left_unprepared_behind_a_pooler(postgres_url: str, make_ledger: MakeLedger) -> None:
+    ledger = make_ledger(postgres_url, prepared_statements=False, pool_size=1)
+
+    for _ in range(8):
+        await ledger.outbox.find()
+
+    async with ledger.database.transaction() as connection:
+        prepared = (await connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")).scalar()
+    assert prepared == 0

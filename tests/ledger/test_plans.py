@@ -1,0 +1,110 @@
+"""Claims look at what is due and at nothing else, however long the history is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from bullpen.ledger import Ledger
+from bullpen.ledger._sql import Sql
+from tests.databases import MakeLedger, item
+
+HISTORY = 30_000
+
+
+@pytest.fixture
+async def ledger(postgres_url: str, make_ledger: MakeLedger) -> Ledger:
+    """A long history, a few rows that wait, and statistics that know both."""
+    opened = make_ledger(postgres_url)
+    async with opened.database.transaction() as connection:
+        await connection.exec_driver_sql(
+            "INSERT INTO core_outbox.integration_outbox (source_stream_id, source_event_id, route_key, "
+            "integration_type, event_type, payload, status, sent_at) "
+            "SELECT 's', 'h' || n, 'r', 'webhook:' || mod(n, 5), 'e', '{}', 'SENT', now() "
+            f"FROM generate_series(1, {HISTORY}) n"
+        )
+    await opened.outbox.enqueue_many(
+        [item(n, integration_type=f"webhook:{n % 5}", tenant_id=f"t{n % 3}") for n in range(60)]
+    )
+    async with opened.database.engine.connect() as connection:
+        free = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await free.exec_driver_sql("VACUUM ANALYZE core_outbox.integration_outbox")
+    return opened
+
+
+async def explain(ledger: Ledger, statement: str, **parameters: Any) -> dict[str, Any]:
+    """The plan as it was run, and rolled back."""
+    async with ledger.database.engine.connect() as connection:
+        text = sa.text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
+        (plan,) = (await connection.execute(text, parameters)).scalar_one()
+        await connection.rollback()
+    found: dict[str, Any] = plan["Plan"]
+    return found
+
+
+def walk(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", []) for node in walk(child))]
+
+
+def indexes(plan: dict[str, Any]) -> set[str]:
+    return {node["Index Name"] for node in walk(plan) if "Index Name" in node}
+
+
+def rows_looked_at(plan: dict[str, Any]) -> int:
+    """Rows that scans of the outbox produced or threw away."""
+    scans = [
+        node for node in walk(plan) if node.get("Relation Name") == "integration_outbox" and "Scan" in node["Node Type"]
+    ]
+    return int(
+        sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans)
+    )
+
+
+CLAIM = {"worker_id": "w", "lease_ms": 1_000, "starting": 0}
+
+
+@pytest.mark.requirement("X-95", "O-21", "X-88")
+async def test_a_claim_of_lanes_reads_only_what_is_due(ledger: Ledger) -> None:
+    lanes = [{"s_type": f"webhook:{n}", "s_tenant": None, "s_quota": 5} for n in range(5)]
+
+    plan = await explain(
+        ledger, Sql("postgresql", "core_outbox").claim_lanes(by_tenant=False), rows=json.dumps(lanes), **CLAIM
+    )
+
+    assert "ix_outbox_lane_due" in indexes(plan)
+    assert rows_looked_at(plan) < 500
+
+
+@pytest.mark.requirement("X-95", "O-21", "X-88")
+async def test_a_claim_of_tenants_reads_only_what_is_due(ledger: Ledger) -> None:
+    lanes = [{"s_type": "webhook:1", "s_tenant": f"t{n}", "s_quota": 2} for n in range(3)]
+
+    plan = await explain(
+        ledger, Sql("postgresql", "core_outbox").claim_lanes(by_tenant=True), rows=json.dumps(lanes), **CLAIM
+    )
+
+    assert rows_looked_at(plan) < 500
+
+
+@pytest.mark.requirement("X-95", "O-21")
+async def test_a_claim_of_the_oldest_reads_only_what_is_due(ledger: Ledger) -> None:
+    plan = await explain(ledger, Sql("postgresql", "core_outbox").claim_oldest, quota=50, **CLAIM)
+
+    assert rows_looked_at(plan) < 500
+
+
+@pytest.mark.requirement("X-95")
+@pytest.mark.parametrize("name", ["open_types", "open_tenants", "expired"])
+async def test_looking_for_work_reads_only_what_is_open(ledger: Ledger, name: str) -> None:
+    parameters: dict[str, dict[str, Any]] = {
+        "open_types": {},
+        "open_tenants": {"integration_type": "webhook:1", "after": "", "most": 10},
+        "expired": {"limit": 100},
+    }
+
+    plan = await explain(ledger, getattr(Sql("postgresql", "core_outbox"), name), **parameters[name])
+
+    assert rows_looked_at(plan) < 200

@@ -1,0 +1,76 @@
+"""A dispatcher or a delivery worker in a process of its own, which may be told to die at an exact moment.
+
+Started by the fault tests with one JSON argument. It kills itself with SIGKILL when a telemetry event has come so
+often: events are told inline, so the process ends between two statements, not somewhere near them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from bullpen._kernel import telemetry
+from bullpen.ledger import Ledger
+from bullpen.outbox import DispatcherOptions, Outbox, Route
+from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
+from bullpen.queue import Connection
+
+
+class FileChannel:
+    """The target: one line per delivery in a file that no kill can tear."""
+
+    def __init__(self, path: str, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    async def send(self, message: Message) -> SendResult:
+        await asyncio.sleep(self._delay_s)
+        line = json.dumps([message.id, message.idempotency_key, os.getpid()]) + "\n"
+        os.write(self._descriptor, line.encode())
+        return Accepted()
+
+    async def check(self) -> ChannelHealth:
+        return ChannelHealth(True)
+
+    async def aclose(self) -> None:
+        os.close(self._descriptor)
+
+
+def die_at(event: str, count: int) -> None:
+    seen = 0
+
+    def listen(name: str, fields: dict[str, Any]) -> None:
+        nonlocal seen
+        if name == event and fields.get("count", 1):
+            seen += 1
+            if seen == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    telemetry.subscribe(listen)
+
+
+async def main(order: dict[str, Any]) -> None:
+    ledger = Ledger(order["database"], timeout_ms=5_000)
+    connection = Connection(order["redis"], command_timeout_ms=1_000) if order.get("redis") else None
+    channel = FileChannel(order["target"], order["delay_s"])
+    route = Route(channel=channel, strategy=order["strategy"], concurrency=20, timeout_ms=1_000)
+    options = DispatcherOptions(lease_ms=order["lease_ms"], tick_interval_ms=100, claim_batch_size=50)
+    outbox = Outbox(ledger, {"file:*": route}, connection=connection, options=options)
+    if order.get("die_at"):
+        die_at(order["die_at"], order.get("die_after", 1))
+    if order["role"] == "dispatcher":
+        service: Any = outbox.dispatcher()
+    else:
+        short = {"lock": 1_000, "stalled_interval": 500}
+        service = outbox.workers(discover_ms=200, worker_options=short)
+    await service.start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,274 @@
+"""Kill dispatchers, workers and servers at exact moments: nothing is forgotten, nothing gets stuck.
+
+A row may be delivered twice only if it was in flight when something died, and then with the same idempotency key.
+BULLPEN_CHAOS=long repeats it with 10 000 rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen.errors import DatabaseUnavailable
+from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.testing import Child, RedisServer
+from bullpen.testing.postgres import PostgresServer, need_postgres
+from tests.conftest import StartServer
+from tests.databases import MakeLedger, item
+
+ROOT = Path(__file__).parents[2]
+LONG = os.environ.get("BULLPEN_CHAOS") == "long"
+ROWS = 10_000 if LONG else 300
+LEASE_MS = 2_000
+PATIENCE_S = 600 if LONG else 40
+
+pytestmark = [pytest.mark.timeout(900 if LONG else 90)]
+
+
+class Arena:
+    """One database, one target, and processes that come and go."""
+
+    def __init__(self, url: str, target: Path, redis: RedisServer | None) -> None:
+        self.url, self.target, self.redis = url, target, redis
+        self.children: list[Child] = []
+        target.touch()
+
+    def start(
+        self,
+        role: str,
+        *,
+        strategy: str = "direct",
+        die_at: str | None = None,
+        die_after: int = 1,
+        delay_s: float = 0.0,
+    ) -> Child:
+        order = {
+            "database": self.url,
+            "redis": None if self.redis is None else self.redis.url,
+            "target": str(self.target),
+            "strategy": strategy,
+            "role": role,
+            "lease_ms": LEASE_MS,
+            "die_at": die_at,
+            "die_after": die_after,
+            "delay_s": delay_s,
+        }
+        child = Child.module("tests.outbox.chaos_process", json.dumps(order), cwd=ROOT)
+        self.children.append(child)
+        return child
+
+    def deliveries(self) -> list[tuple[str, str, int]]:
+        lines = self.target.read_text().splitlines()
+        return [(row_id, key, pid) for row_id, key, pid in map(json.loads, lines)]
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def direct_arena(ledger_url: str, target: Path) -> Iterator[Arena]:
+    arena = Arena(ledger_url, target, None)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def queued_arena(postgres_url: str, target: Path, start_server: StartServer) -> Iterator[Arena]:
+    arena = Arena(postgres_url, target, start_server(persistent=True, args=("--appendfsync", "always")))
+    yield arena
+    arena.close()
+
+
+async def fill(ledger: Ledger, count: int = ROWS) -> set[str]:
+    """Rows with short pauses, so that what was counted as a lost attempt comes round soon."""
+    ids: set[str] = set()
+    for first in range(0, count, 1_000):
+        batch = [item(n, integration_type="file:x", backoff=200) for n in range(first, min(first + 1_000, count))]
+        ids |= {str(entry.id) for entry in await ledger.outbox.enqueue_many(batch)}
+    return ids
+
+
+async def all_sent(ledger: Ledger, count: int, *, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            counts = await ledger.outbox.counts()
+            sent = len(await ledger.outbox.find(status=OutboxStatus.SENT, limit=count + 1))
+        except DatabaseUnavailable:
+            sent, counts = -1, {}
+        if sent == count:
+            return
+        assert time.monotonic() < deadline, f"{sent} of {count} sent within {patience_s} s; {counts}"
+        await asyncio.sleep(0.1)
+
+
+async def progress(arena: Arena) -> None:
+    """Wait until a few more rows have arrived: the next fault then hits work in flight."""
+    before, deadline = len(arena.deliveries()), time.monotonic() + PATIENCE_S
+    while len(arena.deliveries()) < before + 10:
+        assert time.monotonic() < deadline, f"no progress after {before} deliveries"
+        await asyncio.sleep(0.02)
+
+
+def audit(arena: Arena, ids: set[str], *, most_twice: int) -> int:
+    """Never delivered 0; twice only what was in flight, and with the same key. Returns how many came twice."""
+    deliveries = arena.deliveries()
+    times = Counter(row_id for row_id, _, _ in deliveries)
+    keys: dict[str, set[str]] = {}
+    for row_id, key, _ in deliveries:
+        keys.setdefault(row_id, set()).add(key)
+    twice = sum(count - 1 for count in times.values())
+    assert ids - set(times) == set(), "rows that never arrived"
+    assert set(times) - ids == set(), "rows from nowhere"
+    assert {len(each) for each in keys.values()} == {1}
+    assert twice <= most_twice
+    return twice
+
+
+# In flight at a kill are at most the places of one process: 20, or a batch of 50 that was being queued.
+DIRECT_POINTS = {
+    "outbox.claimed": 0,  # begun by the claim, and not sent yet
+    "outbox.sending": 20,
+    "outbox.send_returned": 20,
+    "outbox.settling": 20,
+    "outbox.settled": 20,
+}
+
+
+@pytest.mark.requirement("X-76", "X-79", "O-4", "X-17", "O-2")
+async def test_a_dispatcher_that_dies_at_any_point_forgets_nothing(
+    direct_arena: Arena, ledger_url: str, make_ledger: MakeLedger
+) -> None:
+    ledger = make_ledger(ledger_url)
+    ids = await fill(ledger)
+    # Starting processes is most of the time here, so SQLite gets the two that differ from the queued strategy's.
+    every = LONG or ledger.database.is_postgres
+    points = DIRECT_POINTS if every else {name: DIRECT_POINTS[name] for name in ("outbox.claimed", "outbox.settling")}
+    dying = {
+        point: direct_arena.start("dispatcher", die_at=point, die_after=1 if point == "outbox.claimed" else 2)
+        for point in points
+    }
+    for point, child in dying.items():
+        assert await asyncio.to_thread(child.wait, 30) == -9, point
+
+    direct_arena.start("dispatcher")
+    await all_sent(ledger, ROWS)
+
+    twice = audit(direct_arena, ids, most_twice=sum(points.values()))
+    print(f"[chaos] direct: {ROWS} rows, {len(points)} kills, {twice} delivered twice")
+
+
+QUEUED_POINTS = [
+    ("dispatcher", "outbox.claimed"),
+    ("dispatcher", "outbox.enqueueing"),
+    ("dispatcher", "outbox.enqueued"),
+    ("worker", "outbox.begun"),
+    ("worker", "outbox.send_returned"),
+    ("worker", "outbox.settling"),
+    *([("worker", "outbox.sending"), ("worker", "outbox.settled")] if LONG else []),
+]
+
+
+@pytest.mark.requirement("X-76", "X-78", "X-79", "O-4", "O-48")
+async def test_dispatchers_and_workers_that_die_at_any_point_forget_nothing(
+    queued_arena: Arena, postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    ledger = make_ledger(postgres_url)
+    ids = await fill(ledger)
+    dying = {(role, point): queued_arena.start(role, strategy="queued", die_at=point) for role, point in QUEUED_POINTS}
+    for (role, point), child in dying.items():
+        if role == "dispatcher":
+            assert await asyncio.to_thread(child.wait, 30) == -9, point
+    queued_arena.start("dispatcher", strategy="queued")  # gives the workers something to die of
+    for (_, point), child in dying.items():
+        assert await asyncio.to_thread(child.wait, 30) == -9, point
+
+    queued_arena.start("worker", strategy="queued")
+    await all_sent(ledger, ROWS)
+
+    # Each worker had at most 20 places.
+    workers = sum(role == "worker" for role, _ in QUEUED_POINTS)
+    twice = audit(queued_arena, ids, most_twice=workers * 20)
+    print(f"[chaos] queued: {ROWS} rows, {len(QUEUED_POINTS)} kills, {twice} delivered twice")
+
+
+@pytest.fixture
+async def durable_postgres() -> AsyncIterator[PostgresServer]:
+    need_postgres()
+    with PostgresServer.start(durable=True) as server:
+        yield server
+
+
+@pytest.mark.requirement("X-80", "X-76", "O-4")
+async def test_servers_that_die_under_load_lose_nothing_and_burn_no_attempts(
+    durable_postgres: PostgresServer, target: Path, start_server: StartServer, make_ledger: MakeLedger
+) -> None:
+    redis = start_server(persistent=True, args=("--appendfsync", "always"))
+    ledger = make_ledger(durable_postgres.url(), timeout_ms=5_000)
+    await ledger.migrate()
+    arena = Arena(durable_postgres.url(), target, redis)
+    try:
+        ids = await fill(ledger)
+        for role in ("dispatcher", "worker"):
+            # A target that is slow enough that the load outlasts the kills.
+            child = arena.start(role, strategy="queued", delay_s=0.05 if LONG else 0.15)
+            await asyncio.to_thread(child.wait_for, "ready")
+        left = ROWS
+        for _ in range(3 if LONG else 2):
+            await progress(arena)
+            await asyncio.to_thread(redis.kill)
+            await asyncio.sleep(0.4)  # an outage, during which dispatchers tick several times
+            await asyncio.to_thread(redis.restart)
+            await progress(arena)
+            left = ROWS - len(arena.deliveries())
+            await asyncio.to_thread(durable_postgres.kill)
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(durable_postgres.restart)
+        assert left > 0, "the load was over before the last kill"
+        await all_sent(ledger, ROWS)
+        attempts = [row.attempts for row in await ledger.outbox.find(limit=ROWS + 1)]
+    finally:
+        arena.close()
+
+    twice = audit(arena, ids, most_twice=100)
+    # An attempt is counted only for a delivery that had begun when its database died: at most 20 places, each time.
+    print(f"[chaos] servers: {ROWS} rows, {twice} delivered twice, {sum(attempts)} attempts counted")
+    assert sum(attempts) <= 100
+    await ledger.aclose()
+
+
+@pytest.mark.requirement("X-80")
+async def test_minutes_without_redis_burn_no_attempts(
+    queued_arena: Arena, postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    """The short form waits for seconds; nothing in the code depends on how long it is."""
+    assert queued_arena.redis is not None
+    ledger, count = make_ledger(postgres_url), 100
+    dispatcher = queued_arena.start("dispatcher", strategy="queued")
+    await asyncio.to_thread(dispatcher.wait_for, "ready")
+    queued_arena.redis.kill()
+
+    ids = await fill(ledger, count)
+    await asyncio.sleep(180 if LONG else 1.5)  # the outage itself
+    during: list[Any] = await ledger.outbox.find(limit=count)
+    queued_arena.redis.restart()
+    queued_arena.start("worker", strategy="queued")
+    await all_sent(ledger, count)
+
+    assert {row.attempts for row in during} == {0}
+    assert {row.attempts for row in await ledger.outbox.find(limit=count)} == {0}
+    assert audit(queued_arena, ids, most_twice=0) == 0

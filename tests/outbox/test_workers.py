@@ -1,0 +1,367 @@
+"""The queued strategy: one minimal job per row, and the row stays the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from bullpen._kernel.backoff import Backoff
+from bullpen.errors import DatabaseUnavailable
+from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.outbox import Outbox, Route, queue_name
+from bullpen.outbox.queues import job_data
+from bullpen.ports.channel import Refused, Unavailable
+from bullpen.queue import Connection, JobState, Queue, RateLimit, Worker
+from bullpen.testing import RedisServer
+from tests.conftest import StartServer
+from tests.contracts.outbox_repository import execute
+from tests.databases import ROLES, MakeLedger, item
+from tests.outbox.conftest import MakeOutbox
+from tests.outbox.kit import SpyChannel, Told, rows, statuses, until_settled
+
+PENDING, CLAIMED, SENT, FAILED, DEAD = OutboxStatus
+QUEUE = "outbox-webhook-partnerX"
+
+
+async def dispatch(outbox: Outbox) -> None:
+    async with outbox.dispatcher() as dispatcher:
+        while await dispatcher.tick():
+            pass
+        await dispatcher.idle()
+
+
+def fields(server: RedisServer, key: str) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in server.client().hgetall(key).items()}  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("O-40", "O-44", "O-45", "O-46", "O-47", "X-4")
+async def test_a_row_becomes_one_minimal_job(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, redis_server: RedisServer
+) -> None:
+    stored = await ledger.outbox.enqueue(item(tenant_id="acme", correlation_id="c-1", headers={"a": "b"}))
+
+    await dispatch(make_outbox({"webhook:*": Route()}, connection=connection))
+
+    job = fields(redis_server, f"bull:{QUEUE}:{stored.id}")
+    options = json.loads(job["opts"])
+    assert job["name"] == "order.paid.v1"
+    assert json.loads(job["data"]) == {
+        "outboxId": stored.id,
+        "eventType": "order.paid.v1",
+        "payload": {"orderId": 1},
+        "headers": {"a": "b", "idempotencyKey": "event-1"},
+        "tenantId": "acme",
+        "correlationId": "c-1",
+        "sourceEventId": "event-1",
+    }
+    assert (options["jobId"], options["attempts"]) == (stored.id, 1)
+    assert (options["removeOnComplete"], options["removeOnFail"]) == (True, False)
+    assert await statuses(ledger) == [CLAIMED]
+
+
+@pytest.mark.requirement("O-47", "O-54", "O-83")
+async def test_a_worker_delivers_and_marks_the_row(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    spy = SpyChannel()
+    await ledger.outbox.enqueue_many([item(number) for number in range(25)])
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection)
+    workers, dispatcher = outbox.workers(), outbox.dispatcher()
+
+    await workers.start()
+    await dispatcher.start()
+    await until_settled(ledger, 25)
+    await dispatcher.close()
+    await workers.close()
+
+    assert sorted(spy.numbers) == list(range(25))
+    assert workers.queues == [QUEUE]
+    async with Queue(QUEUE, connection=connection) as queue:
+        counts = await queue.counts()
+    assert (counts.pending, counts.failed, counts.completed) == (0, 0, 0)
+
+
+@pytest.mark.requirement("O-55", "X-4")
+async def test_a_failure_stays_in_the_row_and_does_not_reach_the_queue(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    spy = SpyChannel(Unavailable("503", "HTTP_503"), Refused("400", "HTTP_400"))
+    await ledger.outbox.enqueue(item(backoff=Backoff.fixed(1)))
+    outbox = make_outbox({"webhook:*": spy}, connection=connection, tick_interval_ms=20)
+    workers, dispatcher = outbox.workers(discover_ms=50), outbox.dispatcher()
+
+    await workers.start()
+    await dispatcher.start()
+    await until_settled(ledger, 1, DEAD)
+    await dispatcher.close()
+    await workers.close()
+
+    assert [message.attempt for message in spy.messages] == [1, 2]
+    async with Queue(QUEUE, connection=connection) as queue:
+        assert (await queue.counts()).failed == 0
+
+
+@pytest.mark.requirement("X-78")
+async def test_a_kept_failure_does_not_block_its_row(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """A foreign worker that fails the job leaves it in the failed set, under the id of the row."""
+    stored = await ledger.outbox.enqueue(item())
+    outbox = make_outbox({"webhook:*": Route()}, connection=connection, lease_ms=1_000)
+    await dispatch(outbox)
+
+    async def fail(job: Any) -> None:
+        raise RuntimeError("a worker of somebody else")
+
+    failed = asyncio.Event()
+    worker = Worker(QUEUE, fail, connection=connection)
+    worker.on("failed", lambda job, reason: failed.set())
+    await worker.start()
+    await asyncio.wait_for(failed.wait(), 10)
+    await worker.close()
+    ledger.database.clock_offset_ms = 2_000
+    async with outbox.dispatcher() as dispatcher:
+        await dispatcher.reap()
+    await dispatch(outbox)
+
+    async with Queue(QUEUE, connection=connection) as queue:
+        assert await queue.state_of(str(stored.id)) is JobState.WAITING
+    assert await statuses(ledger) == [CLAIMED]
+
+
+async def test_a_job_that_still_waits_is_not_doubled(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    await ledger.outbox.enqueue(item())
+    outbox = make_outbox({"webhook:*": Route()}, connection=connection, lease_ms=1_000)
+    await dispatch(outbox)
+    ledger.database.clock_offset_ms = 2_000
+
+    async with outbox.dispatcher() as dispatcher:
+        await dispatcher.reap()
+    await dispatch(outbox)
+
+    async with Queue(QUEUE, connection=connection) as queue:
+        assert (await queue.counts()).waiting == 1
+    (row,) = await rows(ledger)
+    assert (row.status, row.attempts) == (CLAIMED, 0)
+
+
+async def test_a_row_whose_job_is_running_is_looked_at_again_soon(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """The running job may have just ended the last delivery; then nobody else would ever come back to the row."""
+    await ledger.outbox.enqueue(item())
+    outbox = make_outbox({"webhook:*": Route()}, connection=connection, lease_ms=60_000)
+    await dispatch(outbox)
+    (row,) = await rows(ledger)
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(job: Any) -> None:
+        started.set()
+        await release.wait()
+
+    worker = Worker(QUEUE, slow, connection=connection)
+    await worker.start()
+    await asyncio.wait_for(started.wait(), 10)
+    await ledger.outbox.release(row)
+    await dispatch(outbox)
+    ledger.database.clock_offset_ms = 6_000
+    expired = await ledger.outbox.expired()
+    release.set()
+    await worker.close()
+
+    assert [each.id for each in expired] == [row.id]
+
+
+@pytest.mark.requirement("X-37")
+async def test_a_job_of_an_unknown_row_fails_at_once(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    spy = SpyChannel()
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection)
+    workers = outbox.workers()
+    await workers.start()
+    async with Queue(QUEUE, connection=connection) as queue:
+        unknown = await queue.add("x", {"outboxId": "00000000-0000-4000-8000-000000000000"}, attempts=5)
+        nameless = await queue.add("x", {"something": "else"}, attempts=5)
+        for job in (unknown, nameless):
+            with pytest.raises(Exception, match=r"does not exist|names no outbox row"):
+                await job.result(timeout=10_000)
+
+    await workers.close()
+
+    assert spy.messages == []
+
+
+@pytest.mark.requirement("X-16", "X-76")
+async def test_a_job_that_comes_too_late_delivers_nothing(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    spy = SpyChannel()
+    await ledger.outbox.enqueue_many([item(1), item(2)])
+    sent, released = await ledger.outbox.claim_due_batch("somebody")
+    await ledger.outbox.mark_sent(sent)
+    await ledger.outbox.release(released, delay_ms=600_000)
+    workers = make_outbox({"webhook:partnerX": spy}, connection=connection).workers()
+    await workers.start()
+
+    async with Queue(QUEUE, connection=connection) as queue:
+        answers = [
+            await (await queue.add("late", job_data(row), job_id=row.id)).result(timeout=10_000)
+            for row in (sent, released)
+        ]
+    await workers.close()
+
+    assert answers == [{"outcome": "SKIPPED_SENT"}, {"outcome": "SKIPPED_PENDING"}]
+    assert spy.messages == []
+
+
+@pytest.mark.requirement("X-80", "O-48")
+async def test_redis_being_away_costs_no_attempt(
+    ledger: Ledger, make_outbox: MakeOutbox, start_server: StartServer, told: Told
+) -> None:
+    server = start_server()
+    away = Connection(server.url, connect_timeout_ms=200, command_timeout_ms=200)
+    spy = SpyChannel()
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=away, tick_interval_ms=50)
+    dispatcher, workers = outbox.dispatcher(), outbox.workers()
+    await dispatcher.start()
+    server.stop()
+
+    await ledger.outbox.enqueue_many([item(number) for number in range(5)])
+    await asyncio.sleep(1.0)  # several ticks pass while nobody takes jobs
+    during = await rows(ledger)
+    server.restart()
+    await workers.start()
+    await until_settled(ledger, 5)
+    await dispatcher.close()
+    await workers.close()
+    await outbox.aclose()
+    await away.aclose()
+
+    assert {row.attempts for row in during} == {0}
+    assert {row.attempts for row in await rows(ledger)} == {0}
+    assert sorted(spy.numbers) == list(range(5))
+
+
+async def test_a_full_queue_is_not_filled_further(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    await ledger.outbox.enqueue_many([item(number) for number in range(60)])
+    outbox = make_outbox({"webhook:*": Route(max_queued=20)}, connection=connection, claim_batch_size=20)
+
+    await dispatch(outbox)
+    await dispatch(outbox)
+
+    async with Queue(QUEUE, connection=connection) as queue:
+        assert (await queue.counts()).waiting == 20
+    assert (await statuses(ledger)).count(PENDING) == 40
+
+
+@pytest.mark.requirement("O-72", "O-73")
+async def test_tenants_may_have_queues_and_limits_of_their_own(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    spy = SpyChannel()
+    limited = Route(channel=spy, split_tenants=True, rate_limit=RateLimit(max=100, duration_ms=1_000))
+    await ledger.outbox.enqueue_many([item(1, tenant_id="acme"), item(2, tenant_id="a-b"), item(3)])
+    outbox = make_outbox({"webhook:partnerX": limited}, connection=connection)
+    await dispatch(outbox)
+
+    workers = outbox.workers(discover_ms=50)
+    await workers.start()
+    await until_settled(ledger, 3)
+    await workers.close()
+
+    assert sorted(spy.numbers) == [1, 2, 3]
+    assert workers.queues == [QUEUE, f"{QUEUE}-a%2Db", f"{QUEUE}-acme"]
+    assert queue_name("webhook:partnerX", "acme") == f"{QUEUE}-acme"
+
+
+class AwayStore:
+    """The store behind a database that is away for a while."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.away = store, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def begin(self, *arguments: Any, **options: Any) -> Any:
+        if self.away:
+            raise DatabaseUnavailable("the database is away")
+        return await self._store.begin(*arguments, **options)
+
+
+async def test_a_job_waits_for_the_database(ledger: Ledger, make_outbox: MakeOutbox, connection: Connection) -> None:
+    """The job is not failed: it names a row that is still to be delivered."""
+    spy = SpyChannel()
+    stored = await ledger.outbox.enqueue(item())
+    store = AwayStore(ledger.outbox)
+    ledger.outbox = store  # type: ignore[assignment]  # stands for the same store
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection)
+    await dispatch(outbox)
+    workers = outbox.workers()
+    await workers.start()
+
+    async with Queue(QUEUE, connection=connection) as queue:
+        async with asyncio.timeout(10):
+            while await queue.state_of(str(stored.id)) is not JobState.DELAYED:  # noqa: ASYNC110 - Redis tells nobody
+                await asyncio.sleep(0.01)
+        store.away = False
+        await queue.promote(str(stored.id))
+        await until_settled(ledger, 1)
+    await workers.close()
+
+    assert len(spy.messages) == 1
+
+
+@pytest.mark.requirement("X-23")
+async def test_workers_with_the_tenant_role_deliver_only_what_the_job_names(
+    postgres_server: Any,
+    guarded_database: str,
+    make_ledger: MakeLedger,
+    make_outbox: MakeOutbox,
+    connection: Connection,
+) -> None:
+    """A job that claims another tenant's row finds nothing: row-level security is asked, not the job."""
+    service = make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=ROLES)
+    tenant = make_ledger(postgres_server.url(guarded_database, role=ROLES.tenant), roles=ROLES, duty="tenant")
+    await service.outbox.enqueue_many([item(1, tenant_id="alice"), item(2, tenant_id="bob")])
+    spy = SpyChannel()
+    dispatching = make_outbox({"webhook:*": Route()}, ledger=service, connection=connection)
+    delivering = make_outbox({"webhook:partnerX": spy}, ledger=tenant, connection=connection)
+    await dispatch(dispatching)
+    alice = next(row for row in await rows(service) if row.tenant_id == "alice")
+    async with Queue(QUEUE, connection=connection) as queue:
+        await queue.remove(alice.id)
+        forged = await queue.add("forged", {**job_data(alice), "tenantId": "bob"}, attempts=1)
+        workers = delivering.workers()
+        await workers.start()
+        with pytest.raises(Exception, match="another tenant"):
+            await forged.result(timeout=10_000)
+    await until_settled(service, 1)
+    await workers.close()
+
+    assert [message.tenant_id for message in spy.messages] == ["bob"]
+
+
+@pytest.mark.requirement("O-48")
+async def test_a_row_that_no_queue_can_take_is_dead(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """A row of a foreign writer, whose name no job may have: trying again for ever would only hide it."""
+    await execute(
+        ledger,
+        "INSERT INTO {outbox} (source_stream_id, source_event_id, route_key, integration_type, event_type, payload) "
+        "VALUES ('s', 'e', 'r', 'webhook:partnerX', '', '{{}}')",
+    )
+
+    await dispatch(make_outbox({"webhook:*": Route()}, connection=connection))
+
+    (row, *_) = await rows(ledger)
+    assert (row.status, row.attempts, row.error_code) == (DEAD, 0, "UNQUEUABLE")
