@@ -1,0 +1,381 @@
+"""The one door to Kafka: a producer that is made again after it broke, members of groups, readers of whole topics.
+
+In: brokers, topics, bytes. Out: plain records, offsets; our errors instead of the driver's. Nothing is decided here
+about retries, order or what a record means. Elsewhere: events as records (`transports.kafka`), outbox rows as records
+(`channels.kafka`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordTooLargeError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+)
+
+from bullpen._kernel.duration import is_text
+from bullpen.errors import BullpenError, ConnectionLost, ServerRefused, require
+
+__all__ = ["Brokers", "GroupMember", "KafkaDoor", "Partition", "PartitionLost", "Record", "translate"]
+
+_CONNECT_TIMEOUT_S: Final = 10.0
+_REQUEST_TIMEOUT_MS: Final = 10_000
+_LARGEST_RECORD_BYTES: Final = 11 * 1024 * 1024
+"""Our own limit of 10 MiB and some room; the topic's `max.message.bytes` decides in the end."""
+
+_REFUSALS: Final = (
+    AuthenticationFailedError,
+    GroupAuthorizationFailedError,
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    RecordTooLargeError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+)
+TRANSLATED: Final = (KafkaError, OSError, TimeoutError)
+"""What the driver may raise on a connection that breaks at any moment."""
+
+
+class Partition(NamedTuple):
+    topic: str
+    number: int
+
+
+class PartitionLost(BullpenError):
+    """The partition belongs to somebody else by now; nothing was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as it lies in its partition."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brokers:
+    """Where the cluster is and how it lets us in."""
+
+    addresses: tuple[str, ...]
+    client_id: str | None = None
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sasl_mechanism: str = "PLAIN"
+
+    def __post_init__(self) -> None:
+        fits = bool(self.addresses) and all(is_text(one) for one in self.addresses)
+        require("brokers", fits, "host:port, comma-separated", self.addresses)
+
+    @classmethod
+    def parse(cls, brokers: str, **options: Any) -> Brokers:
+        """From a comma-separated list."""
+        require("brokers", is_text(brokers), "host:port, comma-separated", brokers)
+        return cls(addresses=tuple(part.strip() for part in brokers.split(",")), **options)
+
+    def as_options(self) -> dict[str, Any]:
+        protocol = f"{'SASL_' if self.username else ''}{'SSL' if self.tls else 'PLAINTEXT'}"
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self.addresses),
+            "security_protocol": protocol,
+            "ssl_context": self.tls,
+        }
+        if self.client_id is not None:
+            options["client_id"] = self.client_id
+        if self.username is not None:
+            options |= {
+                "sasl_mechanism": self.sasl_mechanism,
+                "sasl_plain_username": self.username,
+                "sasl_plain_password": self.password,
+            }
+        return options
+
+
+def translate(error: BaseException) -> BullpenError:
+    """Our error for one of the driver's."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, BullpenError):
+        return error
+    if isinstance(error, CommitFailedError | IllegalStateError):
+        return PartitionLost(f"Kafka gave the partition to somebody else: {text}")
+    if isinstance(error, _REFUSALS):
+        return ServerRefused(f"Kafka refused it: {text}")
+    if isinstance(error, TimeoutError):
+        return ConnectionLost("Kafka did not answer in time")
+    return ConnectionLost(f"connection to Kafka: {text}")
+
+
+class KafkaDoor:
+    """What one process needs of a cluster besides its group membership: sending, reading whole topics, offsets."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._producer: AIOKafkaProducer | None = None
+        self._admin: AIOKafkaAdminClient | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+
+    async def send(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+    ) -> tuple[int, int]:
+        """Partition and offset, once all replicas in sync have the record."""
+        producer = await self._ready_producer()
+        packed = [(name, text.encode()) for name, text in (headers or {}).items()]
+        try:
+            sent = await producer.send_and_wait(topic, value=value, key=key, headers=packed, partition=partition)
+        except TRANSLATED as error:
+            if not getattr(error, "retriable", False):
+                # An idempotent producer that lost its sequence never works again.
+                await self._drop_producer(producer)
+            raise translate(error) from error
+        return int(sent.partition), int(sent.offset)
+
+    async def topics(self) -> set[str]:
+        """All topics that we may see: the cluster answers."""
+        admin = await self._ready_admin()
+        try:
+            return set(await admin.list_topics())
+        except TRANSLATED as error:
+            await self._drop_admin()
+            raise translate(error) from error
+
+    async def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, tuple[int, str]]:
+        """Offset and metadata of each partition that has a commit."""
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        if not wanted:
+            return {}
+        admin = await self._ready_admin()
+        try:
+            found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+        except TRANSLATED as error:
+            await self._drop_admin()
+            raise translate(error) from error
+        return {
+            Partition(tp.topic, tp.partition): (int(stored.offset), str(stored.metadata or ""))
+            for tp, stored in found.items()
+            if stored.offset >= 0
+        }
+
+    async def end_offsets(self, topic: str) -> dict[Partition, int]:
+        """Where each partition of a topic ends; empty when there is no such topic."""
+        async with self._reader() as reader:
+            partitions = await _partitions_of(reader, topic)
+            ends = await reader.end_offsets(partitions) if partitions else {}
+        return {Partition(tp.topic, tp.partition): int(offset) for tp, offset in ends.items()}
+
+    async def read_all(self, topic: str) -> AsyncIterator[Record]:
+        """Every record that is in the topic now, each partition in its order."""
+        async with self._reader() as reader:
+            partitions = await _partitions_of(reader, topic)
+            if not partitions:
+                return
+            reader.assign(partitions)
+            starts, ends = await reader.beginning_offsets(partitions), await reader.end_offsets(partitions)
+            left = {tp for tp in partitions if starts[tp] < ends[tp]}
+            for tp in partitions:
+                reader.seek(tp, starts[tp])
+            while left:
+                for tp, records in (await reader.getmany(*left, timeout_ms=1_000)).items():
+                    for record in records:
+                        if record.offset < ends[tp]:
+                            yield _record(record)
+                    if await reader.position(tp) >= ends[tp]:
+                        left.discard(tp)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if self._producer is not None:
+            await self._drop_producer(self._producer)
+        await self._drop_admin()
+
+    @contextlib.asynccontextmanager
+    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
+        """A consumer of no group, for the length of a block."""
+        self._must_be_open()
+        reader = AIOKafkaConsumer(**self._brokers.as_options(), enable_auto_commit=False)
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await reader.start()
+            yield reader
+        except TRANSLATED as error:
+            raise translate(error) from error
+        finally:
+            await _stop(reader)
+
+    async def _ready_producer(self) -> AIOKafkaProducer:
+        async with self._opening:
+            self._must_be_open()
+            if self._producer is None:
+                producer = AIOKafkaProducer(
+                    **self._brokers.as_options(),
+                    acks="all",
+                    enable_idempotence=True,
+                    request_timeout_ms=_REQUEST_TIMEOUT_MS,
+                    max_request_size=_LARGEST_RECORD_BYTES,
+                )
+                await _start(producer)
+                self._producer = producer
+            return self._producer
+
+    async def _ready_admin(self) -> AIOKafkaAdminClient:
+        async with self._opening:
+            self._must_be_open()
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**self._brokers.as_options(), request_timeout_ms=_REQUEST_TIMEOUT_MS)
+                try:
+                    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                        await admin.start()
+                except BaseException as error:
+                    with contextlib.suppress(*TRANSLATED):
+                        await admin.close()
+                    if isinstance(error, TRANSLATED):
+                        raise translate(error) from error
+                    raise
+                self._admin = admin
+            return self._admin
+
+    async def _drop_producer(self, producer: AIOKafkaProducer) -> None:
+        if self._producer is producer:
+            self._producer = None
+        await _stop(producer)
+
+    async def _drop_admin(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            with contextlib.suppress(*TRANSLATED):
+                await admin.close()
+
+    def _must_be_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionLost("this Kafka transport was closed")
+
+
+Assigned = Callable[[set[Partition]], Awaitable[None]]
+
+
+class GroupMember:
+    """One member of a consumer group, from start to stop. After an error it is of no use any more: make another."""
+
+    def __init__(self, brokers: Brokers, group: str, *, on_revoked: Assigned, on_assigned: Assigned) -> None:
+        self._on_revoked, self._on_assigned = on_revoked, on_assigned
+        self._consumer = AIOKafkaConsumer(
+            **brokers.as_options(),
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=_LARGEST_RECORD_BYTES,
+        )
+
+    async def start(self) -> None:
+        await _start(self._consumer)
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        wanted = sorted(topics)
+        if wanted:
+            self._consumer.subscribe(wanted, listener=_Listener(self._on_revoked, self._on_assigned))
+        else:
+            self._consumer.unsubscribe()
+
+    async def poll(self, *, timeout_ms: int, most: int) -> dict[Partition, list[Record]]:
+        """What has arrived, by partition, in order. Must be called all the time, or the group thinks we are dead."""
+        try:
+            batches = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=most)
+        except TRANSLATED as error:
+            raise translate(error) from error
+        return {
+            Partition(tp.topic, tp.partition): [_record(record) for record in records]
+            for tp, records in batches.items()
+        }
+
+    async def commit(self, positions: Mapping[Partition, tuple[int, str]]) -> None:
+        """Store the next offset of each partition, with a text. Raises PartitionLost when one is no longer ours."""
+        try:
+            await self._consumer.commit({TopicPartition(*where): what for where, what in positions.items()})
+        except TRANSLATED as error:
+            raise translate(error) from error
+
+    def pause(self, partition: Partition) -> None:
+        if TopicPartition(*partition) in self._consumer.assignment():
+            self._consumer.pause(TopicPartition(*partition))
+
+    def resume(self, partition: Partition) -> None:
+        if TopicPartition(*partition) in self._consumer.assignment():
+            self._consumer.resume(TopicPartition(*partition))
+
+    async def stop(self) -> None:
+        """Leave the group. Never raises."""
+        await _stop(self._consumer)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the driver carries no types
+    def __init__(self, on_revoked: Assigned, on_assigned: Assigned) -> None:
+        self._on_revoked, self._on_assigned = on_revoked, on_assigned
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._on_revoked({Partition(tp.topic, tp.partition) for tp in revoked})
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        await self._on_assigned({Partition(tp.topic, tp.partition) for tp in assigned})
+
+
+async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await client.start()
+    except BaseException as error:
+        await _stop(client)
+        if isinstance(error, TRANSLATED):
+            raise translate(error) from error
+        raise
+
+
+async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    # Stopping talks to the broker (a flush, leaving the group); one that is away must not hold us.
+    with contextlib.suppress(*TRANSLATED):
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await client.stop()
+
+
+async def _partitions_of(reader: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
+    if topic not in await reader.topics():
+        return []
+    return [TopicPartition(topic, number) for number in sorted(reader.partitions_for_topic(topic) or ())]
+
+
+def _record(record: Any) -> Record:
+    return Record(
+        Partition(record.topic, record.partition),
+        int(record.offset),
+        record.key,
+        record.value,
+        tuple((name, value or b"") for name, value in record.headers),
+        int(record.timestamp or 0),
+    )

@@ -1,0 +1,525 @@
+"""Produce and consume on any transport: the one client, written once over the port.
+
+In: a transport and a policy. Out: events sent, deliveries handled and settled, the same way everywhere. The life of a
+delivery is `_Consumer._handle`: run the handler, judge, settle, tell. Elsewhere: what travels and how an outcome
+becomes true (`bullpen.plugins.transports`), what is logged (`_reports`), clients by name (`BullMQClient`,
+`KafkaClient`, `RabbitMQClient`, each in the module of its transport).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import difflib
+import inspect
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+
+from bullpen._kernel.backoff import from_option
+from bullpen._kernel.duration import check_int, is_text, to_ms
+from bullpen._kernel.ids import keyed_id
+from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.outcome import (
+    Cause,
+    Failed,
+    Outcome,
+    Raised,
+    Result,
+    Returned,
+    Waiting,
+    WaitingChildren,
+    judge,
+)
+from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
+from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, require
+from bullpen.plugins._reports import Reports
+from bullpen.ports.messaging import EventData, Handler, PublishFailed
+from bullpen.ports.transport import (
+    Deliveries,
+    Delivery,
+    DeliveryLost,
+    Event,
+    Features,
+    Receipt,
+    Transport,
+    Tries,
+)
+
+__all__ = ["HandlerTimeout", "MessagingClient"]
+
+ReceiptT = TypeVar("ReceiptT", bound=Receipt)
+
+_CANCEL_GRACE_S: Final = 0.5
+_MOST_IN_FLIGHT: Final = 500
+"""Publishes of one batch that wait for the broker at the same time."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class HandlerTimeout(BullpenError, TimeoutError):
+    """The handler took longer than its consumer allows. Counts as a failed attempt."""
+
+
+class MessagingClient(Generic[ReceiptT]):
+    """Sends events and handles deliveries on one transport.
+
+    `policy` says how often a failed delivery is tried, with which pauses, and which errors are final. `schemas` maps an
+    event name to the type its payload must have: a wrong payload is refused when it is produced, and is a permanent
+    failure when it is received. A client belongs to one event loop.
+
+        client = MessagingClient(transport)
+        await client.consume("orders", handle)
+        await client.produce("orders", "paid", {"urn": "urn:order:1", "payload": {"amount": 5}})
+    """
+
+    def __init__(
+        self,
+        transport: Transport[ReceiptT],
+        *,
+        policy: RetryPolicy = WORKFLOW_EVENT.policy,
+        concurrency: int = 1,
+        schemas: Mapping[str, Any] | None = None,
+        publish_deadline: int | timedelta = 30_000,
+        health_timeout: int | timedelta = 2_000,
+        close_timeout: int | timedelta = 30_000,
+    ) -> None:
+        require("policy", isinstance(policy, RetryPolicy), "a RetryPolicy", policy)
+        self.transport = transport
+        self.policy = policy
+        self._concurrency = check_int("concurrency", concurrency, minimum=1)
+        self._schemas = dict(schemas or {})
+        self._publish_deadline_s = to_ms("publish_deadline", publish_deadline, minimum=1) / 1000
+        self._health_timeout_ms = to_ms("health_timeout", health_timeout, minimum=1)
+        self._close_timeout_ms = to_ms("close_timeout", close_timeout)
+        self._reports = Reports(transport.label)
+        self._consumers: dict[str, _Consumer[ReceiptT]] = {}
+        self._is_closed = False
+
+    @property
+    def label(self) -> str:
+        return self.transport.label
+
+    @property
+    def features(self) -> Features:
+        return self.transport.features
+
+    # ---- producing --------------------------------------------------------------------------------------------
+
+    async def produce(
+        self,
+        queue: str,
+        name: str,
+        data: EventData,
+        *,
+        idempotency_key: str | None = None,
+        delay: int | timedelta = 0,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> ReceiptT:
+        """Send one event; returns when the broker has it.
+
+        `attempts` and `backoff` override the policy for this event; further options are those of the transport. The id
+        is built from name, urn and the idempotency key, or something random when there is none. Raises InvalidOption
+        before anything is sent, PublishFailed when the broker did not take it before the deadline.
+        """
+        require("name", is_text(name), "non-empty text as the event's name", name)
+        event = self.event(queue, name, data, idempotency_key=idempotency_key, headers=headers, **options)
+        return await self.send(event, delay=delay)
+
+    async def produce_many(
+        self, queue: str, events: Iterable[tuple[str, EventData]], **options: Any
+    ) -> list[ReceiptT | PublishFailed]:
+        """Send many; one result per event, in order: its receipt, or why it was not taken. All are checked first."""
+        made = [self.event(queue, name, data, **options) for name, data in events]
+        window = asyncio.Semaphore(_MOST_IN_FLIGHT)
+
+        async def send(event: Event) -> ReceiptT | PublishFailed:
+            async with window:
+                try:
+                    return await self.send(event)
+                except PublishFailed as failure:
+                    return failure
+
+        return list(await asyncio.gather(*map(send, made)))
+
+    def event(
+        self,
+        queue: str,
+        name: str,
+        data: EventData,
+        *,
+        idempotency_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Event:
+        """The checked event that `produce` would send."""
+        require("queue", is_text(queue), "non-empty text as the queue's name", queue)
+        if not isinstance(data, Mapping):
+            raise InvalidOption("data", "{'urn': …, 'payload': …}", data)
+        for key in data:
+            if key not in ("urn", "payload"):
+                raise InvalidOption(f"data.{key}", "only urn and payload", data[key])  # type: ignore[literal-required]  # whatever the caller wrote
+        urn: Any = data.get("urn")
+        require("data.urn", is_text(urn), "non-empty text that names the entity", urn)
+        require("idempotency_key", idempotency_key is None or is_text(idempotency_key), "text", idempotency_key)
+        payload = data.get("payload")
+        problem = self._schema_problem(name, payload)
+        if problem is not None:
+            raise InvalidOption("data.payload", f"what the schema of {name!r} says ({problem})", payload)
+        return Event(
+            source=queue,
+            name=name,
+            urn=urn,
+            payload=payload,
+            id=keyed_id(name, urn, idempotency_key or str(uuid.uuid4())),
+            headers=_checked_headers(headers),
+            tries=self._tries(options),
+            options=self._transport_options(options),
+        )
+
+    async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
+        """Send a checked event. A broker that is away is tried again until the deadline; the id stays the same."""
+        delay_ms = to_ms("delay", delay)
+        if delay_ms and not self.features.delays:
+            raise InvalidOption("delay", f"0, because {self.label} cannot hold messages back", delay)
+        self._must_be_open()
+        started = time.monotonic()
+        try:
+            receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
+        except Exception as error:  # translated once, whatever the transport was: the cause is chained
+            failure = PublishFailed(event.source, str(error) or type(error).__name__)
+            failure.__cause__ = error
+            self._reports.publish_failed(event, failure)
+            raise failure from error
+        self._reports.published(event, receipt.id, time.monotonic() - started)
+        return receipt
+
+    async def _publish(self, event: Event, delay_ms: int, give_up_at: float) -> ReceiptT:
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + give_up_at - time.monotonic()):
+                    return await self.transport.publish(event, delay_ms=delay_ms)
+            except TimeoutError as error:
+                raise ConnectionLost(f"no answer within {self._publish_deadline_s:g} s; it may have arrived") from error
+            except ConnectionLost:
+                if time.monotonic() + pause_s > give_up_at:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _tries(self, options: dict[str, Any]) -> Tries | None:
+        attempts, backoff = options.pop("attempts", None), options.pop("backoff", None)
+        if attempts is None and backoff is None and not self.features.stores_tries:
+            return None
+        return Tries(
+            self.policy.job_attempts if attempts is None else check_int("attempts", attempts, minimum=1),
+            self.policy.backoff if backoff is None else from_option(backoff),
+        )
+
+    def _transport_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        known = self.features.options
+        for name, value in options.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, "attempts", "backoff", "delay"], 1)
+                expected = f"an option of messages on {self.label}"
+                raise InvalidOption(name, expected, value, suggestion=near[0] if near else None)
+        return options
+
+    def _schema_problem(self, name: str, payload: Any) -> str | None:
+        schema = self._schemas.get(name)
+        if schema is None:
+            return None
+        try:
+            msgspec.convert(payload, schema)
+        except msgspec.ValidationError as error:
+            return str(error)
+        return None
+
+    # ---- consuming --------------------------------------------------------------------------------------------
+
+    async def consume(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+        timeout: int | timedelta | None = None,
+    ) -> _Consumer[ReceiptT]:
+        """Handle the deliveries of a queue, up to `concurrency` at the same time.
+
+        What the handler raises is a failed attempt, judged by the policy; PermanentError is final at once. `ordered`:
+        the events of one urn are handled strictly one after the other, a retry before its successor. `timeout` bounds
+        one run of the handler. A second consumer for the same queue is refused: each would get a random half.
+        """
+        self._must_be_open()
+        require("queue", is_text(queue), "non-empty text as the queue's name", queue)
+        require("handler", callable(handler), "a function that takes a Delivery", handler)
+        if ordered and not self.features.ordered:
+            raise InvalidOption("ordered", f"False, because {self.label} cannot keep the order of retries", ordered)
+        known = self._consumers.get(queue)
+        if known is not None and known.is_alive:
+            raise InvalidOption("queue", f"a queue without a consumer; this client has one for {queue!r}", queue)
+        consumer = _Consumer(
+            self,
+            queue,
+            handler,
+            concurrency=self._concurrency if concurrency is None else check_int("concurrency", concurrency, minimum=1),
+            ordered=ordered,
+            timeout_ms=None if timeout is None else to_ms("timeout", timeout, minimum=1),
+            reports=self._reports,
+        )
+        self._consumers[queue] = consumer
+        await consumer.start()
+        return consumer
+
+    def judge(self, delivery: Delivery, result: Result) -> Outcome:
+        """The outcome of one attempt: pure, and the same on every transport."""
+        tries = delivery.event.tries or Tries(self.policy.job_attempts, self.policy.backoff)
+        if isinstance(result, Returned) and not self.features.results:
+            result = Returned(None)
+        outcome = judge(
+            result,
+            attempts_made_before=delivery.attempt - 1,
+            attempts=tries.attempts,
+            backoff=tries.backoff,
+            policy=self.policy,
+        )
+        if isinstance(outcome, WaitingChildren) and not self.features.children:
+            reason = f"waiting for other jobs is impossible on {self.label}"
+            return Failed(reason, reason, Cause.PERMANENT)
+        return outcome
+
+    def problem_of(self, delivery: Delivery) -> str | None:
+        """Why a delivery must fail without being handled."""
+        return delivery.problem or self._schema_problem(delivery.name, delivery.payload)
+
+    # ---- looking after it -------------------------------------------------------------------------------------
+
+    async def is_healthy(self) -> bool:
+        """Whether the broker answers within the health timeout and all consumers live. Never raises."""
+        reason = await self._ill_because()
+        if reason:
+            self._reports.unhealthy(reason)
+        return not reason
+
+    async def _ill_because(self) -> str:
+        if self._is_closed:
+            return "the client was closed"
+        for consumer in self._consumers.values():
+            if consumer.crash is not None:
+                return f"the consumer of {consumer.queue!r} ended: {consumer.crash}"
+        try:
+            async with asyncio.timeout(self._health_timeout_ms / 1000):
+                health = await self.transport.check()
+        except TimeoutError:
+            return f"no answer within {self._health_timeout_ms} ms"
+        except Exception as error:  # noqa: BLE001 - whoever asks for health wants an answer, not an exception
+            return str(error) or type(error).__name__
+        return "" if health.ok else health.reason or "no reason given"
+
+    async def sample(self) -> None:
+        """Tell how much waits in every consumed queue and its dead letters, for gauges. Call it now and then."""
+        for queue in self._consumers:
+            depth = await self.transport.depth(queue)
+            letters = None
+            if self.policy.dead_letters.store == "queue":
+                letters = await self.transport.dead_letters(queue).depth()
+            self._reports.depth(queue, depth, letters)
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop all consumers, let running handlers end within `timeout`, then let go of the broker. Safe to call
+        twice."""
+        self._is_closed = True
+        bound = self._close_timeout_ms if timeout is None else timeout
+        await asyncio.gather(*(consumer.close(bound) for consumer in self._consumers.values()))
+        await self.transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _must_be_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionLost(f"this {self.label} client was closed; make a new one")
+
+
+class _Consumer(Generic[ReceiptT]):
+    """Handles the deliveries of one queue. Made by `MessagingClient.consume`."""
+
+    def __init__(
+        self,
+        client: MessagingClient[ReceiptT],
+        queue: str,
+        handler: Handler,
+        *,
+        concurrency: int,
+        ordered: bool,
+        timeout_ms: int | None,
+        reports: Reports,
+    ) -> None:
+        self._client, self._transport = client, client.transport
+        self._queue, self._handler = queue, handler
+        self._concurrency, self._ordered = concurrency, ordered
+        self._timeout_ms = timeout_ms
+        self._reports = reports
+        self._is_async = _is_async(handler)
+        self._threads: ThreadPoolExecutor | None = None
+        self._life = Lifecycle(f"consumer of {queue!r}", self._begin, self._end)
+        self._running: dict[Delivery, asyncio.Task[None]] = {}
+        self._is_giving_up = False
+        self._close_timeout_s = 30.0
+        self.crash: BaseException | None = None
+        """Why it ended by itself; None while all is well."""
+
+    @property
+    def queue(self) -> str:
+        return self._queue
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._life.is_running and self.crash is None
+
+    async def start(self) -> None:
+        """Begin to receive. Raises what cannot be cured by waiting; a broker that is away is waited for."""
+        await self._life.start()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Take nothing more, let running handlers end, give back what is unfinished after `timeout`."""
+        if timeout is not None:
+            self._close_timeout_s = to_ms("timeout", timeout) / 1000
+        await self._life.stop()
+
+    async def _begin(self) -> None:
+        self._deliveries: Deliveries = await self._transport.deliveries(
+            self._queue, prefetch=self._concurrency, ordered=self._ordered
+        )
+        if not self._is_async:
+            # Not the loop's own threads: there are few of them, and all consumers would share them.
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"bullpen-{self._queue}")
+        self._receiving = asyncio.create_task(self._receive(), name=f"bullpen consumer {self._queue}")
+        self._reports.consumer_started(self._queue, self._concurrency)
+
+    async def _end(self) -> None:
+        """The order of shutdown: take nothing more; wait; cancel what is left, which gives it back; settle."""
+        if not hasattr(self, "_receiving"):
+            return
+        await self._deliveries.stop()
+        await asyncio.wait([self._receiving], timeout=self._close_timeout_s)
+        if not self._receiving.done():
+            self._is_giving_up = True
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.wait([self._receiving], timeout=_CANCEL_GRACE_S)
+            self._receiving.cancel()
+            await asyncio.wait([self._receiving])
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._reports.consumer_stopped(self._queue, None)
+
+    async def _receive(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for delivery in self._deliveries:
+                    task = group.create_task(self._handle(delivery))
+                    self._running[delivery] = task
+        except ExceptionGroup as errors:  # shown by health and log; nobody awaits this task to hear it
+            self.crash = errors.exceptions[0]
+            self._reports.consumer_stopped(self._queue, self.crash)
+
+    # ---- one delivery -----------------------------------------------------------------------------------------
+
+    async def _handle(self, delivery: Delivery) -> None:
+        started = time.monotonic()
+        self._reports.received(delivery, len(self._running), self._concurrency)
+        try:
+            outcome = await self._outcome_of(delivery)
+            if outcome is None:
+                self._reports.lost(delivery, "it is no longer ours")
+                return
+            settled = await self._transport.settle(delivery, outcome)
+            duration_s = time.monotonic() - started
+            self._reports.settled(delivery, outcome, settled, duration_s, len(self._running), self._concurrency)
+        except DeliveryLost as loss:
+            self._reports.lost(delivery, loss.why)
+        except BullpenError as error:
+            self._reports.lost(delivery, error)
+        finally:
+            del self._running[delivery]
+
+    async def _outcome_of(self, delivery: Delivery) -> Outcome | None:
+        """None: the delivery was lost, and nothing may be settled."""
+        problem = self._client.problem_of(delivery)
+        if problem is not None:
+            return Failed(problem, problem, Cause.BAD_DATA)
+        task = asyncio.current_task()
+        assert task is not None
+        is_handling = True
+        # Only the handler is stopped: a settle that is under way must not be torn in half.
+        delivery.on_lost(lambda: task.cancel() if is_handling else None)
+        try:
+            result = await self._run(delivery)
+        except asyncio.CancelledError as error:
+            if not delivery.is_lost and not self._is_giving_up:
+                result = Raised(error)  # the handler's own doing
+            else:
+                task.uncancel()
+                return None if delivery.is_lost else Waiting()
+        finally:
+            is_handling = False
+        return None if delivery.is_lost else self._client.judge(delivery, result)
+
+    async def _run(self, delivery: Delivery) -> Result:
+        """The only place that calls user code with a delivery."""
+        try:
+            async with asyncio.timeout(None if self._timeout_ms is None else self._timeout_ms / 1000) as limit:
+                value = await (self._handler(delivery) if self._is_async else self._run_in_thread(delivery))
+            return Returned(value)
+        except TimeoutError as error:
+            if not limit.expired():
+                return Raised(error)
+            return Raised(HandlerTimeout(f"timed out after {self._timeout_ms} ms"))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever it raises is the result
+            return Raised(error)
+
+    async def _run_in_thread(self, delivery: Delivery) -> Any:
+        context = contextvars.copy_context()
+        call = asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, self._handler, delivery))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            # Nobody can stop a thread: the slot stays taken until it returns, or two runs would overlap.
+            await asyncio.wait([call])
+            raise
+
+
+def _is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - the method itself is asked
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Absent ids are left out rather than sent as null."""
+    kept = {name: value for name, value in (headers or {}).items() if value is not None}
+    for name, value in kept.items():
+        require(f"headers[{name!r}]", is_text(name) and isinstance(value, str), "text", value)
+    return kept

@@ -1,0 +1,103 @@
+"""The dead letter of a delivery, as it is written by transports that have no format of their own for it.
+
+In: a delivery that failed finally. Out: one JSON object with the fields that BullMQ's dead letters have too, so that a
+reader need not know where it came from; and back. Elsewhere: storing it (each transport), the record itself
+(`bullpen.ports.dead_letters`).
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from bullpen._kernel.backoff import from_wire
+from bullpen._kernel.outcome import Failed
+from bullpen.plugins.transports._encoding import tries_to_wire
+from bullpen.ports.dead_letters import DeadLetter
+from bullpen.ports.transport import Delivery, Event, Tries
+
+
+def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
+    """The dead letter of a failure. The same failure has the same id, so writing it twice can be noticed."""
+    event = delivery.event
+    data: dict[str, Any] = {"urn": event.urn}
+    if event.payload is not None:
+        data["payload"] = event.payload
+    entry: dict[str, Any] = {
+        "originalJobId": event.id,
+        "originalJobName": event.name,
+        "originalQueue": event.source,
+        "originalHeaders": dict(event.headers),
+        "error": {"message": failed.reason, "stack": failed.stack},
+        "errorMessage": failed.reason.splitlines()[0] if failed.reason else "",
+        "cause": failed.cause.value,
+        "failedAt": now_iso(),
+        "attemptsMade": delivery.attempt,
+        "originalData": data,
+    }
+    if event.tries is not None:
+        entry["originalTries"] = tries_to_wire(event.tries)
+    for name in ("runId", "tenantId"):
+        value = event.payload.get(name) if isinstance(event.payload, dict) else None
+        if isinstance(value, str):
+            entry[name] = value
+    if "tenantId" not in entry and "tenantId" in event.headers:
+        entry["tenantId"] = event.headers["tenantId"]
+    return read_letter(f"dl-{event.id}-{delivery.attempt}", entry, source=event.source)
+
+
+def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> DeadLetter:
+    """The record of a stored entry. Anybody may have written it: what is missing or odd is left out."""
+    error = entry["error"] if isinstance(entry.get("error"), dict) else {}
+    attempts = entry.get("attemptsMade", 0)
+    tenant = entry.get("tenantId")
+    return DeadLetter(
+        id=entry_id,
+        source=str(entry.get("originalQueue") or source),
+        message_id=str(entry.get("originalJobId", "")),
+        name=str(entry.get("originalJobName", "")),
+        data=entry.get("originalData"),
+        error_message=str(error.get("message", "")),
+        error_stack=error.get("stack") if isinstance(error.get("stack"), str) else None,
+        cause=entry.get("cause") if isinstance(entry.get("cause"), str) else None,
+        failed_at=str(entry.get("failedAt", "")),
+        attempts_made=attempts if isinstance(attempts, int) else 0,
+        tenant_id=tenant if isinstance(tenant, str) else None,
+        entry=entry,
+    )
+
+
+def event_of(letter: DeadLetter, *, by: str) -> Event:
+    """The event to send back: identity kept, attempts reset, and a note of who asked for it and when."""
+    data = letter.data if isinstance(letter.data, dict) else {}
+    headers = letter.entry.get("originalHeaders")
+    tries = letter.entry.get("originalTries")
+    return Event(
+        source=letter.source,
+        urn=str(data.get("urn", "")),
+        name=letter.name,
+        payload=data.get("payload"),
+        id=letter.message_id,
+        headers={
+            **(headers if isinstance(headers, dict) else {}),
+            "x-redriven-by": by,
+            "x-redriven-at": now_iso(),
+        },
+        tries=Tries(tries["attempts"], from_wire(tries.get("backoff"))) if isinstance(tries, dict) else None,
+    )
+
+
+def who() -> str:
+    """User and host of this process, for records of who did something."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def now_iso() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,454 @@
+"""The port over BullMQ queues: an event is a job, its retry is the queue's own, its dead letter a job of `{queue}-dlq`.
+
+In: events. Out: jobs whose data is `{"urn", "payload"}`, so that Node services can produce and consume them. A consumer
+is a `Worker` whose handler hands the job out and waits for its outcome; locks, stalls, batching and shutdown are the
+worker's. Elsewhere: all of that (`bullpen.queue`), the policy (`bullpen.plugins.messaging`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, Self
+
+import msgspec
+
+from bullpen._kernel.backoff import UnknownBackoff
+from bullpen._kernel.duration import is_text, to_ms
+from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Waiting
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
+from bullpen.errors import ConnectionLost, JobNotFound, require
+from bullpen.plugins._reports import Reports
+from bullpen.plugins.messaging import MessagingClient
+from bullpen.plugins.transports._letters import who
+from bullpen.ports.bindings import BullMQ, RedisAddress
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
+from bullpen.queue import Connection, Job, Queue, Worker, connection_for
+from bullpen.queue import DeadLetter as JobLetter
+from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+
+__all__ = ["BullMQClient", "BullMQTransport"]
+
+LABEL: Final = "BullMQ"
+_OPTIONS: Final = frozenset(
+    {"at", "durability", "keep_logs", "lifo", "priority", "remove_on_complete", "remove_on_fail", "urgency"}
+)
+_LONGER_THAN_ANY_CLOSE: Final = timedelta(days=1)
+
+
+class BullMQTransport:
+    """Events as jobs. One connection, and one queue object per queue, serve everything."""
+
+    label = LABEL
+    features = Features(ordered=True, delays=True, stores_tries=True, results=True, children=True, options=_OPTIONS)
+
+    def __init__(
+        self,
+        connection: str | RedisAddress | Connection | None = None,
+        *,
+        prefix: str | None = None,
+        tries: Tries | None = None,
+        job_options: Mapping[str, Any] | None = None,
+        dead_letters: DeadLetters | None = None,
+        add_deadline: int | timedelta = 30_000,
+        **worker_options: Any,
+    ) -> None:
+        """`tries` and `job_options` hold for every event that does not say otherwise; `worker_options` are those of
+        `Worker`."""
+        self.connection = connection_for(_dial(connection) if isinstance(connection, RedisAddress) else connection)
+        self._owns_connection = not isinstance(connection, Connection)
+        self._prefix = prefix
+        preset = WORKFLOW_EVENT
+        self._tries = tries or Tries(preset.policy.attempts, preset.policy.backoff)
+        self._job_options = {
+            "remove_on_complete": preset.keep_completed,
+            "remove_on_fail": preset.keep_failed,
+            **(job_options or {}),
+        }
+        make_options(DEFAULT_OPTIONS, **self._job_options, **_tries_as_options(self._tries))  # refused now, not later
+        self._dead_letters = dead_letters or preset.policy.dead_letters
+        self._add_deadline_ms = to_ms("add_deadline", add_deadline, minimum=1)
+        self._worker_options = worker_options
+        self._queues: dict[str, Queue] = {}
+        self._consumers: list[_JobDeliveries] = []
+        self._is_closed = False
+
+    def queue(self, name: str) -> Queue:
+        """The queue of this name, made on first use and kept."""
+        if self._is_closed:
+            raise ConnectionLost("this BullMQ transport was closed")
+        known = self._queues.get(name)
+        if known is None:
+            known = self._queues[name] = Queue(
+                name,
+                connection=self.connection,
+                prefix=self._prefix,
+                add_deadline_ms=self._add_deadline_ms,
+                dead_letter_suffix=self._suffix_for(name) or "-dlq",
+                **self._job_options,
+                **_tries_as_options(self._tries),
+            )
+        return known
+
+    async def publish(self, event: Event, *, delay_ms: int = 0) -> Job:
+        data: dict[str, Any] = {"urn": event.urn}
+        if event.payload is not None:
+            data["payload"] = event.payload
+        options = {**event.options, "job_id": event.id or None}
+        if delay_ms:
+            options["delay"] = delay_ms
+        if event.tries is not None:
+            options.update(_tries_as_options(event.tries))
+        if event.headers:
+            options["tm"] = msgspec.json.encode(dict(event.headers)).decode()
+        return await self.queue(event.source).add(event.name or event.source, data, **options)
+
+    async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> _JobDeliveries:
+        queue = self.queue(source)
+        if ordered:
+            # One job of the queue at a time, over all workers of all clients: the strongest order there is.
+            await queue.set_global_concurrency(1)
+        suffix = self._suffix_for(source)
+        letters = replace(self._dead_letters, suffix=suffix, name=None) if suffix else self._dead_letters
+        consumer = _JobDeliveries(queue, self.connection, ordered=ordered, dead_letters=letters.queue_for(source))
+        consumer.worker = Worker(
+            source,
+            consumer.accept,
+            connection=self.connection,
+            prefix=self._prefix,
+            policy=RetryPolicy(dead_letters=letters),
+            concurrency=1 if ordered else prefetch,
+            **self._worker_options,
+        )
+        await consumer.start()
+        self._consumers.append(consumer)
+        return consumer
+
+    async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
+        handed: _Handed = delivery.handle
+        return await handed.consumer.settle(delivery, outcome)
+
+    async def check(self) -> Health:
+        key = next((queue.keys.base for queue in self._queues.values()), None)  # on a cluster: the server we use
+        try:
+            await self.connection.shared_door(key).call("PING")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return Health(False, str(error) or type(error).__name__)
+        return Health(True)
+
+    async def depth(self, source: str) -> Depth:
+        queue = self.queue(source)
+        counts = await queue.counts()
+        workers = await queue.workers()
+        return Depth(counts.pending + counts.active, None if workers is None else len(workers))
+
+    def dead_letters(self, source: str) -> _JobDeadLetters:
+        require(
+            "dead_letters", self._suffix_for(source) is not None, "a policy that keeps dead letters in a queue", source
+        )
+        return _JobDeadLetters(self.queue(source), self.connection)
+
+    async def aclose(self) -> None:
+        """Jobs that were handed out and not settled go back to the front of the line, with no attempt counted."""
+        self._is_closed = True
+        await asyncio.gather(*(consumer.aclose() for consumer in self._consumers))
+        for queue in self._queues.values():
+            await queue.close()
+        if self._owns_connection:
+            await self.connection.aclose()
+
+    def _suffix_for(self, source: str) -> str | None:
+        """What follows the queue's name in that of its dead letters; None: they stay in the failed set."""
+        name = self._dead_letters.queue_for(source)
+        if name is None:
+            return None
+        fits = name.startswith(source) and len(name) > len(source)
+        require(
+            "dead_letters.name", fits, f"a name that begins with {source!r}, as the queue's suffix rule has it", name
+        )
+        return name[len(source) :]
+
+
+class _Handed:
+    """A job that waits for its outcome."""
+
+    __slots__ = ("consumer", "delivery", "outcome", "written")
+
+    def __init__(self, consumer: _JobDeliveries) -> None:
+        loop = asyncio.get_running_loop()
+        self.consumer = consumer
+        self.delivery: Delivery
+        self.outcome: asyncio.Future[Outcome] = loop.create_future()
+        self.written: asyncio.Future[None] = loop.create_future()
+
+
+class _JobDeliveries:
+    """What one worker takes, handed out one by one."""
+
+    worker: Worker
+
+    def __init__(self, queue: Queue, connection: Connection, *, ordered: bool, dead_letters: str | None) -> None:
+        self._queue, self._connection = queue, connection
+        self._ordered, self._dead_letter_queue = ordered, dead_letters
+        self._ready: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        self._handed: dict[Job, _Handed] = {}
+        self._is_stopped = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for event in ("completed", "failed", "retrying", "returned"):
+            self.worker.on(event, self._on_written)
+        self.worker.on("lock_lost", self._on_lost)
+        await self.worker.start()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        delivery = None if self._is_stopped else await self._ready.get()
+        if delivery is None:
+            raise StopAsyncIteration
+        return delivery
+
+    async def stop(self) -> None:
+        """What the worker took and nobody received goes back; what was received stays until it is settled."""
+        if not self._is_stopped:
+            self._hand_out_no_more()
+            self._closing = asyncio.create_task(self.worker.close(_LONGER_THAN_ANY_CLOSE))
+            await asyncio.sleep(0)  # it has begun: a hurried close that follows must find it under way
+
+    async def aclose(self) -> None:
+        if not self._is_stopped:
+            self._hand_out_no_more()
+        await self.worker.close(0)
+        if self._closing is not None:
+            await self._closing
+
+    def _hand_out_no_more(self) -> None:
+        self._is_stopped = True
+        while not self._ready.empty():
+            delivery = self._ready.get_nowait()
+            if delivery is not None:
+                delivery.handle.outcome.set_result(Waiting())
+        self._ready.put_nowait(None)
+
+    async def accept(self, job: Job) -> None:
+        """The worker's handler: hand the job out, and give the worker the outcome that was settled for it."""
+        if self._is_stopped:
+            raise Decided(Waiting())
+        handed = self._handed[job] = _Handed(self)
+        handed.delivery = _delivery_of(job, handed)
+        self._ready.put_nowait(handed.delivery)
+        try:
+            raise Decided(await handed.outcome)
+        except asyncio.CancelledError:
+            # The lock is lost, or the worker closes and gives the job back: somebody else may have it from now on.
+            self._on_lost(job, "it was taken back")
+            raise
+
+    async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
+        handed: _Handed = delivery.handle
+        if delivery.is_lost or handed.outcome.done():
+            raise DeliveryLost(delivery.source, delivery.id, "its lock ran out, or it was given back")
+        if self._ordered:
+            outcome = await self._in_turn(outcome)
+        if not handed.outcome.done():
+            handed.outcome.set_result(outcome)
+        try:
+            async with asyncio.timeout(self.worker.options.lock_ms / 1000):
+                await handed.written
+        except TimeoutError:
+            raise DeliveryLost(delivery.source, delivery.id, "the server did not confirm it in time") from None
+        if isinstance(outcome, Failed):
+            return Settled(dead_letter=self._dead_letter_queue, is_told=True)
+        return Settled()
+
+    async def _in_turn(self, outcome: Outcome) -> Outcome:
+        """Nothing may overtake a job that comes back: the whole queue pauses, and the job stands in front."""
+        match outcome:
+            case Retry(delay_ms=delay_ms):
+                if delay_ms:
+                    await self._queue.rate_limit(delay_ms)
+                return replace(outcome, delay_ms=0, keeps_turn=True)
+            case Delayed(delay_ms):
+                return Waiting(delay_ms)
+        return outcome
+
+    def now_ms(self) -> int:
+        """The server's time."""
+        return self._connection.clock.now_ms()
+
+    def _on_written(self, job: Job, *_: Any) -> None:
+        handed = self._handed.pop(job, None)
+        if handed is not None and not handed.written.done():
+            handed.written.set_result(None)
+
+    def _on_lost(self, job: Job, reason: object) -> None:
+        handed = self._handed.pop(job, None)
+        if handed is None:
+            return
+        handed.delivery.lose()
+        if not handed.written.done():
+            handed.written.set_exception(DeliveryLost(job.queue_name, job.id, str(reason)))
+            handed.written.exception()  # nobody may be waiting, and that is no bug
+
+
+def _delivery_of(job: Job, handed: _Handed) -> Delivery:
+    data: Any = job.data
+    urn: Any = data.get("urn") if isinstance(data, dict) else None
+    event = Event(
+        source=job.queue_name,
+        urn=urn if is_text(urn) else "",
+        name=job.name,
+        payload=data.get("payload") if isinstance(data, dict) else None,
+        id=job.id,
+        headers=_headers_of(job.opts.tm),
+        tries=Tries(job.opts.attempts, job.opts.backoff),
+    )
+    is_first = job.attempts_made == 0 and job.stalled_count == 0
+    return Delivery(
+        event,
+        attempt=job.attempts_made + 1,
+        idempotency_key=job.idempotency_key,
+        handle=handed,
+        problem=None if is_text(urn) else "data.urn: expected non-empty text that names the entity",
+        waited_ms=_waited_ms(job, handed) if is_first else None,
+        is_redelivered=job.stalled_count > 0,
+    )
+
+
+def _waited_ms(job: Job, handed: _Handed) -> int:
+    return max(0, handed.consumer.now_ms() - job.timestamp - job.delay)
+
+
+def _headers_of(carried: str | None) -> dict[str, str]:
+    if carried is None:
+        return {}
+    with suppress(msgspec.DecodeError, msgspec.ValidationError):
+        return msgspec.json.decode(carried, type=dict[str, str])
+    return {}
+
+
+def _dial(address: RedisAddress) -> Connection:
+    return Connection(host=address.host, port=address.port, db=address.db, password=address.password, tls=address.tls)
+
+
+def _tries_as_options(tries: Tries) -> dict[str, Any]:
+    require("backoff", not isinstance(tries.backoff, UnknownBackoff), "a backoff that we know", tries.backoff)
+    return {"attempts": tries.attempts, "backoff": tries.backoff}
+
+
+class _JobDeadLetters:
+    """The dead letters of one queue, in the words of the port."""
+
+    def __init__(self, queue: Queue, connection: Connection) -> None:
+        self._queue, self._connection, self._letters = queue, connection, queue.dead_letters
+
+    @property
+    def name(self) -> str:
+        return self._letters.queue_name
+
+    async def depth(self) -> int:
+        return await self._letters.depth()
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Workers write entries with the move to failed; this is for work that failed elsewhere."""
+        keep: dict[str, Any] = {"attempts": 1, "remove_on_complete": False, "remove_on_fail": False}
+        async with Queue(self.name, connection=self._connection, prefix=self._queue.keys.prefix) as entries:
+            await entries.add(f"{letter.name}-failed", dict(letter.entry), job_id=letter.id, **keep)
+
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        return [_letter(one) for one in await self._letters.list(start=start, count=count)]
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
+        found = await self._letters.get(entry_id)
+        return None if found is None else _letter(found)
+
+    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        found = await self.get(entry_id)
+        if found is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        by = by or who()
+        try:
+            job_id = await self._letters.redrive(entry_id, by=by)
+        except JobNotFound:
+            raise DeadLetterNotFound(self.name, entry_id) from None
+        Reports(LABEL).redriven(found, self.name, by)
+        return job_id
+
+    async def discard(self, entry_id: str) -> bool:
+        return await self._letters.discard(entry_id)
+
+
+def _letter(found: JobLetter) -> DeadLetter:
+    tenant = found.entry.get("tenantId")
+    return DeadLetter(
+        id=found.id,
+        source=found.queue,
+        message_id=found.job_id,
+        name=found.job_name,
+        data=found.data,
+        error_message=found.error_message,
+        error_stack=found.error_stack,
+        cause=found.cause,
+        failed_at=found.failed_at,
+        attempts_made=found.attempts_made,
+        tenant_id=tenant if isinstance(tenant, str) else None,
+        entry=found.entry,
+    )
+
+
+class BullMQClient(MessagingClient[Job]):
+    """A messaging client on BullMQ queues. `produce` returns the `Job`, which can be tracked.
+
+    `job_options` hold for every job that does not say otherwise: `remove_on_complete` (1000), `remove_on_fail` (5000),
+    `keep_logs`, … Attempts, backoff and dead letters come from the policy.
+    """
+
+    def __init__(
+        self,
+        connection: str | RedisAddress | Connection | None = None,
+        *,
+        prefix: str | None = None,
+        policy: RetryPolicy = WORKFLOW_EVENT.policy,
+        job_options: Mapping[str, Any] | None = None,
+        worker_options: Mapping[str, Any] | None = None,
+        publish_deadline: int | timedelta = 30_000,
+        **options: Any,
+    ) -> None:
+        """`worker_options` are those of `Worker`, `options` those of `MessagingClient`."""
+        transport = BullMQTransport(
+            connection,
+            prefix=prefix,
+            tries=Tries(policy.job_attempts, policy.backoff),
+            job_options=job_options,
+            dead_letters=policy.dead_letters,
+            add_deadline=publish_deadline,
+            **(worker_options or {}),
+        )
+        super().__init__(transport, policy=policy, publish_deadline=publish_deadline, **options)
+
+    @classmethod
+    def from_binding(
+        cls, binding: BullMQ[Any], *, connection: str | Connection | None = None, **options: Any
+    ) -> BullMQClient:
+        """The client that a workflow's `bullmq` describes. `connection` is used where the binding names none."""
+        job_options = {
+            "remove_on_complete": binding.default_job_options.remove_on_complete,
+            "remove_on_fail": binding.default_job_options.remove_on_fail,
+        }
+        return cls(
+            connection if binding.connection is None else binding.connection,
+            policy=binding.policy(),
+            job_options=job_options,
+            **options,
+        )
+
+    def queue(self, name: str) -> Queue:
+        """The queue behind this client, for everything that only BullMQ can do."""
+        assert isinstance(self.transport, BullMQTransport)
+        return self.transport.queue(name)

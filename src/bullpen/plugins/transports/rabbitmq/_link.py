@@ -1,0 +1,230 @@
+"""A connection to whichever node is up, opened again after it broke.
+
+In: addresses of the nodes and a topology. Out: channels on a connection whose topology is declared; our errors instead
+of the driver's. A connection of the driver that repairs itself knows one address only, so going on to the next node is
+done here. Nothing is repeated: whoever uses a channel must know whether repeating is safe.
+Elsewhere: what is declared (`topology`), what is sent and settled (`transport`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Final
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import (
+    CONNECTION_EXCEPTIONS,
+    AuthenticationError,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    ProbableAuthenticationError,
+    PublishError,
+)
+from yarl import URL
+
+from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
+from bullpen.plugins._reports import Reports
+from bullpen.plugins.transports.rabbitmq.topology import Binding, Declaration, Exchange, Queue, Topology
+
+HEARTBEAT_S: Final = 60
+_CONNECT_TIMEOUT_S: Final = 5.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""After a node is back, or another was elected, work must go on within 5 s."""
+
+
+def translate(error: BaseException) -> BullpenError:
+    """Our error for one of the driver's."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, BullpenError):
+        return error
+    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+        return ServerRefused(f"RabbitMQ does not let us in: {text}")
+    if isinstance(error, ChannelPreconditionFailed):
+        return ServerRefused(f"RabbitMQ has something else under this name: {text}")
+    if isinstance(error, PublishError):
+        return ServerRefused(f"no queue takes the message, it came back: {text}")
+    if isinstance(error, DeliveryError):
+        return ServerRefused(f"RabbitMQ refused the message, its queue is full or away: {text}")
+    if isinstance(error, TimeoutError):
+        return ConnectionLost("RabbitMQ did not answer in time")
+    return ConnectionLost(f"connection to RabbitMQ: {text}")
+
+
+TRANSLATED: Final = (*CONNECTION_EXCEPTIONS, TimeoutError)
+"""What the driver may raise, on a connection that breaks at any moment."""
+
+
+class Link:
+    """One connection, shared by everything that may share one."""
+
+    def __init__(self, urls: Sequence[str], topology: Topology, reports: Reports, *, name: str) -> None:
+        self._urls = [URL(url) for url in urls]
+        self._topology, self._reports, self._name = topology, reports, name
+        self._next = 0
+        self._connection: AbstractConnection | None = None
+        self._declared: set[str] = set()
+        self._publisher: AbstractChannel | None = None
+        self._opening = asyncio.Lock()
+        self._failures = 0
+        self._was_connected = False
+        self._is_lost = False
+        self._is_closed = False
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next attempt: short first, so that a brief cut costs little."""
+        return float(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2 ** min(self._failures, 8)))
+
+    async def connection(self) -> AbstractConnection:
+        """The open connection, with the topology declared. Raises ConnectionLost at once when no node lets us in."""
+        if self._is_closed:
+            raise ConnectionLost("this RabbitMQ transport was closed")
+        if self._connection is not None and _is_open(self._connection):
+            return self._connection
+        async with self._opening:
+            if self._connection is None or not _is_open(self._connection):
+                await self._open()
+            assert self._connection is not None
+            return self._connection
+
+    async def _open(self) -> None:
+        error: BullpenError = ConnectionLost("no address of a RabbitMQ node was given")
+        for _ in self._urls:
+            url = self._urls[self._next % len(self._urls)]
+            try:
+                self._connection = await self._dial(url)
+            except BullpenError as reason:
+                error = reason
+                self._next += 1
+                if isinstance(reason, ServerRefused):
+                    break  # the other nodes would say the same
+                continue
+            self._failures = 0
+            self._reports.connected(_shown(url), again=self._was_connected)
+            self._was_connected, self._is_lost = True, False
+            return
+        self._failures += 1
+        self._note_lost(_shown(self._urls[0]), error)
+        raise error
+
+    async def _dial(self, url: URL) -> AbstractConnection:
+        connection: AbstractConnection | None = None
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                connection = await aio_pika.connect(
+                    url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
+                    client_properties={"connection_name": self._name},
+                )
+            connection.close_callbacks.add(self._on_closed)
+            self._declared = set()
+            self._publisher = None
+            # Not bound by the time for connecting: a cluster that elects leaders takes its time to declare.
+            async with asyncio.timeout(4 * _CONNECT_TIMEOUT_S):
+                await self._declare(connection, self._topology.declarations())
+        except TRANSLATED as error:
+            if connection is not None:
+                with contextlib.suppress(*TRANSLATED):
+                    await connection.close()
+            raise translate(error) from error
+        return connection
+
+    # ---- channels ---------------------------------------------------------------------------------------------
+
+    async def declare(self, key: str, declarations: Iterable[Declaration]) -> None:
+        """Declare something once per connection; `key` names it."""
+        connection = await self.connection()
+        if key in self._declared:
+            return
+        try:
+            await self._declare(connection, declarations)
+        except TRANSLATED as error:
+            raise translate(error) from error
+        if connection is self._connection:
+            self._declared.add(key)
+
+    async def publisher(self) -> AbstractChannel:
+        """The channel for publishing: with confirms, and a returned message is an error."""
+        connection = await self.connection()
+        if self._publisher is None or self._publisher.is_closed:
+            async with self._opening:
+                if self._publisher is None or self._publisher.is_closed:
+                    self._publisher = await self.open_channel(connection, "publisher", confirms=True)
+        return self._publisher
+
+    async def open_channel(
+        self, connection: AbstractConnection, purpose: str, *, confirms: bool = False
+    ) -> AbstractChannel:
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                channel = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+        except TRANSLATED as error:
+            raise translate(error) from error
+        self._reports.channel_opened(purpose)
+        channel.close_callbacks.add(lambda *_: self._reports.channel_closed(purpose))
+        return channel
+
+    @contextlib.asynccontextmanager
+    async def channel(self, purpose: str) -> AsyncIterator[AbstractChannel]:
+        """A channel for the length of a block. What was received on it and not acknowledged goes back."""
+        channel = await self.open_channel(await self.connection(), purpose)
+        try:
+            yield channel
+        except TRANSLATED as error:
+            raise translate(error) from error
+        finally:
+            with contextlib.suppress(*TRANSLATED):
+                await channel.close()
+
+    async def give_up(self, why: str) -> None:
+        """Break the present connection: it is open, and nobody answers."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._note_lost(self._name, why)
+            with contextlib.suppress(*TRANSLATED, asyncio.TimeoutError):
+                async with asyncio.timeout(1):
+                    await connection.close()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(*TRANSLATED):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    await connection.close()
+            self._reports.closed(self._name)
+
+    async def _declare(self, connection: AbstractConnection, declarations: Iterable[Declaration]) -> None:
+        channel = await connection.channel(publisher_confirms=False)
+        for one in declarations:
+            match one:
+                case Exchange(name, kind):
+                    await channel.declare_exchange(name, kind, durable=True)
+                case Queue(name, arguments):
+                    await channel.declare_queue(name, durable=True, arguments=dict(arguments))
+                case Binding(exchange, routing_key, queue, to_exchange):
+                    if queue is not None:
+                        await (await channel.get_queue(queue, ensure=False)).bind(exchange, routing_key)
+                    elif to_exchange is not None:
+                        target = await channel.get_exchange(to_exchange, ensure=False)
+                        await target.bind(exchange, routing_key)
+        await channel.close()
+
+    def _on_closed(self, connection: Any, error: BaseException | None = None) -> None:
+        if not self._is_closed and connection is self._connection:
+            self._note_lost(self._name, error or "closed by the broker")
+
+    def _note_lost(self, endpoint: str, reason: object) -> None:
+        if not self._is_lost and not self._is_closed:
+            self._is_lost = True
+            self._reports.disconnected(endpoint, reason)
+
+
+def _is_open(connection: AbstractConnection) -> bool:
+    return connection.connected.is_set() and not connection.is_closed
+
+
+def _shown(url: URL) -> str:
+    return f"{url.host}:{url.port}"

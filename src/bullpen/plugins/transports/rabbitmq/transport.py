@@ -1,0 +1,394 @@
+"""The port over RabbitMQ quorum queues: confirmed publishes, manual acknowledgement, retries through the delay ladder.
+
+A retry is a copy with a higher `x-retry-count`, published to the ladder and confirmed before the original is
+acknowledged: a crash in between gives two copies, never none. Nothing is held unacknowledged to delay it.
+Elsewhere: queues and ladder (`topology`), connections (`_link`), format (`_messages`), dead letters (`_letters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, Self, assert_never
+
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessage
+
+from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ids import random_id
+from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters
+from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, ServerRefused, require
+from bullpen.plugins._reports import Reports
+from bullpen.plugins.transports._letters import letter_of
+from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters
+from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate
+from bullpen.plugins.transports.rabbitmq._messages import (
+    copy_of,
+    delay_left_ms,
+    delivery_of,
+    letter_message,
+    message_of,
+)
+from bullpen.plugins.transports.rabbitmq.topology import QueueSpec, Topology
+from bullpen.ports.dead_letters import DeadLetter
+from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Published, Settled
+
+__all__ = ["RabbitMQTransport"]
+
+LABEL: Final = "RabbitMQ"
+_DEFAULT_EXCHANGE: Final = ""
+
+
+class RabbitMQTransport:
+    """Events as messages of quorum queues.
+
+    One connection per process, with a channel for publishing and one per consumer. `separate_connections` gives
+    consumers their own: then the broker's flow control, which holds back whoever publishes too fast, cannot hold back
+    acknowledgements. `urls` are the nodes of one cluster; when one is away the next is tried.
+    """
+
+    label = LABEL
+    features = Features(ordered=False, delays=True)
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        topology: Topology | None = None,
+        dead_letters: DeadLetters | None = None,
+        separate_connections: bool = False,
+        publish_timeout: int = 10_000,
+    ) -> None:
+        addresses = [urls] if isinstance(urls, str) else list(urls)
+        for url in addresses or [""]:
+            fits = isinstance(url, str) and url.startswith(("amqp://", "amqps://"))
+            require("urls", fits, "addresses that start with amqp:// or amqps://", url)
+        self._topology = topology or Topology()
+        self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
+        self._publish_timeout_s = to_ms("publish_timeout", publish_timeout, minimum=1) / 1000
+        self._reports = Reports(LABEL)
+        self._link = Link(addresses, self._topology, self._reports, name="bullpen")
+        self._consuming = self._link
+        if separate_connections:
+            self._consuming = Link(addresses, self._topology, self._reports, name="bullpen consumers")
+        self._consumers: list[_Consumption] = []
+        self._publishing: dict[str, asyncio.Event] = {}
+
+    def spec(self, source: str) -> QueueSpec:
+        """The queue of a source."""
+        return self._topology.spec(source, dead_letter_queue=self._dead_letters.queue_for(source))
+
+    async def publish(self, event: Event, *, delay_ms: int = 0) -> Published:
+        spec = self.spec(event.source)
+        event_id = event.id or random_id(event.name)
+        named = Event(
+            source=event.source,
+            urn=event.urn,
+            name=event.name,
+            payload=event.payload,
+            id=event_id,
+            headers=event.headers,
+            tries=event.tries,
+        )
+        if delay_ms:
+            exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
+            message = message_of(named, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
+        else:
+            exchange, key = self._topology.exchange, self._topology.routing_key(spec, event.name)
+            message = message_of(named)
+        await self.declare(spec)
+        await self.send(exchange, key, message)
+        return Published(event_id, event.source)
+
+    async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> _Consumption:
+        if ordered:
+            raise InvalidOption("ordered", "False: RabbitMQ cannot keep the order of retries", ordered)
+        spec = self.spec(source)
+        try:
+            await self.declare(spec)
+        except ConnectionLost:
+            pass  # waited for in the background; what waiting does not cure was raised
+        consumption = _Consumption(self, self._consuming, spec, prefetch)
+        consumption.start()
+        self._consumers.append(consumption)
+        return consumption
+
+    async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
+        held: _Held = delivery.handle
+        if delivery.is_lost:
+            raise DeliveryLost(delivery.source, delivery.id, "its channel broke")
+        settled = Settled()
+        try:
+            match outcome:
+                case Completed():
+                    await held.message.ack()
+                case Retry(delay_ms=delay_ms):
+                    await self._again(held, delay_ms, failures=delivery.attempt)
+                case Delayed(delay_ms):
+                    await self._again(held, delay_ms, failures=delivery.attempt - 1)
+                case Waiting(pause_ms):
+                    await self._again(held, pause_ms, failures=delivery.attempt - 1)
+                case Failed():
+                    settled = await self._bury(held, delivery, outcome)
+                case WaitingChildren():
+                    raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                case _:
+                    assert_never(outcome)
+        except TRANSLATED as error:
+            raise DeliveryLost(delivery.source, delivery.id, str(translate(error))) from error
+        except BullpenError:
+            # What should replace it has no place: the original comes again at once, with its old number, as often as
+            # its delivery limit allows.
+            with suppress(*TRANSLATED):
+                await held.message.nack(requeue=True)
+            raise
+        finally:
+            held.consumption.forget(delivery)
+        return settled
+
+    async def check(self) -> Health:
+        """A channel opened and closed: the broker answers, and nothing is left behind."""
+        try:
+            async with self._link.channel("check"):
+                pass
+            if self._consuming is not self._link:
+                async with self._consuming.channel("check"):
+                    pass
+        except BullpenError as error:
+            return Health(False, str(error))
+        return Health(True)
+
+    async def depth(self, source: str) -> Depth:
+        """Ready messages, and those that this process holds; what rests in the ladder belongs to no queue yet."""
+        await self.declare(self.spec(source))
+        async with self._link.channel("depth") as channel:
+            queue = await channel.declare_queue(source, passive=True)
+            ready = queue.declaration_result.message_count or 0
+            consumers = queue.declaration_result.consumer_count or 0
+        held = sum(consumer.held for consumer in self._consumers if consumer.source == source)
+        return Depth(ready + held, consumers)
+
+    def dead_letters(self, source: str) -> RabbitDeadLetters:
+        spec = self.spec(source)
+        if spec.dead_letter_queue is None:
+            raise InvalidOption("dead_letters", "a policy that keeps dead letters in a queue", self._dead_letters.store)
+        return RabbitDeadLetters(self, self._link, spec)
+
+    async def aclose(self) -> None:
+        """What was received and not acknowledged goes back to its queue."""
+        await asyncio.gather(*(consumer.aclose() for consumer in self._consumers))
+        await self._consuming.aclose()
+        await self._link.aclose()
+
+    # ---- what consumers and dead letters need -------------------------------------------------------------------
+
+    async def declare(self, spec: QueueSpec) -> None:
+        await self._link.declare(spec.name, self._topology.declarations_of(spec))
+
+    async def send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
+        """Publish, and wait until the broker has it on disk. A message that no queue takes is an error."""
+        message_id = message.message_id or ""
+        while message_id in self._publishing:
+            # The driver matches a returned message with its publish by id; two at once would be mixed up.
+            await self._publishing[message_id].wait()
+        ended = self._publishing[message_id] = asyncio.Event()
+        try:
+            await self._send(exchange, routing_key, message)
+        finally:
+            del self._publishing[message_id]
+            ended.set()
+
+    async def _send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
+        channel = await self._link.publisher()
+        try:
+            target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+            async with asyncio.timeout(self._publish_timeout_s):
+                await target.publish(message, routing_key, mandatory=True)
+        except TimeoutError as error:
+            await self._link.give_up("a publish was not confirmed in time")
+            raise translate(error) from error
+        except TRANSLATED as error:
+            raise translate(error) from error
+
+    async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
+        assert spec.letter_key is not None
+        await self.declare(spec)
+        await self.send(self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
+
+    async def park(self, message: AbstractIncomingMessage, spec: QueueSpec, delay_ms: int, *, failures: int) -> None:
+        """Publish a copy that arrives after the delay, then acknowledge the original."""
+        exchange, key, left_ms = _DEFAULT_EXCHANGE, spec.name, 0
+        if delay_ms:
+            exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
+        copy = copy_of(message, failures=failures, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
+        await self.send(exchange, key, copy)
+        await message.ack()
+
+    async def _again(self, held: _Held, delay_ms: int, *, failures: int) -> None:
+        await self.park(held.message, held.consumption.spec, delay_ms, failures=failures)
+
+    async def _bury(self, held: _Held, delivery: Delivery, failed: Failed) -> Settled:
+        spec = held.consumption.spec
+        if spec.dead_letter_queue is None:
+            await held.message.ack()
+            return Settled()
+        try:
+            await self.put_letter(spec, letter_of(delivery, failed))
+        except (ServerRefused, InvalidOption) as error:
+            # The broker dead-letters it itself, without our context: better a bare letter than none.
+            await held.message.reject(requeue=False)
+            return Settled(dead_letter_problem=str(error))
+        await held.message.ack()
+        return Settled(dead_letter=spec.dead_letter_queue)
+
+
+class _Held:
+    """A message that waits for its acknowledgement."""
+
+    __slots__ = ("channel", "consumption", "message")
+
+    def __init__(self, consumption: _Consumption, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+        self.consumption, self.channel, self.message = consumption, channel, message
+
+
+class _Consumption:
+    """What one consumer receives; resumed on a new channel whenever the old one breaks."""
+
+    def __init__(self, transport: RabbitMQTransport, link: Link, spec: QueueSpec, prefetch: int) -> None:
+        self._transport, self._link, self.spec, self._prefetch = transport, link, spec, prefetch
+        self._ready: asyncio.Queue[_Held | None] = asyncio.Queue()
+        self._held: dict[Delivery, _Held] = {}
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._channel: AbstractChannel | None = None
+
+    @property
+    def source(self) -> str:
+        return self.spec.name
+
+    @property
+    def held(self) -> int:
+        """Received and not acknowledged, handed out or not."""
+        return len(self._held) + (0 if self._stopping.is_set() else self._ready.qsize())
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"bullpen rabbitmq {self.source}")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._stopping.is_set():
+            held = await self._ready.get()
+            if held is None:
+                break
+            if held.channel is not self._channel:
+                continue  # its channel broke before anybody saw it: the broker delivers it again
+            left_ms = delay_left_ms(held.message)
+            if left_ms:
+                await self._send_on(held, left_ms)
+                continue
+            delivery = delivery_of(held.message, self.source, held)
+            self._held[delivery] = held
+            return delivery
+        raise StopAsyncIteration
+
+    async def stop(self) -> None:
+        """Cancel the consumer. What nobody received yet goes back; what was received stays until it is settled."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        while not self._ready.empty():
+            held = self._ready.get_nowait()
+            if held is not None:
+                try:
+                    await held.message.reject(requeue=True)
+                except TRANSLATED:
+                    break  # the channel is gone, and everything goes back with it
+        self._ready.put_nowait(None)
+
+    async def aclose(self) -> None:
+        await self.stop()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._lose_all()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with suppress(*TRANSLATED):
+                await channel.close()
+
+    def forget(self, delivery: Delivery) -> None:
+        self._held.pop(delivery, None)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._consume_until_broken()
+            except ConnectionLost:
+                pass  # told by the link
+            except ServerRefused as error:
+                # Told once by the link as well; somebody may mend the broker's queues or rights.
+                self._transport_refused(error)
+            if not self._stopping.is_set():
+                self._lose_all()
+                await asyncio.sleep(self._link.pause_s)
+
+    async def _consume_until_broken(self) -> None:
+        link = self._link
+        connection = await link.connection()
+        await self._transport.declare(self.spec)
+        channel = await link.open_channel(connection, "consumer")
+        broken = asyncio.Event()
+        channel.close_callbacks.add(lambda *_: broken.set())
+        try:
+            await channel.set_qos(prefetch_count=self._prefetch)
+            underlay = await channel.get_underlay_channel()
+            underlay.on_consumer_cancel_callbacks.add(lambda _: broken.set())  # its queue was deleted, or its node left
+            self._channel = channel
+            queue = await channel.get_queue(self.source, ensure=False)
+
+            async def receive(message: AbstractIncomingMessage) -> None:
+                if self._stopping.is_set():
+                    await message.reject(requeue=True)  # it was on its way when we cancelled
+                else:
+                    self._ready.put_nowait(_Held(self, channel, message))
+
+            tag = await queue.consume(receive)
+            await _first(broken.wait(), self._stopping.wait())
+            if self._stopping.is_set() and not broken.is_set():
+                await queue.cancel(tag)
+        except TRANSLATED as error:
+            raise translate(error) from error
+        finally:
+            if not self._stopping.is_set():
+                self._channel = None
+                with suppress(*TRANSLATED):
+                    await channel.close()
+
+    async def _send_on(self, held: _Held, left_ms: int) -> None:
+        """A delay longer than the ladder goes round again."""
+        failures = delivery_of(held.message, self.source, held).attempt - 1
+        try:
+            await self._transport.park(held.message, self.spec, left_ms, failures=failures)
+        except (BullpenError, *TRANSLATED):
+            with suppress(*TRANSLATED):
+                await held.message.nack(requeue=True)
+
+    def _lose_all(self) -> None:
+        lost, self._held = self._held, {}
+        for delivery in lost:
+            delivery.lose()
+
+    def _transport_refused(self, error: ServerRefused) -> None:
+        Reports(LABEL).unhealthy(str(error))
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

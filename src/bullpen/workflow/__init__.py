@@ -1,0 +1,1 @@
+"""State machines driven by events, whatever brings the events."""

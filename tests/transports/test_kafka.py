@@ -1,0 +1,347 @@
+"""What only the Kafka transport has: offsets, partitions, groups that change while work is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen._kernel.outcome import Cause, Completed, Failed, Retry
+from bullpen.errors import ConnectionLost, InvalidOption
+from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition
+from bullpen.plugins.transports.kafka import KafkaClient, KafkaTransport
+from bullpen.ports.bindings import Kafka, KafkaEvent
+from bullpen.ports.transport import Delivery, DeliveryLost
+from bullpen.testing import Child
+from bullpen.testing.contracts.transport import an_event, nothing_comes, quick_policy, take
+from bullpen.testing.kafka import OFFSET_COMMIT, MockKafka
+from tests.transports._listening import PATIENCE_S, listening
+
+pytestmark = pytest.mark.timeout(120)
+
+DONE = Completed(b"null")
+MakeTransport = Callable[..., KafkaTransport]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def topic(kafka: MockKafka) -> str:
+    """Two partitions."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    for each in (name, f"{name}-dlq", f"{name}-retry-1", f"{name}-retry-2"):
+        kafka.create_topic(each, partitions=2)
+    return name
+
+
+@pytest.fixture
+async def make_transport(kafka: MockKafka) -> AsyncIterator[MakeTransport]:
+    made: list[KafkaTransport] = []
+    group = f"g-{uuid.uuid4().hex[:8]}"
+
+    def make(**options: Any) -> KafkaTransport:
+        transport = KafkaTransport(kafka.address, **{"group": group, "retry_topics": 2, **options})
+        made.append(transport)
+        return transport
+
+    yield make
+    for transport in made:
+        await transport.aclose()
+
+
+@pytest.fixture
+async def door(kafka: MockKafka) -> AsyncIterator[KafkaDoor]:
+    made = KafkaDoor(Brokers.parse(kafka.address))
+    yield made
+    await made.aclose()
+
+
+async def urns_by_partition(transport: KafkaTransport, topic: str) -> dict[int, str]:
+    """One urn for each of two partitions, found by asking where Kafka puts it."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < 2:
+        number += 1
+        published = await transport.publish(an_event(topic, urn=f"urn:probe:{number}"))
+        found.setdefault(int(published.position.partition("[")[2].partition("]")[0]), f"urn:probe:{number}")
+    return found
+
+
+# ---- records -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("W-18")
+async def test_the_key_is_the_urn_and_the_value_is_the_payload(
+    make_transport: MakeTransport, door: KafkaDoor, topic: str
+) -> None:
+    transport = make_transport()
+    event = an_event(topic, headers={"correlationId": "c"})
+
+    published = await transport.publish(event)
+
+    (record,) = [record async for record in door.read_all(topic)]
+    assert record.key == event.urn.encode()
+    assert json.loads(record.value or b"") == event.payload
+    headers = dict(record.headers)
+    assert headers["correlationId"] == b"c"
+    assert headers["x-bullpen-id"] == event.id.encode()
+    assert published.position == f"{topic}[{record.partition.number}]@{record.offset}"
+
+
+@pytest.mark.requirement("W-7", "W-18")
+async def test_records_of_other_producers_are_read(make_transport: MakeTransport, door: KafkaDoor, topic: str) -> None:
+    """A key and a JSON value are enough; id and name are made up."""
+    transport = make_transport()
+    partition, offset = await door.send(topic, key=b"urn:order:7", value=b'{"amount": 5}')
+
+    delivery = await take(await transport.deliveries(topic, prefetch=1))
+
+    assert (delivery.urn, delivery.payload, delivery.name) == ("urn:order:7", {"amount": 5}, "")
+    assert delivery.id == f"{topic}-{partition}-{offset}"
+    assert delivery.problem is None
+    await transport.settle(delivery, DONE)
+
+
+async def test_a_record_without_key_names_no_entity(make_transport: MakeTransport, door: KafkaDoor, topic: str) -> None:
+    transport = make_transport()
+    await door.send(topic, key=None, value=b"{}")
+
+    delivery = await take(await transport.deliveries(topic, prefetch=1))
+
+    assert delivery.problem == "key: expected the urn of the entity"
+    await transport.settle(delivery, DONE)
+
+
+@pytest.mark.requirement("W-69")
+async def test_a_value_may_be_sent_under_a_key(kafka: MockKafka, door: KafkaDoor, topic: str) -> None:
+    client = KafkaClient(kafka.address, workflow="orders")
+
+    await client.produce_keyed(topic, "urn:order:1", {"amount": 5})
+
+    (record,) = [record async for record in door.read_all(topic)]
+    assert (record.key, json.loads(record.value or b"")) == (b"urn:order:1", {"amount": 5})
+    await client.close()
+
+
+@pytest.mark.requirement("W-18", "W-50")
+async def test_a_binding_describes_its_client(kafka: MockKafka) -> None:
+    binding = Kafka(events=[KafkaEvent(topic="orders", event="paid")], brokers=kafka.address, client_id="shop")
+
+    client = KafkaClient.from_binding(binding, workflow="order")
+
+    assert isinstance(client.transport, KafkaTransport)
+    assert client.transport.group == "orderconsumer"
+    assert await client.is_healthy()
+    await client.close()
+    with pytest.raises(InvalidOption, match="workflow"):
+        KafkaClient(kafka.address, workflow="")
+
+
+# ---- offsets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("X-55")
+async def test_nothing_is_committed_beyond_a_record_that_failed(
+    make_transport: MakeTransport, door: KafkaDoor, topic: str
+) -> None:
+    """And how often it failed stands beside the offset, for whoever has the partition next."""
+    transport = make_transport()
+    for number in range(3):
+        await transport.publish(an_event(topic, number, urn="urn:same"))
+    deliveries = await transport.deliveries(topic, prefetch=4)
+    await transport.settle(await take(deliveries), DONE)
+    second = await take(deliveries)
+
+    await transport.settle(second, Retry("no", "", 60_000))
+    committed = await door.committed(transport.group, [Partition(topic, number) for number in (0, 1)])
+
+    assert [*committed.values()] == [(1, "bullpen:failures=1")]
+    await nothing_comes(deliveries, for_s=0.3)
+
+
+@pytest.mark.requirement("X-55")
+async def test_only_the_partition_of_a_failed_record_waits(make_transport: MakeTransport, topic: str) -> None:
+    transport = make_transport()
+    urns = await urns_by_partition(transport, topic)
+    deliveries = await transport.deliveries(topic, prefetch=4)
+    stuck: set[int] = set()
+    seen: list[str] = []
+    for number in range(3):
+        for urn in urns.values():
+            await transport.publish(an_event(topic, number, urn=urn, payload="later"))
+
+    while len(seen) < 3:
+        delivery = await take(deliveries)
+        if delivery.payload != "later":
+            await transport.settle(delivery, DONE)
+        elif delivery.urn == urns[0]:
+            stuck.add(delivery.attempt)
+            await transport.settle(delivery, Retry("no", "", 60_000))
+        else:
+            seen.append(delivery.urn)
+            await transport.settle(delivery, DONE)
+
+    assert seen == [urns[1]] * 3
+    assert stuck == {1}
+
+
+async def test_a_parked_record_is_overtaken(make_transport: MakeTransport, topic: str) -> None:
+    """That is what parking is for; with order it is refused."""
+    transport = make_transport(retry="park")
+    for number in range(2):
+        await transport.publish(an_event(topic, payload=number, urn="urn:same"))
+    deliveries = await transport.deliveries(topic, prefetch=4)
+
+    first = await take(deliveries)
+    await transport.settle(first, Retry("no", "", 500))
+    second = await take(deliveries)
+    await transport.settle(second, DONE)
+    again = await take(deliveries)
+
+    assert [(one.payload, one.attempt) for one in (first, second, again)] == [(0, 1), (1, 1), (0, 2)]
+    assert again.source == topic
+    await transport.settle(again, DONE)
+    with pytest.raises(InvalidOption, match="ordered"):
+        await transport.deliveries("other", prefetch=1, ordered=True)
+
+
+async def test_a_commit_that_fails_makes_no_difference_to_what_comes_next(
+    make_transport: MakeTransport, kafka: MockKafka, topic: str
+) -> None:
+    """A broker that is busy for a moment is asked again; the record is settled once."""
+    transport = make_transport()
+    await transport.publish(an_event(topic))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+    delivery = await take(deliveries)
+    kafka.fail_next(OFFSET_COMMIT, 14, 14)  # the coordinator is still loading its group
+
+    await transport.settle(delivery, Failed("no", "", Cause.PERMANENT))
+
+    assert await transport.dead_letters(topic).depth() == 1
+    await nothing_comes(deliveries, for_s=0.3)
+
+
+async def test_a_topic_is_consumed_once_per_transport(make_transport: MakeTransport, topic: str) -> None:
+    transport = make_transport()
+    deliveries = await transport.deliveries(topic, prefetch=1)
+
+    with pytest.raises(InvalidOption, match="does not consume yet"):
+        await transport.deliveries(topic, prefetch=1)
+
+    await deliveries.stop()
+    await transport.deliveries(topic, prefetch=1)
+    await transport.aclose()
+    with pytest.raises(ConnectionLost):
+        await transport.deliveries(topic, prefetch=1)
+
+
+async def test_several_topics_share_one_membership(make_transport: MakeTransport, kafka: MockKafka, topic: str) -> None:
+    other = f"{topic}-other"
+    kafka.create_topic(other, partitions=1)
+    transport = make_transport()
+    first, second = await transport.deliveries(topic, prefetch=1), await transport.deliveries(other, prefetch=1)
+
+    await transport.publish(an_event(topic, 1))
+    await transport.publish(an_event(other, 2))
+    one, two = await take(first), await take(second)
+
+    assert (one.source, two.source) == (topic, other)
+    for delivery in (one, two):
+        await transport.settle(delivery, DONE)
+
+
+# ---- groups ------------------------------------------------------------------------------------------------------
+
+
+def member(kafka: MockKafka, group: str, topic: str, log: Path) -> Child:
+    """A process that handles records slowly, notes each one, and closes gracefully on SIGTERM."""
+    return Child.module("tests.transports.kafka_member", kafka.address, group, topic, str(log), cwd=ROOT)
+
+
+@pytest.mark.requirement("W-65", "X-55")
+async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
+    kafka: MockKafka, tmp_path: Path, topic: str
+) -> None:
+    """Joined, closed and killed in mid-flight; an idempotent handler has applied every record exactly once."""
+    group, log = f"g-{uuid.uuid4().hex[:8]}", tmp_path / "applied"
+    client = KafkaClient(kafka.address, workflow="producer")
+    sent = [f"urn:order:{number}" for number in range(120)]
+    with member(kafka, group, topic, log) as first:
+        await first.seen("ready")
+        for urn in sent[:40]:
+            await client.produce(topic, "pay", {"urn": urn})
+        await first.seen("handled")
+        with member(kafka, group, topic, log) as second:
+            await second.seen("ready")
+            for urn in sent[40:80]:
+                await client.produce(topic, "pay", {"urn": urn})
+            await second.seen("handled")
+            first.terminate()
+            assert await first.ended() == 0
+            for urn in sent[80:]:
+                await client.produce(topic, "pay", {"urn": urn})
+            await second.seen("handled")
+            second.kill()
+        with member(kafka, group, topic, log) as third:
+            await third.seen("idle", timeout=60)
+            third.terminate()
+            assert await third.ended() == 0
+    await client.close()
+
+    runs = log.read_text().splitlines()
+    assert sorted(set(runs)) == sorted(sent)
+    assert len(runs) - len(sent) <= 40, "only what was in flight or not committed yet may run again"
+
+
+async def test_a_delivery_whose_partition_moved_cannot_be_settled(make_transport: MakeTransport, topic: str) -> None:
+    transport = make_transport()
+    await transport.publish(an_event(topic))
+    delivery = await take(await transport.deliveries(topic, prefetch=1))
+
+    await transport.aclose()
+
+    assert delivery.is_lost
+    with pytest.raises(DeliveryLost, match="another member"):
+        await transport.settle(delivery, DONE)
+
+
+# ---- dead letters and faults -------------------------------------------------------------------------------------
+
+
+async def test_what_a_topic_of_dead_letters_holds_besides_letters_harms_nobody(
+    make_transport: MakeTransport, door: KafkaDoor, topic: str
+) -> None:
+    transport = make_transport()
+    store = transport.dead_letters(topic)
+    await door.send(f"{topic}-dlq", key=b"odd", value=b"\xff")
+
+    (letter,) = await store.list()
+
+    assert (letter.id, letter.source, letter.message_id) == ("odd", topic, "")
+    assert await store.discard("odd")
+    assert await store.list() == []
+
+
+async def test_letters_of_a_topic_that_does_not_exist_are_none(make_transport: MakeTransport) -> None:
+    assert await make_transport().dead_letters("never-used").list() == []
+
+
+@pytest.mark.requirement("W-55", "S-36")
+async def test_an_outage_is_told_once_and_so_is_its_end(kafka: MockKafka, topic: str) -> None:
+    client = KafkaClient(kafka.address, workflow=uuid.uuid4().hex[:8], policy=quick_policy())
+    seen = asyncio.Queue[str]()
+
+    async def handle(delivery: Delivery) -> None:
+        seen.put_nowait(delivery.urn)
+
+    with listening() as heard:
+        await client.consume(topic, handle)
+        await client.produce(topic, "pay", {"urn": "urn:1"})
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "urn:1"
+
+    assert len(heard.of("transport.connected")) == 1
+    await client.close()

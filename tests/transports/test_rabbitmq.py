@@ -1,0 +1,487 @@
+"""What only the RabbitMQ transport has: topology, confirms, the ladder, limits that lose nothing, reconnection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aio_pika
+import pytest
+
+from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
+from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen.errors import InvalidOption, PermanentError, ServerRefused
+from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
+from bullpen.ports.bindings import RabbitMQ, RabbitMQEvent
+from bullpen.ports.messaging import PublishFailed
+from bullpen.ports.transport import Delivery
+from bullpen.testing.contracts.transport import an_event, quick_policy, take
+from bullpen.testing.rabbitmq import RabbitServer
+from tests.transports._listening import PATIENCE_S, lines, listening
+
+pytestmark = pytest.mark.timeout(120)
+
+DONE = Completed(b"null")
+QUICK = DelayLadder(unit_ms=20, levels=9)
+MakeTransport = Callable[..., RabbitMQTransport]
+
+
+def unique(prefix: str = "q") -> str:
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def messages(**changes: Any) -> Topology:
+    """The preset of scheduled messages under names of its own."""
+    base = unique("birthday")
+    return Topology.scheduled_messages(
+        **{
+            "exchange_name": f"{base}.messages",
+            "dlx_name": f"{base}.messages.dlx",
+            "queue_name": f"{base}.messages.queue",
+            "dlq_name": f"{base}.messages.dlq",
+            "delays": QUICK,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+async def make_transport(rabbit: RabbitServer) -> AsyncIterator[MakeTransport]:
+    made: list[RabbitMQTransport] = []
+
+    def make(**options: Any) -> RabbitMQTransport:
+        options.setdefault("topology", Topology(delays=QUICK))
+        transport = RabbitMQTransport(rabbit.url, **options)
+        made.append(transport)
+        return transport
+
+    yield make
+    for transport in made:
+        await transport.aclose()
+
+
+# ---- publishing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-4", "S-6", "S-7", "S-12")
+async def test_a_message_is_persistent_json_on_the_topic_exchange(
+    make_transport: MakeTransport, rabbit: RabbitServer
+) -> None:
+    """And declaring everything a second time is harmless."""
+    topology = messages()
+    queue = topology.queues[0].name
+    for _ in range(2):
+        transport = make_transport(topology=topology)
+        await transport.publish(an_event(queue, name="anniversary", headers={"tenantId": "t"}))
+
+    async with await aio_pika.connect(rabbit.url) as connection:
+        channel = await connection.channel()
+        message = await (await channel.get_queue(queue)).get()
+
+    assert message is not None
+    assert (message.exchange, message.routing_key) == (topology.exchange, "anniversary")
+    assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert message.content_type == "application/json"
+    assert message.body.startswith(b'{"urn":"urn:order:1","payload":')
+    assert (message.headers["x-retry-count"], message.headers["tenantId"]) == (0, "t")
+
+
+@pytest.mark.requirement("S-7", "X-64")
+async def test_a_message_that_no_queue_takes_is_a_failed_publish(
+    make_transport: MakeTransport, rabbit: RabbitServer
+) -> None:
+    """The broker confirms it all the same: only its return tells."""
+    topology = messages()
+    queue = topology.queues[0].name
+    transport = make_transport(topology=topology)
+    await transport.publish(an_event(queue))
+    async with await aio_pika.connect(rabbit.url) as connection:
+        await (await connection.channel()).queue_delete(queue)
+
+    same_id = an_event(queue)
+    results = await asyncio.gather(*(transport.publish(same_id) for _ in range(3)), return_exceptions=True)
+
+    assert [type(result) for result in results] == [ServerRefused] * 3
+    assert "no queue takes the message" in str(results[0])
+
+
+@pytest.mark.requirement("S-47", "X-67")
+async def test_a_full_queue_refuses_and_drops_nothing(make_transport: MakeTransport) -> None:
+    """What was confirmed is there; what was refused stays with whoever sent it."""
+    topology = messages(max_length=5)
+    queue = topology.queues[0].name
+    transport = make_transport(topology=topology)
+
+    confirmed, refused = set(), 0
+    for number in range(40):
+        try:
+            confirmed.add((await transport.publish(an_event(queue, number))).id)
+        except ServerRefused:
+            refused += 1
+    deliveries = await transport.deliveries(queue, prefetch=50)
+    received = set()
+    for _ in range(len(confirmed)):
+        delivery = await take(deliveries)
+        received.add(delivery.id)
+        await transport.settle(delivery, DONE)
+
+    assert refused > 0
+    assert received == confirmed
+
+
+@pytest.mark.requirement("S-8", "S-43")
+async def test_a_batch_is_confirmed_as_a_whole(rabbit: RabbitServer) -> None:
+    client = RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK))
+    queue = unique()
+    await client.produce(queue, "pay", {"urn": "urn:warm"})
+    started = time.monotonic()
+
+    results = await client.produce_many(queue, [("pay", {"urn": f"urn:{number}"}) for number in range(500)])
+
+    per_second = 500 / (time.monotonic() - started)
+    assert not [result for result in results if isinstance(result, PublishFailed)]
+    assert per_second > 100, f"{per_second:.0f} confirmed messages per second"
+    await client.close()
+
+
+# ---- retries -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-20", "S-24", "S-25", "X-2", "X-61")
+async def test_a_transient_error_is_six_deliveries_with_doubling_pauses(rabbit: RabbitServer) -> None:
+    """The schedule 2, 4, 8, 16, 32 s, a hundred times faster; then a dead letter."""
+    topology = messages()
+    queue = topology.queues[0].name
+    client = RabbitMQClient.for_scheduled_messages(rabbit.url, topology=topology, retry_delay_ms=20)
+    at: list[float] = []
+    attempts: list[int] = []
+
+    async def fail(delivery: Delivery) -> None:
+        at.append(time.monotonic())
+        attempts.append(delivery.attempt)
+        raise ConnectionError("provider away")
+
+    with listening() as heard:
+        consumer = await client.consume(queue, fail)
+        await client.produce(queue, "birthday", {"urn": "urn:user:1"})
+        await heard.wait("dead_letter.written")
+
+    assert consumer.concurrency == 5
+    assert attempts == [1, 2, 3, 4, 5, 6]
+    pauses = [round((later - earlier) * 1000) for earlier, later in itertools.pairwise(at)]
+    assert all(pause >= expected - 2 for pause, expected in zip(pauses, (20, 40, 80, 160, 320), strict=True)), pauses
+    (letter,) = await client.transport.dead_letters(queue).list()
+    assert (letter.cause, letter.attempts_made) == ("exhausted", 6)
+    await client.close()
+
+
+@pytest.mark.requirement("S-41", "S-42", "X-1", "X-2")
+def test_the_preset_follows_its_settings() -> None:
+    usual = RabbitMQClient.for_scheduled_messages("amqp://localhost").policy
+    linear = RabbitMQClient.for_scheduled_messages(
+        "amqp://localhost", max_retries=3, retry_delay_ms=500, retry_backoff="linear"
+    ).policy
+
+    assert usual.attempts == 6
+    assert usual.backoff is not None
+    assert linear.backoff is not None
+    pauses = [usual.backoff.delay_for(n, lambda: 0.5) for n in range(1, 6)]
+    assert pauses == [2_000, 4_000, 8_000, 16_000, 32_000]
+    assert [linear.backoff.delay_for(n, lambda: 0.5) for n in range(1, 4)] == [500, 1_000, 1_500]
+    assert usual.dead_letters.queue_for("any") == "birthday.messages.dlq"
+    with pytest.raises(InvalidOption, match="'exponential' or 'linear'"):
+        RabbitMQClient.for_scheduled_messages("amqp://localhost", retry_backoff="random")  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("S-23", "S-26")
+async def test_a_permanent_error_is_one_delivery(rabbit: RabbitServer) -> None:
+    topology = messages()
+    queue = topology.queues[0].name
+    client = RabbitMQClient.for_scheduled_messages(rabbit.url, topology=topology)
+    runs = 0
+
+    async def refuse(delivery: Delivery) -> None:
+        nonlocal runs
+        runs += 1
+        raise PermanentError("no such user")
+
+    with listening() as heard:
+        await client.consume(queue, refuse)
+        await client.produce(queue, "birthday", {"urn": "urn:user:1"})
+        await heard.wait("dead_letter.written")
+        settled = await heard.wait("delivery.settled")
+
+    assert runs == 1
+    assert (settled["outcome"], settled["is_acked"]) == ("failed", False)
+    await client.close()
+
+
+@pytest.mark.requirement("X-62", "X-63")
+async def test_a_longer_pause_does_not_block_a_shorter_one(make_transport: MakeTransport) -> None:
+    """In one queue with mixed pauses the second would wait for the first."""
+    transport, queue = make_transport(), unique()
+    for number in (1, 2):
+        await transport.publish(an_event(queue, number))
+    deliveries = await transport.deliveries(queue, prefetch=2)
+    held = {delivery.payload["number"]: delivery for delivery in [await take(deliveries), await take(deliveries)]}
+
+    started = time.monotonic()
+    await transport.settle(held[1], Retry("no", "", 1_500))
+    await transport.settle(held[2], Retry("no", "", 40))
+    first, second = await take(deliveries), await take(deliveries)
+
+    assert (first.payload["number"], second.payload["number"]) == (2, 1)
+    assert time.monotonic() - started >= 1.5
+    for delivery in (first, second):
+        await transport.settle(delivery, DONE)
+
+
+async def test_a_pause_longer_than_the_ladder_goes_round_again(make_transport: MakeTransport) -> None:
+    transport, queue = make_transport(topology=Topology(delays=DelayLadder(unit_ms=50, levels=2))), unique()
+    started = time.monotonic()
+
+    await transport.publish(an_event(queue), delay_ms=400)  # the ladder holds 150 ms at most
+    deliveries = await transport.deliveries(queue, prefetch=1)
+    delivery = await take(deliveries)
+    assert time.monotonic() - started >= 0.4
+    again_from = time.monotonic()
+    await transport.settle(delivery, Delayed(400))
+    again = await take(deliveries)
+
+    assert time.monotonic() - again_from >= 0.4
+    assert (delivery.attempt, again.attempt) == (1, 1)
+    await transport.settle(again, DONE)
+
+
+# ---- what the broker does by itself ------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-48", "X-67", "X-69")
+async def test_a_message_that_waits_too_long_is_a_dead_letter(make_transport: MakeTransport) -> None:
+    """Under the routing key of dead letters: its own key would lead nowhere."""
+    topology = messages(ttl_ms=50)
+    queue = topology.queues[0].name
+    transport = make_transport(topology=topology)
+    event = an_event(queue, name="birthday")
+    await transport.publish(event)
+    store = transport.dead_letters(queue)
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not await store.depth():  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.02)
+    (letter,) = await store.list()
+
+    assert (letter.message_id, letter.cause) == (event.id, "expired")
+    assert letter.data == {"urn": event.urn, "payload": event.payload}
+    assert letter.failed_at
+    assert await store.discard(letter.id)
+
+
+@pytest.mark.requirement("X-68")
+async def test_a_message_that_outlives_its_consumers_is_a_dead_letter(make_transport: MakeTransport) -> None:
+    """One that kills whoever takes it must not go round for ever."""
+    queue = unique()
+    spec = QueueSpec(name=queue, routing_keys=(queue,), dead_letter_queue=f"{queue}-dlq", delivery_limit=2)
+    topology = Topology(queues=(spec,), delays=QUICK)
+    await make_transport(topology=topology).publish(an_event(queue))
+
+    for _ in range(3):
+        doomed = make_transport(topology=topology)
+        await take(await doomed.deliveries(queue, prefetch=1))
+        await doomed.aclose()
+    store = make_transport(topology=topology).dead_letters(queue)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await store.depth():  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.02)
+
+    (letter,) = await store.list()
+    assert letter.cause == "delivery_limit"
+
+
+@pytest.mark.requirement("X-68")
+def test_a_delivery_limit_below_the_attempts_is_refused() -> None:
+    spec = QueueSpec(name="q", routing_keys=("q",), delivery_limit=6)
+
+    with pytest.raises(InvalidOption, match="more than the policy's 6 attempts"):
+        RabbitMQClient("amqp://localhost", policy=RetryPolicy(attempts=6), topology=Topology(queues=(spec,)))
+
+
+async def test_a_queue_that_is_something_else_is_refused_at_once(make_transport: MakeTransport) -> None:
+    """Waiting would not cure it, so it is raised when somebody begins to consume."""
+    queue = unique()
+    one = QueueSpec(name=queue, routing_keys=(queue,), dead_letter_queue=f"{queue}-dlq")
+    other = QueueSpec(name=queue, routing_keys=(queue,), dead_letter_queue=f"{queue}-dlq", ttl_ms=5)
+    await make_transport(topology=Topology(queues=(one,), delays=QUICK)).publish(an_event(queue))
+
+    with pytest.raises(ServerRefused, match="something else under this name"):
+        await make_transport(topology=Topology(queues=(other,), delays=QUICK)).deliveries(queue, prefetch=1)
+
+
+async def test_a_deleted_queue_is_made_again_and_consumed(make_transport: MakeTransport, rabbit: RabbitServer) -> None:
+    """The broker cancels the consumer; nobody else would ever tell us."""
+    transport, queue = make_transport(), unique()
+    deliveries = await transport.deliveries(queue, prefetch=1)
+    await transport.publish(an_event(queue))
+    await transport.settle(await take(deliveries), DONE)
+
+    async with await aio_pika.connect(rabbit.url) as connection:
+        await (await connection.channel()).queue_delete(queue)
+    fresh = make_transport()
+    await fresh.publish(an_event(queue, 2))
+
+    delivery = await take(deliveries)
+    assert delivery.payload["number"] == 2
+    await transport.settle(delivery, DONE)
+
+
+async def test_a_dead_letter_that_the_broker_refuses_is_left_to_the_broker(
+    make_transport: MakeTransport, rabbit: RabbitServer
+) -> None:
+    """Nobody is stopped, and the message is not lost: the broker dead-letters it without our context."""
+    topology = messages()
+    queue, dlq = topology.queues[0].name, topology.queues[0].dead_letter_queue
+    assert dlq is not None
+    transport = make_transport(topology=topology)
+    deliveries = await transport.deliveries(queue, prefetch=1)
+    await transport.publish(an_event(queue))
+    delivery = await take(deliveries)
+    async with await aio_pika.connect(rabbit.url) as connection:
+        channel = await connection.channel()
+        await (await channel.get_queue(dlq)).unbind(topology.dead_letter_exchange, "dlq")
+        settled = await transport.settle(delivery, Failed("no", "", Cause.PERMANENT))
+        await (await channel.get_queue(dlq)).bind(topology.dead_letter_exchange, "dlq")
+
+    assert settled.dead_letter is None
+    assert settled.dead_letter_problem is not None
+    assert "no queue takes the message" in settled.dead_letter_problem
+
+
+# ---- connections -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-2", "S-37", "X-71")
+async def test_one_connection_with_separate_channels_or_two(
+    make_transport: MakeTransport, rabbit: RabbitServer
+) -> None:
+    """Two keep acknowledgements apart from the flow control that publishers are under."""
+
+    async def connections() -> int:
+        told = await asyncio.to_thread(rabbit.control, "list_connections", "client_properties")
+        return told.count("bullpen")
+
+    queue, before = unique(), await connections()
+    with listening() as heard:
+        transport = make_transport()
+        await transport.publish(an_event(queue))
+        await transport.settle(await take(await transport.deliveries(queue, prefetch=1)), DONE)
+        one = await connections()
+        purposes = [fields["purpose"] for fields in heard.of("transport.channel_opened")]
+        await transport.aclose()
+        await heard.wait("transport.channel_closed", 2)
+    two = make_transport(separate_connections=True)
+    await two.publish(an_event(queue))
+    await two.settle(await take(await two.deliveries(queue, prefetch=1)), DONE)
+
+    assert one - before == 1
+    assert {"publisher", "consumer"} <= set(purposes)
+    assert await connections() - before == 2
+    assert (await two.check()).ok
+
+
+@pytest.mark.requirement("S-2")
+async def test_the_heartbeat_is_a_minute_unless_the_address_says_otherwise(
+    make_transport: MakeTransport, rabbit: RabbitServer
+) -> None:
+    transport = make_transport()
+    await transport.publish(an_event(unique()))
+
+    told = await asyncio.to_thread(rabbit.control, "list_connections", "timeout")
+
+    assert "60" in told.split()
+
+
+@pytest.mark.requirement("S-3", "S-36", "W-55")
+async def test_a_broker_that_comes_back_finds_its_consumers_again(
+    rabbit: RabbitServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault is told once when it begins and once when it ends; connection status follows."""
+    caplog.set_level(logging.INFO)
+    client = RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK), policy=quick_policy())
+    queue, seen = unique(), asyncio.Queue[str]()
+
+    async def handle(delivery: Delivery) -> None:
+        seen.put_nowait(delivery.urn)
+
+    with listening() as heard:
+        await client.consume(queue, handle)
+        await client.produce(queue, "pay", {"urn": "urn:before"})
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "urn:before"
+        await asyncio.to_thread(rabbit.stop)
+        await heard.wait("transport.disconnected")
+        await asyncio.to_thread(rabbit.restart)
+        await heard.wait("transport.connected", 2)
+        await client.produce(queue, "pay", {"urn": "urn:after"})
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "urn:after"
+
+    assert len(lines(caplog.records, "RabbitMQ connection is back")) == 1
+    lost = [record for record in caplog.records if record.getMessage().startswith("RabbitMQ connection lost")]
+    assert len(lost) == 1
+    await client.close()
+
+
+async def test_a_frozen_broker_is_noticed(rabbit: RabbitServer) -> None:
+    """An open connection proves nothing: health says no in time, and a publish is given up at its deadline."""
+    client = RabbitMQClient(
+        rabbit.url, topology=Topology(delays=QUICK), policy=quick_policy(), health_timeout=500, publish_deadline=500
+    )
+    queue = unique()
+    await client.produce(queue, "pay", {"urn": "urn:1"})
+
+    with rabbit.paused():
+        assert not await client.is_healthy()
+        with pytest.raises(PublishFailed, match="no answer within"):
+            await client.produce(queue, "pay", {"urn": "urn:2"})
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not await client.is_healthy():  # noqa: ASYNC110 - nobody tells when a broker goes on
+            await asyncio.sleep(0.05)
+    await client.close()
+
+
+async def test_a_wrong_password_is_told_and_not_waited_for(rabbit: RabbitServer) -> None:
+    transport = RabbitMQTransport(rabbit.url.replace("guest:guest", "guest:wrong"))
+
+    with pytest.raises(ServerRefused, match="does not let us in"):
+        await transport.deliveries(unique(), prefetch=1)
+    assert not (await transport.check()).ok
+    await transport.aclose()
+
+
+@pytest.mark.requirement("S-38", "W-50")
+async def test_a_binding_describes_its_client(rabbit: RabbitServer) -> None:
+    queue = unique()
+    binding = RabbitMQ(events=[RabbitMQEvent(queue=queue, event="paid")], urls=["amqp://127.0.0.1:1", rabbit.url])
+
+    client = RabbitMQClient.from_binding(binding)
+
+    assert await client.is_healthy()  # the second address answers
+    assert client.policy == binding.policy()
+    await client.close()
+
+
+@pytest.mark.parametrize("urls", ["", [], "redis://x", ["amqp://a", 5]])
+def test_addresses_are_checked_when_the_client_is_made(urls: Any) -> None:
+    with pytest.raises(InvalidOption, match="amqp://"):
+        RabbitMQTransport(urls)
+
+
+async def test_without_a_dead_letter_queue_there_is_nothing_to_list(make_transport: MakeTransport) -> None:
+    transport = make_transport(dead_letters=DeadLetters(store="none"))
+
+    with pytest.raises(InvalidOption, match="dead_letters"):
+        transport.dead_letters(unique())
