@@ -1,0 +1,173 @@
+"""Run the code of one page of documentation, block after block, as a reader would: `python run_page.py PAGE`.
+
+- ```python: run in order in one module, `await` allowed. A block with `asyncio.run(` is a whole program and runs by
+  itself; one that begins with `# name.py` becomes that file.
+- ```sh: each line is a command. `bullpen run` goes on in the background until the page ends.
+- ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line.
+- ```text: what the block before it printed; `…` stands for anything.
+
+The working directory is new and empty, so the embedded server of the page is too. Where a page names the server
+`localhost:6379`, a real one runs and its port is put in.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bullpen.testing import RedisServer
+
+# Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
+NOT_RUN_HERE = ("pip install", "make ", "npm ", "export ", "bullpen demo", "redis-cli ", "python -m asyncio")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    language: str
+    line: int
+    source: str
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """All fenced blocks of a page."""
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        yield Block(found[1], page[: found.start()].count("\n") + 1, found[2])
+
+
+class Page:
+    """A page that is being run."""
+
+    def __init__(self, path: Path, port: int | None) -> None:
+        self._path, self._port = path, port
+        self._module: dict[str, Any] = {"__name__": "__main__"}
+        self._printed = ""
+        self._background: list[asyncio.subprocess.Process] = []
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("REDIS_")}
+
+    async def run(self) -> None:
+        try:
+            for block in blocks_of(self._path.read_text()):
+                try:
+                    await self._run(block)
+                except BaseException:
+                    print(f"{self._path.name}, block at line {block.line}, failed:", file=sys.stderr)
+                    raise
+        finally:
+            for process in self._background:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                await process.wait()
+
+    async def _run(self, block: Block) -> None:
+        source = block.source if self._port is None else block.source.replace("6379", str(self._port))
+        match block.language:
+            case "python":
+                await self._run_python(source, block.line)
+            case "sh":
+                self._printed = ""
+                for command in source.replace("\\\n", " ").splitlines():
+                    await self._run_command(command)
+            case "js":
+                await self._run_node(source)
+            case "text":
+                self._compare(block.source)
+            case "toml" | "":
+                pass
+            case other:
+                raise AssertionError(f"nobody runs blocks in {other!r}")
+
+    async def _run_python(self, source: str, line: int) -> None:
+        name = re.match(r"# (\w+\.py)\n", source)
+        if name is not None:
+            _write(name[1], source)
+        elif "asyncio.run(" in source:
+            _write("program.py", source)
+            self._printed = await self._finish(sys.executable, "program.py")
+        else:
+            printed = io.StringIO()
+            code = compile(
+                "\n" * line + source, str(self._path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+            )
+            with contextlib.redirect_stdout(printed):
+                result = eval(code, self._module)
+                if inspect.isawaitable(result):
+                    await result
+            self._printed = printed.getvalue()
+
+    async def _run_command(self, command: str) -> None:
+        command = command.partition("  #")[0].strip()
+        if not command or command.startswith(("#", *NOT_RUN_HERE)):
+            return
+        program, *arguments = shlex.split(command)
+        if program == "python":
+            self._printed += await self._finish(sys.executable, *arguments)
+            return
+        assert program == "bullpen", f"nobody runs {command!r}"
+        words = (sys.executable, "-m", "bullpen.cli", *arguments)
+        if arguments[0] == "run":
+            await self._start(*words, until=b"taking jobs")
+        else:
+            self._printed += await self._finish(*words)
+
+    async def _run_node(self, source: str) -> None:
+        _write("worker.cjs", source)
+        await self._start(os.environ.get("PAGE_NODE", "node"), "worker.cjs", until=b"\n")
+
+    async def _start(self, *words: str, until: bytes) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *words, env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        self._background.append(process)
+        assert process.stdout is not None
+        seen = b""
+        async with asyncio.timeout(30):
+            while until not in seen:
+                line = await process.stdout.readline()
+                assert line, f"{words} ended before it said {until!r}: {seen.decode()}"
+                seen += line
+
+    async def _finish(self, *words: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *words, env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, errors = await asyncio.wait_for(process.communicate(), 40)
+        assert process.returncode == 0, f"{words} ended with {process.returncode}:\n{out.decode()}{errors.decode()}"
+        return out.decode()
+
+    def _compare(self, expected: str) -> None:
+        printed = "\n".join(line.rstrip() for line in self._printed.rstrip("\n").splitlines())
+        pattern = ".*".join(re.escape(part) for part in expected.rstrip("\n").split("…"))
+        assert re.fullmatch(pattern, printed), f"expected\n{expected}\nprinted\n{printed}"
+
+
+def _write(name: str, source: str) -> None:
+    Path(name).write_text(source)
+
+
+def main() -> None:
+    path = Path(sys.argv[1]).resolve()
+    needs_server = "6379" in "".join(block.source for block in blocks_of(path.read_text()) if block.language != "sh")
+    with contextlib.ExitStack() as stack:
+        port = None
+        if needs_server:
+            port = int(stack.enter_context(RedisServer.start("valkey")).url.rpartition(":")[2])
+        os.chdir(stack.enter_context(tempfile.TemporaryDirectory(prefix="bullpen-page-", ignore_cleanup_errors=True)))
+        sys.path.insert(0, "")
+        asyncio.run(Page(path, port).run())
+
+
+if __name__ == "__main__":
+    main()
