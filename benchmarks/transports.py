@@ -1,8 +1,8 @@
 """Compare the transports on this machine: `python -m benchmarks.transports`. Prints a table in Markdown.
 
 Each runs the same loads on a private broker: confirmed messages one after the other, batches, handling, and the time
-from `produce` to the handler on an idle queue. RabbitMQ runs on one node and on three. Kafka is librdkafka's mock, which
-keeps everything in memory: its numbers are those of the client, not of a cluster.
+from `produce` to the handler on an idle queue. RabbitMQ runs on one node and on three. Kafka is librdkafka's mock,
+which keeps everything in memory: its numbers are those of the client, not of a cluster.
 """
 
 from __future__ import annotations

@@ -19,12 +19,17 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from bullpen.embedded import EmbeddedServer, acquire
 from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
 from bullpen.settings import Settings
+
+if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen.ledger import Ledger
+    from bullpen.outbox import Outbox
 
 __all__ = ["Bullpen", "Service", "connect"]
 
@@ -76,6 +81,11 @@ class Bullpen:
         self._queues: dict[str, Queue] = {}
         self._workers: dict[str, Worker] = {}
         self._services: list[Service] = []
+        self._metric_sources: list[MetricSource] = []
+        self._ledger: Ledger | None = None
+        self._outbox: Outbox | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
     @property
@@ -84,6 +94,43 @@ class Bullpen:
         if self._connection is None:
             self._connection = connect(self._url or self.settings.connection_url())
         return self._connection
+
+    @property
+    def ledger(self) -> Ledger:
+        """The SQL ledger that is configured, else a SQLite file beside the embedded server's data. Connects later."""
+        if self._ledger is None:
+            from bullpen._parts.ledger import make_ledger
+
+            self._ledger = make_ledger(self.settings)
+        return self._ledger
+
+    @property
+    def outbox(self) -> Outbox:
+        """Messages and jobs that leave if and only if a transaction commits. An app that uses its outbox runs it.
+
+        Jobs (`add_in_transaction`) need no more than that; for other targets say `app.outbox.route(type, channel)`.
+        """
+        if self._outbox is None:
+            from bullpen._parts.outbox import OutboxService, make_outbox
+
+            self._outbox = make_outbox(self.settings, self.ledger, self.connection, self.prefix)
+            self.add_metrics(self._outbox.metrics)
+            self.add(OutboxService(self._outbox, self.prepare))
+        return self._outbox
+
+    @property
+    def has_outbox(self) -> bool:
+        """Whether `run` delivers the outbox."""
+        return self._outbox is not None
+
+    async def prepare(self) -> None:
+        """Make the tables of the default ledger; refuse a configured one that is not ready or not safe.
+
+        `run` does it before the outbox begins; a program that only stores may call it once at its start.
+        """
+        from bullpen._parts.ledger import prepare
+
+        await prepare(self.ledger, self.settings)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -120,8 +167,18 @@ class Bullpen:
         return register
 
     def add(self, service: Service) -> None:
-        """Let `run` run this too."""
+        """Let `run` run this too; at once if the app runs already."""
         self._services.append(service)
+        if self._group is not None and not self._is_stopping:
+            self._begin(service, self._group)
+
+    def add_metrics(self, source: MetricSource) -> None:
+        """Let `metrics` show these too."""
+        self._metric_sources.append(source)
+
+    async def metrics(self) -> list[Metric]:
+        """What the parts of this app count, under the names that dashboards know."""
+        return [metric for source in self._metric_sources for metric in await source.collect()]
 
     async def run(self, *, signals: bool = True, concurrency: int | None = None) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
@@ -132,19 +189,28 @@ class Bullpen:
         and given back.
         """
         if not self._services:
-            raise NotConfigured("the app has nothing to run; register a handler with @app.handler(queue)")
+            raise NotConfigured(
+                "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
+            )
         if concurrency is not None:
             for worker in self._workers.values():
                 worker.options = replace(worker.options, concurrency=concurrency)
         try:
             async with asyncio.TaskGroup() as group:
                 with self._signals(group) if signals else contextlib.nullcontext():
-                    runs = [group.create_task(self._serve(service)) for service in self._services]
-                    await asyncio.wait(runs)
+                    self._group = group
+                    for service in self._services:
+                        self._begin(service, group)
+                    while any(not run.done() for run in self._runs):  # more may be added meanwhile
+                        await asyncio.wait(self._runs)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the others were stopped because of the first
         finally:
+            self._group = None
             await self.aclose()
+
+    def _begin(self, service: Service, group: asyncio.TaskGroup) -> None:
+        self._runs.add(group.create_task(self._serve(service)))
 
     async def _serve(self, service: Service) -> None:
         try:
@@ -158,10 +224,14 @@ class Bullpen:
         await asyncio.gather(*(service.close(timeout) for service in self._services))
 
     async def aclose(self) -> None:
-        """Stop what runs, send what queues still hold, then let go of the connection. Safe to call twice."""
+        """Stop what runs, send what queues still hold, then let go of the connections. Safe to call twice."""
         await self.stop()
         for queue in self._queues.values():
             await queue.close()
+        if self._outbox is not None:
+            await self._outbox.aclose()
+        if self._ledger is not None:
+            await self._ledger.aclose()
         if self._connection is not None and self._owns_connection:
             await self._connection.aclose()
 

@@ -258,6 +258,8 @@ class LedgerSettings:
     """Database role of APIs and delivery workers. With both roles row-level security keeps tenants apart."""
     service_role: str | None = _option(None, _NAME, "BULLPEN_SERVICE_ROLE")
     """Database role of dispatchers, which see all tenants."""
+    duty: Literal["service", "tenant"] = _option("service", _one_of("service", "tenant"), "BULLPEN_DATABASE_DUTY")
+    """Which of the two roles this process has. Only with roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,8 @@ class OutboxSettings:
     """How often to look although nobody told of new rows."""
     dead_letter_topic: str = _option("outbox.dead", _TOPIC, "OUTBOX_DEADLETTER_TOPIC")
     """Where the death of a row is announced: a queue, or an integration type with its channel."""
+    unknown_types: Literal["dead", "leave"] = _option("dead", _one_of("dead", "leave"), "OUTBOX_UNKNOWN_TYPES")
+    """What happens to a row whose type no route serves: DEAD with a clear code, or left for another application."""
 
     @property
     def dead_letter_type(self) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from bullpen.ledger import Ledger
 from bullpen.outbox import OutboxMetrics, Route
-from bullpen.outbox.metrics import Metric
 from bullpen.ports.channel import Refused, Unavailable
+from bullpen.ports.metrics import Metric
 from bullpen.queue import Connection
 from tests.databases import item
 from tests.outbox.conftest import MakeOutbox

@@ -78,6 +78,7 @@ def speak_fully(level: int) -> None:
     """Log lines of a program that stays: everything, with time and process."""
     line = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
     logging.basicConfig(level=level, format=line, stream=sys.stderr, force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of every plug-in it loads
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
 
 

@@ -29,7 +29,7 @@ def migrate(
 
 
 def _render(settings: Settings, *, create_roles: bool) -> str:
-    from bullpen.cli.outbox import roles_of
+    from bullpen._parts.ledger import roles_of
     from bullpen.ledger.migrate import render_sql
 
     dialect = "sqlite" if settings.database_url().startswith("sqlite") else "postgresql"

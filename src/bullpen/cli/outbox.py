@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +10,10 @@ import typer
 
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, WrongCommand
-from bullpen.errors import InvalidOption
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:
-    from bullpen.ledger import Attempt, Ledger, OutboxRow, OutboxStatus, Roles
+    from bullpen.ledger import Attempt, Ledger, OutboxRow, OutboxStatus
 
 app = typer.Typer(help="List, show, redrive and discard rows of the outbox; count what waits.", no_args_is_help=True)
 
@@ -164,24 +161,11 @@ def settings_for(
     )
 
 
-def roles_of(settings: Settings) -> Roles | None:
-    from bullpen.ledger import Roles
+def open_ledger(settings: Settings) -> Ledger:
+    """The configured ledger, to be entered."""
+    from bullpen._parts.ledger import make_ledger
 
-    tenant, service = settings.ledger.tenant_role, settings.ledger.service_role
-    if (tenant is None) != (service is None):
-        raise InvalidOption("tenant_role", "both roles or none", tenant or service)
-    return None if tenant is None or service is None else Roles(tenant=tenant, service=service)
-
-
-@asynccontextmanager
-async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
-    from bullpen.ledger import Ledger
-
-    url = settings.database_url()
-    if url.startswith("sqlite:///") and settings.ledger.url is None:
-        settings.embedded.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with Ledger(url, schema=settings.ledger.schema, roles=roles_of(settings)) as ledger:
-        yield ledger
+    return make_ledger(settings)
 
 
 async def _find(database: str | None, **filters: Any) -> list[OutboxRow]:

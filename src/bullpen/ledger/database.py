@@ -12,6 +12,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
@@ -61,8 +62,10 @@ class Database:
         pool_size: int = 10,
         timeout_ms: int = 30_000,
         prepared_statements: bool = True,
+        make_directory: bool = False,
         clock_offset_ms: int = 0,
     ) -> None:
+        """`make_directory`: a SQLite file may be in a directory that does not exist yet."""
         parsed, self.dialect = _parse(url)
         self.schema = check_identifier("schema", schema)
         """Where the tables are on PostgreSQL; SQLite has no schemas."""
@@ -74,6 +77,8 @@ class Database:
         """True for connections that row-level security filters: each transaction then needs a tenant."""
         self.url = parsed
         self.engine = self._make_engine(prepared_statements=prepared_statements)
+        if make_directory and not self.is_postgres:
+            _make_directory_of(self.engine.sync_engine, Path(str(parsed.database)))
 
     @property
     def is_postgres(self) -> bool:
@@ -192,6 +197,13 @@ def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS
 
     sa.event.listen(engine, "connect", on_connect)
     sa.event.listen(engine, "begin", on_begin)
+
+
+def _make_directory_of(engine: sa.Engine, file: Path) -> None:
+    def before_connect(*_: Any) -> None:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    sa.event.listen(engine, "do_connect", before_connect)
 
 
 def _parse(url: str) -> tuple[sa.URL, DialectName]:

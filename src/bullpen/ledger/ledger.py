@@ -46,6 +46,7 @@ class Ledger:
         strict_sources: bool = False,
         max_attempts: int = 10,
         dead_letter_type: str | None = "bullmq:outbox.dead",
+        make_directory: bool = False,
         clock_offset_ms: int = 0,
     ) -> None:
         self.database = Database(
@@ -54,6 +55,7 @@ class Ledger:
             pool_size=pool_size,
             timeout_ms=timeout_ms,
             prepared_statements=prepared_statements,
+            make_directory=make_directory,
             clock_offset_ms=clock_offset_ms,
         )
         if roles is not None and not self.database.is_postgres:

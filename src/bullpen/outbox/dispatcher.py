@@ -141,6 +141,9 @@ class Dispatcher:
         lease runs out and the row comes back. Safe to call twice."""
         if timeout is not None:
             self._close_timeout_s = to_ms("timeout", timeout) / 1000
+        if self._close_timeout_s == 0:  # hurries a close that is under way, too
+            for task in self._tasks:
+                task.cancel()
         await self._life.stop()
         self._ended.set()
 

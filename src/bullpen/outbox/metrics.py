@@ -11,14 +11,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen.ledger import OutboxRepository, OutboxStatus
-
-Kind = Literal["gauge", "counter", "histogram"]
+from bullpen.ports.metrics import Kind, Metric, Sample
 
 BUCKETS_MS: Final = (
     1.0,
@@ -47,26 +46,6 @@ _HELP: Final = {
     "outbox_claim_duration_ms": "Time of one claim, in milliseconds.",
     "outbox_delivery_duration_ms": "Time of one delivery, in milliseconds.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One value, with its labels; for a histogram the counts per upper bound, their sum and number."""
-
-    labels: Mapping[str, str]
-    value: float
-    buckets: Sequence[tuple[float, int]] = ()
-    count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A name, what it is, and its samples."""
-
-    name: str
-    kind: Kind
-    help: str
-    samples: Sequence[Sample]
 
 
 @dataclass(slots=True)

@@ -7,13 +7,15 @@ transaction, `dispatcher` and `workers` for the processes that deliver. Elsewher
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from bullpen.errors import NotConfigured
+from bullpen.errors import NotConfigured, require
 from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxItem
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
 from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
+from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.routing import Route, Router
 from bullpen.outbox.workers import DeliveryWorkers
@@ -51,27 +53,18 @@ class Outbox:
         self._ledger = ledger
         self._enqueuer = enqueuer or (ledger.enqueuer if ledger is not None else Enqueuer())
         self._queues = None if connection is None else OutboxQueues(connection, prefix=prefix)
+        self._metrics: OutboxMetrics | None = None
         self.options = options or DispatcherOptions()
         self.router = Router({name: self._as_route(name, given) for name, given in (routes or {}).items()})
 
     def _as_route(self, name: str, given: Channel | Route) -> Route:
-        if isinstance(given, Route):
-            if given.strategy is not None:
-                return given
-            channel, rest = given.channel, given
-        else:
-            channel, rest = given, Route(channel=given)
+        route = given if isinstance(given, Route) else Route(channel=given)
+        if route.strategy is not None:
+            return route
         is_job = name.partition(":")[0] == JOB_CHANNEL
-        direct = channel is not None and (is_job or self._queues is None)
-        return Route(
-            channel=channel,
-            strategy="direct" if direct else "queued",
-            concurrency=rest.concurrency,
-            timeout_ms=rest.timeout_ms,
-            split_tenants=rest.split_tenants and not direct,
-            rate_limit=None if direct else rest.rate_limit,
-            max_queued=rest.max_queued,
-        )
+        if route.channel is None or not (is_job or self._queues is None):
+            return replace(route, strategy="queued")
+        return replace(route, strategy="direct", split_tenants=False, rate_limit=None)
 
     # ---- storing ------------------------------------------------------------------------------------------------
 
@@ -120,6 +113,25 @@ class Outbox:
 
     # ---- delivering ---------------------------------------------------------------------------------------------
 
+    def route(self, pattern: str, channel: Channel | Route, **options: Any) -> None:
+        """Say how an integration type, or all of a channel (`webhook:*`), leaves. Before anything runs.
+
+        `options` are those of `Route`, such as `concurrency=5`.
+        """
+        if isinstance(channel, Route):
+            require("options", not options, "none beside a Route", options)
+            given = channel
+        else:
+            given = Route(channel=channel, **options)
+        self.router.add(pattern, self._as_route(pattern, given))
+
+    @property
+    def metrics(self) -> OutboxMetrics:
+        """What this process counts; it begins with the first look."""
+        if self._metrics is None:
+            self._metrics = OutboxMetrics(self.ledger.outbox)
+        return self._metrics
+
     @property
     def ledger(self) -> Ledger:
         """Where the rows are. Raises NotConfigured for an outbox that only stores."""
@@ -162,6 +174,8 @@ class Outbox:
             await channel.aclose()
         if self._queues is not None:
             await self._queues.aclose()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 _ROW_FIELDS: Final = (

@@ -65,16 +65,16 @@ class Router:
     """Resolves integration types. Keys are whole types or `<channel>:*`."""
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
-        for pattern in routes:
-            channel, colon, name = pattern.partition(":")
-            fits = (
-                bool(channel)
-                and "*" not in channel
-                and ("*" not in name or name == "*")
-                and (bool(name) == bool(colon))
-            )
-            require("routes", fits, "an integration type such as 'webhook:partnerX', or 'webhook:*'", pattern)
-        self._routes = dict(routes)
+        self._routes: dict[str, Route] = {}
+        for pattern, route in routes.items():
+            self.add(pattern, route)
+
+    def add(self, pattern: str, route: Route) -> None:
+        """Register one more; the last one for a pattern counts."""
+        channel, colon, name = pattern.partition(":")
+        fits = bool(channel) and "*" not in channel and ("*" not in name or name == "*") and (bool(name) == bool(colon))
+        require("routes", fits, "an integration type such as 'webhook:partnerX', or 'webhook:*'", pattern)
+        self._routes[pattern] = route
 
     def resolve(self, integration_type: str) -> Route | None:
         """The route of a type, None when nobody registered one."""

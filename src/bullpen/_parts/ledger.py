@@ -1,0 +1,41 @@
+"""The ledger of an application: where it is, who we are in it, and whether it may be used.
+
+In: settings. Out: a `Ledger` that has not connected yet, and a way to make it ready. The file beside the embedded
+server is ours, so its tables are made without asking; a database that somebody configured is only checked.
+"""
+
+from __future__ import annotations
+
+from bullpen.errors import InvalidOption
+from bullpen.ledger import Ledger, Roles
+from bullpen.settings import Settings
+
+__all__ = ["make_ledger", "prepare", "roles_of"]
+
+
+def make_ledger(settings: Settings) -> Ledger:
+    """The configured ledger. Nothing is opened or created yet."""
+    return Ledger(
+        settings.database_url(),
+        schema=settings.ledger.schema,
+        roles=roles_of(settings),
+        duty=settings.ledger.duty,
+        max_attempts=settings.outbox.max_attempts,
+        dead_letter_type=settings.outbox.dead_letter_type,
+        make_directory=settings.ledger.url is None,
+    )
+
+
+def roles_of(settings: Settings) -> Roles | None:
+    """The two database roles, or None for a ledger without row-level security."""
+    tenant, service = settings.ledger.tenant_role, settings.ledger.service_role
+    if (tenant is None) != (service is None):
+        raise InvalidOption("tenant_role", "both roles or none", tenant or service)
+    return None if tenant is None or service is None else Roles(tenant=tenant, service=service)
+
+
+async def prepare(ledger: Ledger, settings: Settings, *, connections: int = 2) -> None:
+    """Make the tables of the default file; refuse a configured database that is not ready or not safe."""
+    if settings.ledger.url is None:
+        await ledger.migrate()
+    await ledger.check(connections=connections)

@@ -1,0 +1,68 @@
+"""The outbox of an application, and what of it this process runs.
+
+In: settings, ledger, connection. Out: an `Outbox` that adds jobs without being told how (`bullmq:*`), and one service
+for `run`: the dispatcher, and workers for what is queued. With row-level security a process does one of the two, by the
+role it has. Elsewhere: the parts themselves (`bullpen.outbox`), the channels (`bullpen._parts.channels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final
+
+from bullpen.ledger import Ledger
+from bullpen.outbox import DeliveryWorkers, Dispatcher, DispatcherOptions, Outbox
+from bullpen.outbox.outbox import JOBS
+from bullpen.plugins.channels.queue import QueueChannel
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+
+__all__ = ["OutboxService", "make_outbox"]
+
+CONNECTIONS: Final = 4
+"""Database connections that dispatcher, reaper, retention and workers use at the same time."""
+
+
+def make_outbox(settings: Settings, ledger: Ledger, connection: Connection, prefix: str) -> Outbox:
+    """The configured outbox; only the way of jobs is known, other routes are added with `route`."""
+    options = DispatcherOptions(
+        claim_batch_size=settings.outbox.claim_batch_size,
+        tick_interval_ms=settings.outbox.tick_interval_ms,
+        unknown_types=settings.outbox.unknown_types,
+    )
+    jobs = QueueChannel(connection, prefix=prefix)
+    return Outbox(ledger, {JOBS: jobs}, connection=connection, prefix=prefix, options=options)
+
+
+class OutboxService:
+    """Delivers until closed. Dispatcher and workers are made when it runs, so that routes may be added until then."""
+
+    def __init__(self, outbox: Outbox, prepare: Callable[[], Awaitable[None]]) -> None:
+        self._outbox, self._prepare = outbox, prepare
+        self._parts: list[Dispatcher | DeliveryWorkers] = []
+        self._is_closed = False
+        self._ended = asyncio.Event()
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        await self._prepare()
+        ledger = self._outbox.ledger
+        if not self._is_closed:
+            if ledger.roles is None or ledger.duty == "service":
+                self._parts.append(self._outbox.dispatcher())
+            if ledger.roles is None or ledger.duty == "tenant":
+                self._parts.append(self._outbox.workers())
+            try:
+                for part in self._parts:
+                    await part.start()
+            except BaseException:
+                await self.close()
+                raise
+            await self._ended.wait()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop both at once: what the dispatcher still hands on waits in its queue for the next worker."""
+        self._is_closed = True
+        await asyncio.gather(*(part.close(timeout) for part in self._parts))
+        self._ended.set()
