@@ -102,6 +102,12 @@ async def pypi(pypi_peer: PyBullmqPeer, client: redis.Redis) -> AsyncIterator[Pe
     await side.reset()
 
 
+@pytest.fixture(params=["node", "pypi"])
+def other(request: pytest.FixtureRequest, node: PeerSide, pypi: PeerSide) -> PeerSide:
+    """Each of the other implementations in turn."""
+    return {"node": node, "pypi": pypi}[request.param]
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def ours(interop_server: RedisServer, client: redis.Redis) -> AsyncIterator[OurSide]:
     """bullpen, with nothing running when the test begins and after it."""

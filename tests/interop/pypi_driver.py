@@ -1,4 +1,4 @@
-"""Drive PyPI `bullmq` for the interop tests: line protocol and behaviours of `node/driver.mjs`, in a smaller set.
+"""Drive PyPI `bullmq` for the interop tests: line protocol and behaviours of `node/driver.mjs`, as far as it can.
 
 Runs in its own virtual environment (`_pypi` makes it), as `python pypi_driver.py <redis url>`.
 """
@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,19 +25,19 @@ from bullmq import (  # type: ignore[import-not-found]
 
 URL = sys.argv[1]
 _QUEUE_METHODS = {
-    "drain",
-    "getJobCounts",
-    "getJobLogs",
-    "getJobState",
-    "isPaused",
-    "obliterate",
-    "pause",
-    "promoteJobs",
-    "remove",
-    "resume",
-    "retryJobs",
-    "setGlobalConcurrency",
-    "setGlobalRateLimit",
+    *("clean", "drain", "getCountsPerPriority", "getDeduplicationJobId", "getGlobalConcurrency", "getJobCounts"),
+    *("getJobLogs", "getJobScheduler", "getJobSchedulers", "getJobState", "isPaused", "obliterate", "pause"),
+    *("promoteJobs", "rateLimit", "removeGlobalConcurrency", "removeGlobalRateLimit", "removeJobScheduler", "resume"),
+    *("retryJobs", "setGlobalConcurrency", "setGlobalRateLimit", "trimEvents"),
+}
+"""Ops that are one call of a Queue method with the positional arguments `args`."""
+_JOB_METHODS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "changePriority": lambda job, r: job.changePriority(r["opts"]),
+    "getChildrenValues": lambda job, _: job.getChildrenValues(),
+    "log": lambda job, r: job.log(r["line"]),
+    "promote": lambda job, _: job.promote(),
+    "retryJob": lambda job, r: job.retry(r["state"], r.get("opts") or {}),
+    "updateData": lambda job, r: job.updateData(r["data"]),
 }
 
 queues: dict[str, Any] = {}
@@ -147,8 +148,17 @@ def queue_of(request: dict[str, Any]) -> Any:
 async def get_job(request: dict[str, Any]) -> dict[str, Any] | None:
     queue = queue_of(request)
     job = await queue.getJob(request["jobId"])
+    return None if job is None else {**plain(job), "state": await queue.getJobState(job.id)}
+
+
+async def on_job(request: dict[str, Any]) -> Any:
+    job = await queue_of(request).getJob(request["jobId"])
     if job is None:
-        return None
+        raise LookupError(f"no job {request['jobId']} in queue {request['queue']}")
+    return await _JOB_METHODS[request["op"]](job, request)
+
+
+def plain(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
@@ -165,7 +175,6 @@ async def get_job(request: dict[str, Any]) -> dict[str, Any] | None:
         "stacktrace": job.stacktrace,
         "finishedOn": job.finishedOn or None,
         "processedOn": job.processedOn or None,
-        "state": await queue.getJobState(job.id),
     }
 
 
@@ -225,8 +234,20 @@ async def run(request: dict[str, Any]) -> Any:
             return await add_flow(request)
         case "getJob":
             return await get_job(request)
+        case "getJobs":
+            order = [request.get("start", 0), request.get("end", -1), request.get("asc", False)]
+            return [plain(job) for job in await queue_of(request).getJobs(request["types"], *order)]
         case "getState":
             return await queue_of(request).getJobState(request["jobId"])
+        case "getWorkers":
+            return await queue_of(request).get_workers()
+        case "offers":
+            kinds: dict[str, type] = {"Job": Job, "Queue": Queue, "Worker": Worker}
+            return [name for name in request["names"] if hasattr(kinds[request["kind"]], name)]
+        case "openQueue":
+            return await queue_of(request).client.ping() and None  # its Queue object writes nothing by itself
+        case "remove":
+            return await queue_of(request).remove(request["jobId"], request.get("opts") or {})
         case "upsertJobScheduler":
             template = request.get("template") or {}
             job = await queue_of(request).upsertJobScheduler(
@@ -243,6 +264,8 @@ async def run(request: dict[str, Any]) -> Any:
             return workers[request["worker"]].release(request.get("jobId"))
         case "closeWorker":
             return await close_worker(request["worker"], force=request.get("force", False))
+        case method if method in _JOB_METHODS:
+            return await on_job(request)
         case method if method in _QUEUE_METHODS:
             return await getattr(queue_of(request), method)(*request.get("args", []))
         case unknown:

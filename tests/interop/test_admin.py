@@ -15,21 +15,21 @@ FAR_MS = 3_600_000
 
 
 @pytest.mark.requirement("Q-39")
-async def test_a_pause_by_node_stops_us_and_its_resume_wakes_us(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_a_pause_by_another_client_stops_us_and_its_resume_wakes_us(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     await ours.start_worker("w", "q", {}, concurrency=5)
-    await node.add("q", "before", {})
+    await other.add("q", "before", {})
     await until_event(client, "q", "drained")
 
-    await node.pause("q")
-    await node.add("q", "plain", {})
+    await other.pause("q")
+    await other.add("q", "plain", {})
     await ours.add("q", "prioritized", {}, priority=2)
     await ours.add("q", "delayed", {}, delay=1)
     # Due jobs are promoted while paused: the sign that our worker looked and took nothing.
     await until_event(client, "q", "waiting", "4")
-    paused = await node.peer.call("getJobCounts", queue="q")
-    await node.resume("q")
+    paused = await other.peer.call("getJobCounts", queue="q")
+    await other.resume("q")
     async with asyncio.timeout(1):
         await until_event(client, "q", "completed", count=4)
 
@@ -37,17 +37,17 @@ async def test_a_pause_by_node_stops_us_and_its_resume_wakes_us(
 
 
 @pytest.mark.requirement("Q-39")
-async def test_a_pause_by_us_stops_node_and_our_resume_wakes_it(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_a_pause_by_us_stops_another_client_and_our_resume_wakes_it(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     queue = ours.queue("q")
-    await node.start_worker("w", "q", {})
+    await other.start_worker("w", "q", {})
     await queue.add("before", {})
     await until_event(client, "q", "drained")
 
     await queue.pause()
     await queue.add("plain", {})
-    is_paused = await node.peer.call("isPaused", queue="q")
+    is_paused = await other.peer.call("isPaused", queue="q")
     waiting = (await queue.counts()).waiting
     await queue.resume()
     async with asyncio.timeout(1):
@@ -57,12 +57,12 @@ async def test_a_pause_by_us_stops_node_and_our_resume_wakes_it(
 
 
 @pytest.mark.requirement("Q-39")
-async def test_jobs_that_an_old_node_left_in_the_paused_list_are_merged_by_our_resume(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_jobs_that_an_old_client_left_in_the_paused_list_are_merged_by_our_resume(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """Node 5.x parks the jobs of a paused queue in a list of its own."""
     for number in range(4):
-        await node.add("q", "job", {"n": number})
+        await other.add("q", "job", {"n": number})
     client.hset("bull:q:meta", "paused", 1)
     for _ in range(2):
         client.rpoplpush("bull:q:wait", "bull:q:paused")
@@ -76,17 +76,19 @@ async def test_jobs_that_an_old_node_left_in_the_paused_list_are_merged_by_our_r
 
 
 @pytest.mark.requirement("Q-63", "Q-53", "X-34")
-async def test_progress_and_logs_are_read_by_the_other_side(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
-    ours_worked = await node.add("q", "job", {})
+async def test_progress_and_logs_are_read_by_the_other_side(
+    other: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    ours_worked = await other.add("q", "job", {})
     await ours.start_worker("w", "q", {"progress": [40, {"message": "é"}], "logs": ["one", "zwei ü", "\x00 3"]})
     await until_event(client, "q", "completed")
     await ours.close_worker("w")
     node_worked = await ours.queue("q").add("job", {}, keep_logs=2)
-    await node.start_worker("w", "q", {"progress": ["text", True, 7.5], "logs": ["a", "b", "c"]})
+    await other.start_worker("w", "q", {"progress": ["text", True, 7.5], "logs": ["a", "b", "c"]})
     await until_event(client, "q", "completed", count=2)
 
-    logs = await node.peer.call("getJobLogs", queue="q", args=[ours_worked])
-    theirs = await node.peer.call("getJob", queue="q", jobId=ours_worked)
+    logs = await other.peer.call("getJobLogs", queue="q", args=[ours_worked])
+    theirs = await other.peer.call("getJob", queue="q", jobId=ours_worked)
     stored = await ours.queue("q").get_job(node_worked.id)
     assert logs == {"logs": ["one", "zwei ü", "\x00 3"], "count": 3}
     assert theirs["progress"] == {"message": "é"}
@@ -96,7 +98,7 @@ async def test_progress_and_logs_are_read_by_the_other_side(node: PeerSide, ours
 
 @pytest.mark.requirement("Q-63")
 async def test_a_job_without_a_rule_keeps_a_thousand_log_lines(
-    node: PeerSide, interop_url: str, client: redis.Redis
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     """Node itself would keep them all."""
 
@@ -104,21 +106,23 @@ async def test_a_job_without_a_rule_keeps_a_thousand_log_lines(
         for number in range(1005):
             await job.log(str(number))
 
-    await node.add("q", "chatty", {})
+    await other.add("q", "chatty", {})
     async with Worker("q", handle, connection=interop_url):
         await until_event(client, "q", "completed")
 
-    logs = await node.peer.call("getJobLogs", queue="q", args=["1"])
+    logs = await other.peer.call("getJobLogs", queue="q", args=["1"])
     assert (logs["count"], logs["logs"][0], logs["logs"][-1]) == (1000, "5", "1004")
 
 
 @pytest.mark.requirement("Q-47", "Q-48", "W-64")
-async def test_one_retention_rule_whoever_finishes_the_jobs(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+async def test_one_retention_rule_whoever_finishes_the_jobs(
+    other: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
     await ours.start_worker("ours", "q", {"sleep": 1}, concurrency=3)
-    await node.start_worker("node", "q", {"sleep": 1}, concurrency=3)
+    await other.start_worker("node", "q", {"sleep": 1}, concurrency=3)
 
     await asyncio.gather(*(ours.add("q", "job", {}, removeOnComplete=7) for _ in range(60)))
-    await asyncio.gather(*(node.add("q", "job", {}, removeOnComplete=7) for _ in range(60)))
+    await asyncio.gather(*(other.add("q", "job", {}, removeOnComplete=7) for _ in range(60)))
     await until_event(client, "q", "completed", count=120)
 
     kept: Any = client.zrange("bull:q:completed", 0, -1)
@@ -151,31 +155,33 @@ async def test_nodes_orphan_cleaner_finds_nothing_in_a_queue_of_ours(
 
 
 @pytest.mark.requirement("Q-26")
-async def test_node_retries_a_job_that_we_failed_and_we_run_it(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_another_client_retries_a_job_that_we_failed_and_we_run_it(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     job = await ours.queue("q").add("job", {}, attempts=1)
     await ours.start_worker("w", "q", {"kind": "unrecoverable"})
     await until_event(client, "q", "failed")
     await ours.close_worker("w")
 
-    await node.peer.call("retryJob", queue="q", jobId=job.id, state="failed")
+    await other.peer.call("retryJob", queue="q", jobId=job.id, state="failed")
     await ours.start_worker("w", "q", {"kind": "return", "value": "second life"})
 
     assert await job.result(timeout=5000) == "second life"
 
 
-async def test_node_promotes_removes_and_reorders_our_jobs(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+async def test_another_client_promotes_removes_and_reorders_our_jobs(
+    other: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
     queue = ours.queue("q")
     delayed = await queue.add("delayed", {}, delay=FAR_MS, priority=4)
     gone = await queue.add("gone", {})
     reordered = await queue.add("reordered", {}, priority=9)
     changed = await queue.add("changed", {"v": 1}, priority=6)
 
-    await node.peer.call("promote", queue="q", jobId=delayed.id)
-    await node.peer.call("remove", queue="q", jobId=gone.id)
-    await node.peer.call("changePriority", queue="q", jobId=reordered.id, opts={"priority": 1})
-    await node.peer.call("updateData", queue="q", jobId=changed.id, data={"v": 2})
+    await other.peer.call("promote", queue="q", jobId=delayed.id)
+    await other.peer.call("remove", queue="q", jobId=gone.id)
+    await other.peer.call("changePriority", queue="q", jobId=reordered.id, opts={"priority": 1})
+    await other.peer.call("updateData", queue="q", jobId=changed.id, data={"v": 2})
     await ours.start_worker("w", "q", {})
     await until_event(client, "q", "completed", count=3)
 
@@ -184,8 +190,8 @@ async def test_node_promotes_removes_and_reorders_our_jobs(node: PeerSide, ours:
     assert await changed.result(timeout=1000) == {"echo": {"v": 2}}
 
 
-async def test_drain_and_obliterate_by_node_leave_nothing_but_our_expiring_keys(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_drain_and_obliterate_by_another_client_leave_nothing_but_our_expiring_keys(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     queue = ours.queue("q")
     for opts in ({}, {"priority": 2}, {"delay": FAR_MS}, {"job_id": "own"}):
@@ -194,9 +200,9 @@ async def test_drain_and_obliterate_by_node_leave_nothing_but_our_expiring_keys(
     await until_event(client, "q", "completed", count=3)
     await ours.close_worker("w")
 
-    await node.peer.call("drain", queue="q", args=[True])
+    await other.peer.call("drain", queue="q", args=[True])
     drained = await queue.counts()
-    await node.peer.call("obliterate", queue="q")
+    await other.peer.call("obliterate", queue="q")
 
     assert drained.pending == 0
     left = list(client.scan_iter("bull:q:*"))
@@ -206,8 +212,8 @@ async def test_drain_and_obliterate_by_node_leave_nothing_but_our_expiring_keys(
 
 
 @pytest.mark.requirement("W-41", "W-42", "W-43", "W-44", "X-5", "X-6", "X-42", "X-125")
-async def test_node_reads_our_dead_letters_as_ordinary_jobs(
-    node: PeerSide, interop_url: str, client: redis.Redis
+async def test_another_client_reads_our_dead_letters_as_ordinary_jobs(
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     async def handle(job: Job) -> None:
         raise RuntimeError("no such user")
@@ -219,8 +225,8 @@ async def test_node_reads_our_dead_letters_as_ordinary_jobs(
         job = await queue.add("charge", {"runId": "r-1", "tenantId": "t-1", "amount": 5}, attempts=2, backoff=1)
         await until_event(client, "q", "failed")
 
-    assert await node.peer.call("getJobCounts", queue="q-dlq", args=["waiting"]) == {"waiting": 1}
-    [entry] = await node.peer.call("getJobs", queue="q-dlq", types=["waiting"])
+    assert await other.peer.call("getJobCounts", queue="q-dlq", args=["waiting"]) == {"waiting": 1}
+    [entry] = await other.peer.call("getJobs", queue="q-dlq", types=["waiting"])
     data = entry["data"]
     assert entry["name"] == "charge-failed"
     assert (entry["opts"]["removeOnComplete"], entry["opts"]["removeOnFail"]) == (False, False)
@@ -233,11 +239,11 @@ async def test_node_reads_our_dead_letters_as_ordinary_jobs(
 
 
 @pytest.mark.requirement("X-42")
-async def test_a_node_worker_on_the_dead_letter_queue_gets_the_entries(
-    node: PeerSide, interop_url: str, client: redis.Redis
+async def test_a_foreign_worker_on_the_dead_letter_queue_gets_the_entries(
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     """An alerting service in Node is an ordinary worker of an ordinary queue, and is woken at once."""
-    await node.start_worker("alerts", "q-dlq", {})
+    await other.start_worker("alerts", "q-dlq", {})
 
     async def handle(job: Job) -> None:
         raise RuntimeError("boom")
@@ -247,17 +253,17 @@ async def test_a_node_worker_on_the_dead_letter_queue_gets_the_entries(
         Worker("q", handle, connection=interop_url, dead_letters=True),
     ):
         await queue.add("charge", {"n": 1}, attempts=1)
-        done = await node.peer.wait_event(lambda event: event.get("type") == "completed", timeout=2)
+        done = await other.peer.wait_event(lambda event: event.get("type") == "completed", timeout=2)
 
     assert done["value"]["echo"]["originalData"] == {"n": 1}
 
 
 @pytest.mark.requirement("X-105", "X-5")
-async def test_a_job_condemned_by_nodes_stalled_check_becomes_a_dead_letter(
-    node: PeerSide, interop_url: str, client: redis.Redis
+async def test_a_job_condemned_by_a_foreign_stalled_check_becomes_a_dead_letter(
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     """It fails with attempts left and without retries-exhausted, which the usual test of attempts would miss."""
-    await node.add("q", "job", {}, attempts=5)
+    await other.add("q", "job", {}, attempts=5)
     client.hset("bull:q:1", "defa", "job stalled more than allowable limit")
 
     async def handle(job: Job) -> None:
@@ -266,14 +272,14 @@ async def test_a_job_condemned_by_nodes_stalled_check_becomes_a_dead_letter(
     async with Worker("q", handle, connection=interop_url, dead_letters=True):
         await until_event(client, "q", "failed")
 
-    [entry] = await node.peer.call("getJobs", queue="q-dlq", types=["waiting"])
+    [entry] = await other.peer.call("getJobs", queue="q-dlq", types=["waiting"])
     assert entry["data"]["error"]["message"] == "job stalled more than allowable limit"
     assert "retries-exhausted" not in [event["event"] for event in events_of(client, "q")]
 
 
 @pytest.mark.requirement("Q-10", "X-11")
-async def test_nodes_clean_judges_our_jobs_by_their_real_times(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_a_foreign_cleaning_judges_our_jobs_by_their_real_times(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """A zero written for "not finished yet" would make a cleaning with an hour of grace delete fresh jobs."""
     await ours.queue("q").add("done", {})
@@ -283,7 +289,7 @@ async def test_nodes_clean_judges_our_jobs_by_their_real_times(
     await ours.queue("q").add("fresh", {})
 
     for state in ("completed", "wait", "active", "delayed", "failed"):
-        assert await node.peer.call("clean", queue="q", args=[FAR_MS, 100, state]) == []
+        assert await other.peer.call("clean", queue="q", args=[FAR_MS, 100, state]) == []
 
-    assert await node.peer.call("clean", queue="q", args=[0, 100, "completed"]) == ["1"]
+    assert await other.peer.call("clean", queue="q", args=[0, 100, "completed"]) == ["1"]
     assert (await ours.queue("q").counts()).waiting == 1

@@ -38,8 +38,8 @@ class Case:
 
 
 def node_op(op: str, **fields: Any) -> NodeOp:
-    async def call(node: PeerSide) -> Any:
-        return await node.peer.call(op, queue=Q, **fields)
+    async def call(other: PeerSide) -> Any:
+        return await other.peer.call(op, queue=Q, **fields)
 
     return call
 
@@ -51,21 +51,21 @@ def cleaning(state: JobState) -> OurOp:
 # ---- preparations -------------------------------------------------------------------------------------------------
 
 
-async def some_of_everything(node: PeerSide, client: redis.Redis) -> None:
+async def some_of_everything(other: PeerSide, client: redis.Redis) -> None:
     """Ids 1 to 8: two waiting, two with priority 5, one with 9, two delayed, one delayed with a priority."""
     for opts in ({}, {}, {"priority": 5}, {"priority": 5}, {"priority": 9}):
-        await node.add(Q, "job", {"n": 1}, **opts)
+        await other.add(Q, "job", {"n": 1}, **opts)
     for opts in ({"delay": FAR_MS}, {"delay": 2 * FAR_MS}, {"delay": 3 * FAR_MS, "priority": 2}):
-        await node.add(Q, "job", {"n": 1}, **opts)
+        await other.add(Q, "job", {"n": 1}, **opts)
 
 
 def finished(behaviour: dict[str, Any], *options: dict[str, Any]) -> Prepare:
-    async def prepare(node: PeerSide, client: redis.Redis) -> None:
+    async def prepare(other: PeerSide, client: redis.Redis) -> None:
         for opts in options:
-            await node.add(Q, "job", {"n": 1}, attempts=1, **opts)
-        await node.start_worker("w", Q, behaviour)
+            await other.add(Q, "job", {"n": 1}, attempts=1, **opts)
+        await other.start_worker("w", Q, behaviour)
         await until_event(client, Q, "drained")
-        await node.close_worker("w")
+        await other.close_worker("w")
         client.delete(f"bull:{Q}:marker", f"bull:{Q}:pc", f"bull:{Q}:stalled-check", f"bull:{Q}:stalled")
         client.xtrim(f"bull:{Q}:events", maxlen=0, approximate=False)
         state = "failed" if client.exists(f"bull:{Q}:failed") else "completed"
@@ -81,32 +81,32 @@ FAILED = finished({"kind": "always_fail"}, {}, {"priority": 4}, {"lifo": True}, 
 COMPLETED = finished({"kind": "return", "value": 1}, {}, {"priority": 4}, {"lifo": True}, {})
 
 
-async def a_flow(node: PeerSide, client: redis.Redis) -> None:
+async def a_flow(other: PeerSide, client: redis.Redis) -> None:
     """P in q waits for A and B in kids; B is delayed."""
     for queue in (Q, "kids"):
-        await node.open_queue(queue)
+        await other.open_queue(queue)
     kids = [{"name": "kid", "queueName": "kids", "opts": {"jobId": "A"}}]
     kids += [{"name": "kid", "queueName": "kids", "opts": {"jobId": "B", "delay": FAR_MS}}]
-    await node.peer.call("addFlow", flow={"name": "p", "queueName": Q, "opts": {"jobId": "P"}, "children": kids})
+    await other.peer.call("addFlow", flow={"name": "p", "queueName": Q, "opts": {"jobId": "P"}, "children": kids})
 
 
-async def a_flow_in_one_queue(node: PeerSide, client: redis.Redis) -> None:
-    await node.open_queue(Q)
+async def a_flow_in_one_queue(other: PeerSide, client: redis.Redis) -> None:
+    await other.open_queue(Q)
     kids = [{"name": "kid", "queueName": Q, "opts": {"jobId": job_id}} for job_id in "AB"]
-    await node.peer.call("addFlow", flow={"name": "p", "queueName": Q, "opts": {"jobId": "P"}, "children": kids})
+    await other.peer.call("addFlow", flow={"name": "p", "queueName": Q, "opts": {"jobId": "P"}, "children": kids})
 
 
-async def deduplicated(node: PeerSide, client: redis.Redis) -> None:
-    await node.add(Q, "job", {}, deduplication={"id": "d"})
-    await node.add(Q, "job", {}, deduplication={"id": "e"}, delay=FAR_MS)
+async def deduplicated(other: PeerSide, client: redis.Redis) -> None:
+    await other.add(Q, "job", {}, deduplication={"id": "d"})
+    await other.add(Q, "job", {}, deduplication={"id": "e"}, delay=FAR_MS)
 
 
-async def scheduled(node: PeerSide, client: redis.Redis) -> None:
-    await node.add(Q, "job", {})
-    await node.peer.call(
+async def scheduled(other: PeerSide, client: redis.Redis) -> None:
+    await other.add(Q, "job", {})
+    await other.peer.call(
         "upsertJobScheduler", queue=Q, schedulerId="s", repeat={"every": FAR_MS}, template={"name": "beat"}
     )
-    await node.add(Q, "job", {})
+    await other.add(Q, "job", {})
 
 
 # Node's bulk operations put every job into `wait`, whatever its priority.
@@ -242,8 +242,10 @@ CASES: dict[str, Case] = {
     "clean failed": Case(
         FAILED, node_op("clean", args=[0, 2, "failed"]), lambda queue: queue.clean(state=JobState.FAILED, limit=2)
     ),
-    "clean completed": Case(COMPLETED, node_op("clean", args=[0, 0]), lambda queue: queue.clean()),
-    "clean nothing": Case(COMPLETED, node_op("clean", args=[FAR_MS, 0]), lambda queue: queue.clean(FAR_MS)),
+    "clean completed": Case(COMPLETED, node_op("clean", args=[0, 0, "completed"]), lambda queue: queue.clean()),
+    "clean nothing": Case(
+        COMPLETED, node_op("clean", args=[FAR_MS, 0, "completed"]), lambda queue: queue.clean(FAR_MS)
+    ),
     **{
         f"clean {state.value}": Case(
             some_of_everything,
@@ -276,23 +278,32 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.requirement("Q-22", "Q-24", "Q-26", "Q-33", "Q-64", "Q-65", "W-67")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_our_operation_leaves_what_nodes_would(
-    case: Case, node: PeerSide, ours: OurSide, client: redis.Redis
+@pytest.mark.parametrize(
+    ("other", "case"),
+    [
+        pytest.param(side, case, id=f"{side}-{name}")
+        for side, cannot in (("node", set()), ("pypi", {"change delay"}))
+        for name, case in CASES.items()
+        if name not in cannot
+    ],
+    indirect=["other"],
+)
+async def test_our_operation_leaves_what_theirs_would(
+    case: Case, other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
-    await case.prepare(node, client)
-    await case.by_node(node)
+    await case.prepare(other, client)
+    await case.by_node(other)
     wanted = dump(client, case.queues)
-    await node.reset()
+    await other.reset()
     client.flushall()
-    await case.prepare(node, client)
+    await case.prepare(other, client)
 
     await case.by_us(ours.queue(Q))
 
     found = diff(wanted, dump(client, case.queues))
     unexplained = [line for line in found if not any(re.search(pattern, line) for pattern in case.better)]
     unused = [pattern for pattern in case.better if not any(re.search(pattern, line) for line in found)]
-    assert not unexplained, "\n".join(["differs from Node:", *unexplained])
+    assert not unexplained, "\n".join(["differs from theirs:", *unexplained])
     assert not unused, f"no longer better: {unused}"
 
 
@@ -300,14 +311,14 @@ async def test_our_operation_leaves_what_nodes_would(
 
 
 @pytest.mark.requirement("Q-22", "Q-24", "Q-26", "Q-32", "Q-33", "Q-58")
-async def test_node_agrees_on_states_counts_and_events_after_our_operations(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_others_agree_on_states_counts_and_events_after_our_operations(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
-    """With a listener of Node's open all the time: one event it cannot read would end it for good."""
+    """With a listener of theirs open all the time: one event it cannot read would end it for good."""
     queue = ours.queue(Q)
-    await node.open_queue(Q)
-    await node.peer.call("startQueueEvents", queue=Q)
-    await some_of_everything(node, client)
+    await other.open_queue(Q)
+    await other.peer.call("startQueueEvents", queue=Q)
+    await some_of_everything(other, client)
 
     await queue.change_delay("6", FAR_MS)
     await queue.change_priority("1", 3)
@@ -316,31 +327,31 @@ async def test_node_agrees_on_states_counts_and_events_after_our_operations(
     await queue.promote_all()
     await queue.clean(state=JobState.PRIORITIZED, limit=1)
     counts = await queue.counts()
-    theirs = await node.peer.call("getJobCounts", queue=Q)
-    per_priority = await node.peer.call("getCountsPerPriority", queue=Q, args=[[0, 2, 3, 5, 9]])
+    theirs = await other.peer.call("getJobCounts", queue=Q)
+    per_priority = await other.peer.call("getCountsPerPriority", queue=Q, args=[[0, 2, 3, 5, 9]])
 
     assert (theirs["waiting"], theirs["prioritized"], theirs["delayed"]) == (counts.waiting, counts.prioritized, 0)
     assert {int(name): count for name, count in per_priority.items()} == await queue.counts_per_priority(
         [0, 2, 3, 5, 9]
     )
     for job_id in ("1", "6", "7"):
-        assert await node.peer.call("getState", queue=Q, jobId=job_id) == await queue.state_of(job_id)
+        assert await other.peer.call("getState", queue=Q, jobId=job_id) == await queue.state_of(job_id)
     wanted = {"delayed", "waiting", "removed", "cleaned"}
-    await node.peer.wait_event(lambda event: event.get("type") == "cleaned")
-    assert wanted <= {event.get("type") for event in node.peer.events if event["event"] == "queueEvents"}
-    assert not [event for event in node.peer.events if event["event"] == "error"]
+    await other.peer.wait_event(lambda event: event.get("type") == "cleaned")
+    assert wanted <= {event.get("type") for event in other.peer.events if event["event"] == "queueEvents"}
+    assert not [event for event in other.peer.events if event["event"] == "error"]
 
 
 @pytest.mark.requirement("Q-22", "Q-24", "Q-26", "Q-32", "Q-33")
-async def test_we_agree_after_nodes_operations(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
+async def test_we_agree_after_their_operations(other: PeerSide, ours: OurSide, client: redis.Redis) -> None:
     queue = ours.queue(Q)
-    await some_of_everything(node, client)
+    await some_of_everything(other, client)
 
-    await node.peer.call("changePriority", queue=Q, jobId="1", opts={"priority": 3})
-    await node.peer.call("promote", queue=Q, jobId="8")
-    await node.peer.call("remove", queue=Q, jobId="2")
-    await node.peer.call("retryJobs", queue=Q, args=[{}])
-    theirs = await node.peer.call("getJobCounts", queue=Q)
+    await other.peer.call("changePriority", queue=Q, jobId="1", opts={"priority": 3})
+    await other.peer.call("promote", queue=Q, jobId="8")
+    await other.peer.call("remove", queue=Q, jobId="2")
+    await other.peer.call("retryJobs", queue=Q, args=[{}])
+    theirs = await other.peer.call("getJobCounts", queue=Q)
     counts = await queue.counts()
 
     assert (counts.waiting, counts.prioritized, counts.delayed) == (
@@ -349,8 +360,9 @@ async def test_we_agree_after_nodes_operations(node: PeerSide, ours: OurSide, cl
         theirs["delayed"],
     )
     ids = [job.id for job in await queue.jobs((JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED), count=50)]
-    seen = await node.peer.call("getRanges", queue=Q, args=[["wait", "prioritized", "delayed"], 0, -1, True])
-    assert ids == seen == ["8", "1", "3", "4", "5", "6", "7"]
+    seen = await other.peer.call("getJobs", queue=Q, types=["waiting", "prioritized", "delayed"])
+    assert ids == ["8", "1", "3", "4", "5", "6", "7"]
+    assert {job["id"] for job in seen} == set(ids)
     assert await queue.counts_per_priority() == {2: 1, 3: 1, 5: 2, 9: 1}
 
 
@@ -366,15 +378,15 @@ async def test_we_agree_after_nodes_operations(node: PeerSide, ours: OurSide, cl
     ],
     ids=["promote", "promote all", "change priority", "retry", "retry all"],
 )
-async def test_an_idle_node_worker_is_woken_by_our_operation(
-    prepare: Prepare, operation: OurOp, node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_an_idle_foreign_worker_is_woken_by_our_operation(
+    prepare: Prepare, operation: OurOp, other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """It sleeps ten seconds unless it is told."""
     queue = ours.queue(Q)
-    await prepare(node, client)
+    await prepare(other, client)
     await queue.pause()
-    await node.start_worker("idle", Q, {"kind": "return", "value": 1}, drainDelay=10)
-    await until(lambda: b"cmd=bzpopmin" in client.execute_command("CLIENT", "LIST"), "Node waits")  # type: ignore[no-untyped-call]
+    await other.start_worker("idle", Q, {"kind": "return", "value": 1}, drainDelay=10)
+    await until(lambda: b"cmd=bzpopmin" in client.execute_command("CLIENT", "LIST"), "it waits")  # type: ignore[no-untyped-call]
     client.hdel(f"bull:{Q}:meta", "paused")  # without the marker that a resume would set
 
     await operation(queue)
@@ -383,13 +395,13 @@ async def test_an_idle_node_worker_is_woken_by_our_operation(
 
 
 @pytest.mark.requirement("X-51", "X-5", "X-105")
-async def test_a_job_that_a_node_worker_failed_gets_its_dead_letter_from_ours(
-    node: PeerSide, ours: OurSide, interop_url: str, client: redis.Redis
+async def test_a_job_that_a_foreign_worker_failed_gets_its_dead_letter_from_ours(
+    other: PeerSide, ours: OurSide, interop_url: str, client: redis.Redis
 ) -> None:
-    job_id = await node.add(Q, "charge", {"runId": "r-1"}, attempts=1)
-    await node.start_worker("w", Q, {"kind": "always_fail", "message": "no such user"})
+    job_id = await other.add(Q, "charge", {"runId": "r-1"}, attempts=1)
+    await other.start_worker("w", Q, {"kind": "always_fail", "message": "no such user"})
     await until_event(client, Q, "failed")
-    await node.close_worker("w")
+    await other.close_worker("w")
 
     async with Worker(Q, _never, connection=interop_url, dead_letters=True):
         await until_event(client, f"{Q}-dlq", "added")
@@ -397,11 +409,11 @@ async def test_a_job_that_a_node_worker_failed_gets_its_dead_letter_from_ours(
     [letter] = await ours.queue(Q).dead_letters.list()
     assert (letter.job_id, letter.error_message, letter.attempts_made) == (job_id, "no such user", 1)
     assert letter.entry["runId"] == "r-1" and letter.cause is None
-    # Node retries it, and it fails again: another failure, another letter.
-    await node.peer.call("retryJob", queue=Q, jobId=job_id, state="failed")
-    await node.start_worker("w", Q, {"kind": "always_fail", "message": "still none"})
+    # They retry it, and it fails again: another failure, another letter.
+    await other.peer.call("retryJob", queue=Q, jobId=job_id, state="failed")
+    await other.start_worker("w", Q, {"kind": "always_fail", "message": "still none"})
     await until_event(client, Q, "failed", count=2)
-    await node.close_worker("w")
+    await other.close_worker("w")
     await ours.queue(Q).dead_letters.sweep()
     assert [one.id for one in await ours.queue(Q).dead_letters.list()] == [f"dl-{job_id}-1", f"dl-{job_id}-2"]
 
@@ -516,20 +528,20 @@ async def test_metrics_of_both_sides_add_up_and_are_read_alike(
 
 @pytest.mark.requirement("Q-38", "W-67", "W-85")
 async def test_limits_set_by_one_side_bind_the_workers_of_the_other(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     queue = ours.queue(Q)
     await queue.set_global_concurrency(1)
     await queue.set_global_rate_limit(3, FAR_MS)
-    assert await node.peer.call("getGlobalConcurrency", queue=Q) == 1
+    assert await other.peer.call("getGlobalConcurrency", queue=Q) == 1
     await queue.add_many([NewJob("job")] * 6)
 
-    await node.start_worker("n", Q, {"hold": True}, concurrency=5)
+    await other.start_worker("n", Q, {"hold": True}, concurrency=5)
     await ours.start_worker("o", Q, {"hold": True}, concurrency=5)
     await until_event(client, Q, "active")
     assert client.llen(f"bull:{Q}:active") == 1
-    await node.peer.call("removeGlobalConcurrency", queue=Q)
-    await node.release("n")
+    await other.peer.call("removeGlobalConcurrency", queue=Q)
+    await other.release("n")
     await ours.release("o")
     await until_event(client, Q, "completed", count=3)
 

@@ -22,22 +22,22 @@ async def queue(interop_url: str, client: redis.Redis) -> AsyncIterator[Queue]:
         yield opened
 
 
-def heard(node: PeerSide) -> list[tuple[str, Any]]:
+def heard(other: PeerSide) -> list[tuple[str, Any]]:
     """What Node's QueueEvents told, in order."""
-    return [(event["type"], event["args"]) for event in node.peer.events if event["event"] == "queueEvents"]
+    return [(event["type"], event["args"]) for event in other.peer.events if event["event"] == "queueEvents"]
 
 
-async def node_heard_all(node: PeerSide, client: redis.Redis) -> None:
+async def they_heard_all(other: PeerSide, client: redis.Redis) -> None:
     """Wait until the listener has told as many events as the stream holds."""
-    await until(lambda: len(heard(node)) >= len(events_of(client, "q")), "Node's listener caught up")
+    await until(lambda: len(heard(other)) >= len(events_of(client, "q")), "the listener caught up")
 
 
 @pytest.mark.requirement("Q-53", "Q-54", "Q-58", "X-12")
-async def test_nodes_listener_hears_the_whole_life_of_our_jobs_without_an_error(
-    node: PeerSide, queue: Queue, interop_url: str, client: redis.Redis
+async def test_a_foreign_listener_hears_the_whole_life_of_our_jobs_without_an_error(
+    other: PeerSide, queue: Queue, interop_url: str, client: redis.Redis
 ) -> None:
     """Progress, logs, every way out of a handler, a retry, a duplicate, a pause: all written by us."""
-    await node.peer.call("startQueueEvents", queue="q")
+    await other.peer.call("startQueueEvents", queue="q")
     calls: list[str] = []
 
     async def handle(job: Job) -> Any:
@@ -69,13 +69,13 @@ async def test_nodes_listener_hears_the_whole_life_of_our_jobs_without_an_error(
         await queue.resume()
         await queue.add("last", {}, delay=10, priority=2)
         await until_event(client, "q", "completed", count=6)
-    await node_heard_all(node, client)
+    await they_heard_all(other, client)
 
-    assert not node.peer.errors()
-    types = [event_type for event_type, _ in heard(node)]
+    assert not other.peer.errors()
+    types = [event_type for event_type, _ in heard(other)]
     assert types == [event["event"] for event in events_of(client, "q")]
     assert {"retry", "progress", "delayed", "duplicated", "paused", "resumed", "drained"} < set(types)
-    failed = [args for event_type, args in heard(node) if event_type == "failed"]
+    failed = [args for event_type, args in heard(other) if event_type == "failed"]
     assert [(args["jobId"], args["failedReason"], args["prev"]) for args in failed] == [("job-fail", "over", "active")]
 
 
@@ -99,11 +99,11 @@ async def test_nodes_listener_hears_the_whole_life_of_our_jobs_without_an_error(
     ids=lambda value: repr(value)[:30],
 )
 @pytest.mark.requirement("Q-12", "Q-54")
-async def test_any_value_that_we_return_reaches_nodes_listener_unchanged(
-    value: Any, node: PeerSide, queue: Queue, interop_url: str
+async def test_any_value_that_we_return_reaches_a_foreign_listener_unchanged(
+    value: Any, other: PeerSide, queue: Queue, interop_url: str
 ) -> None:
     """One event that is no JSON would stop Node's listener for good."""
-    await node.peer.call("startQueueEvents", queue="q")
+    await other.peer.call("startQueueEvents", queue="q")
 
     async def handle(job: Job) -> Any:
         await job.progress({"value": value})
@@ -111,12 +111,12 @@ async def test_any_value_that_we_return_reaches_nodes_listener_unchanged(
 
     async with Worker("q", handle, connection=interop_url):
         await queue.add("job", {})
-        done = await node.peer.wait_event(_heard("completed"))
-        progress = await node.peer.wait_event(_heard("progress"))
+        done = await other.peer.wait_event(_heard("completed"))
+        progress = await other.peer.wait_event(_heard("progress"))
 
     assert done["args"]["returnvalue"] == value
     assert progress["args"]["data"] == {"value": value}
-    assert not node.peer.errors()
+    assert not other.peer.errors()
 
 
 @pytest.mark.requirement("Q-24", "Q-26")
@@ -139,11 +139,11 @@ async def test_wait_until_finished_in_node_resolves_for_jobs_that_we_worked_on(n
 
 
 @pytest.mark.requirement("Q-53", "Q-58")
-async def test_we_read_the_whole_life_of_nodes_jobs(node: PeerSide, interop_url: str, client: redis.Redis) -> None:
+async def test_we_read_the_whole_life_of_foreign_jobs(other: PeerSide, interop_url: str, client: redis.Redis) -> None:
     async with QueueEvents("q", connection=interop_url) as events:
-        await node.add("q", "job", {}, jobId="own", attempts=2, backoff={"type": "fixed", "delay": 5})
-        await node.add("q", "job", {}, jobId="own")
-        await node.start_worker(
+        await other.add("q", "job", {}, jobId="own", attempts=2, backoff={"type": "fixed", "delay": 5})
+        await other.add("q", "job", {}, jobId="own")
+        await other.start_worker(
             "w", "q", {"progress": [10, {"step": "é"}], "kind": "fail_times", "times": 1, "value": [1]}
         )
         seen = []
@@ -165,13 +165,13 @@ async def test_we_read_the_whole_life_of_nodes_jobs(node: PeerSide, interop_url:
 
 @pytest.mark.requirement("Q-56", "X-35")
 async def test_one_bound_of_the_stream_holds_for_all_writers(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """We set it, Node obeys; trimming is approximate by up to a node of a hundred entries."""
-    await node.open_queue("q")
+    await other.open_queue("q")
     await ours.queue("q").set_events_max_len(200)
 
-    await node.add_bulk("q", [{"name": "job", "data": {}} for _ in range(500)])
+    await other.add_bulk("q", [{"name": "job", "data": {}} for _ in range(500)])
     after_node = client.xlen("bull:q:events")
     await ours.start_worker("w", "q", {}, concurrency=50)
     await until(lambda: client.zcard("bull:q:completed") == 500, "all completed")
@@ -182,12 +182,12 @@ async def test_one_bound_of_the_stream_holds_for_all_writers(
 
 @pytest.mark.requirement("Q-53")
 async def test_events_added_right_after_ready_are_never_missed(
-    node: PeerSide, interop_url: str, client: redis.Redis
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     """Node's own listener loses some here; ours fixes its position before it says ready."""
     for number in range(1, 51):
         async with QueueEvents("q", connection=interop_url) as events:
-            await node.add("q", "job", {}, jobId=f"job-{number}")
+            await other.add("q", "job", {}, jobId=f"job-{number}")
             async with asyncio.timeout(5):
                 assert (await anext(events)).job_id == f"job-{number}"
 

@@ -32,9 +32,9 @@ def child(number: int, name: str = "good", **opts: Any) -> dict[str, Any]:
 
 @pytest.mark.requirement("W-84")
 async def test_children_that_finish_in_one_exchange_release_their_parent_once(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
-    await node.peer.call("addFlow", flow=family([child(number) for number in range(60)]))
+    await other.peer.call("addFlow", flow=family([child(number) for number in range(60)]))
 
     await ours.start_worker("kids", "kids", {}, concurrency=60)
     await until_event(client, "parents", "waiting", "P")
@@ -44,7 +44,7 @@ async def test_children_that_finish_in_one_exchange_release_their_parent_once(
 
     released = [event for event in events_of(client, "parents") if event["event"] == "waiting"]
     assert len(released) == 1
-    parent = await node.peer.call("getJob", queue="parents", jobId="P")
+    parent = await other.peer.call("getJob", queue="parents", jobId="P")
     assert parent["returnvalue"]["children"] == {f"bull:kids:C-{n}": {"echo": {"n": n}} for n in range(60)}
 
 
@@ -73,7 +73,7 @@ async def test_children_with_mixed_fates_release_their_parent_when_the_last_coun
 
 @pytest.mark.requirement("W-84")
 async def test_a_parent_and_its_children_on_one_queue_run_children_first(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     flow = {
         "name": "root",
@@ -91,7 +91,7 @@ async def test_a_parent_and_its_children_on_one_queue_run_children_first(
             for m in range(3)
         ],
     }
-    await node.peer.call("addFlow", flow=flow)
+    await other.peer.call("addFlow", flow=flow)
 
     await ours.start_worker("w", "q", {"kind": "children"}, concurrency=8)
     await until_event(client, "q", "completed", "root")
@@ -104,34 +104,34 @@ async def test_a_parent_and_its_children_on_one_queue_run_children_first(
 
 @pytest.mark.requirement("W-84", "Q-37")
 async def test_a_child_condemned_by_stalls_fails_its_parent_by_policy(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
-    await node.peer.call("addFlow", flow=family([child(1, failParentOnFailure=True)]))
+    await other.peer.call("addFlow", flow=family([child(1, failParentOnFailure=True)]))
     client.hset("bull:kids:C-1", "defa", "job stalled more than allowable limit")
 
     await ours.start_worker("kids", "kids", {})
     await ours.start_worker("parents", "parents", {})
     await until_event(client, "parents", "failed", "P")
 
-    kid = await node.peer.call("getJob", queue="kids", jobId="C-1")
-    parent = await node.peer.call("getJob", queue="parents", jobId="P")
+    kid = await other.peer.call("getJob", queue="kids", jobId="C-1")
+    parent = await other.peer.call("getJob", queue="parents", jobId="P")
     assert kid["failedReason"] == "job stalled more than allowable limit"
     assert parent["failedReason"] == "child bull:kids:C-1 failed"
 
 
 @pytest.mark.requirement("W-84")
 async def test_a_parent_that_completes_with_children_pending_is_refused_and_not_lost(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """continueParentOnFailure starts a parent early; a handler that then just returns must not strand the job."""
     kids = [child(1, "bad", continueParentOnFailure=True), child(2, delay=FAR_MS)]
-    await node.peer.call("addFlow", flow=family(kids, attempts=1))
+    await other.peer.call("addFlow", flow=family(kids, attempts=1))
 
     await ours.start_worker("kids", "kids", {"byName": {"bad": {"kind": "always_fail"}}})
     await ours.start_worker("parents", "parents", {"kind": "return", "value": 1})
     await until_event(client, "parents", "failed", "P")
 
-    parent = await node.peer.call("getJob", queue="parents", jobId="P")
+    parent = await other.peer.call("getJob", queue="parents", jobId="P")
     assert "pending" in parent["failedReason"]
     assert client.exists("bull:parents:active", "bull:parents:P:lock") == 0
 
@@ -181,11 +181,11 @@ async def test_a_scheduler_goes_on_iteration_by_iteration(
 
 
 async def test_upserts_while_we_work_leave_one_iteration_to_come(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     await ours.start_worker("w", "q", {"sleep": 1}, concurrency=5)
     for number in range(40):
-        await node.peer.call(
+        await other.peer.call(
             "upsertJobScheduler",
             queue="q",
             schedulerId="beat",
@@ -199,10 +199,10 @@ async def test_upserts_while_we_work_leave_one_iteration_to_come(
 
 
 async def test_a_cron_iteration_promoted_by_hand_does_not_end_its_scheduler(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """Taken before its slot, whether promoted or by a client whose clock is ahead: the next slot is the one after."""
-    await node.peer.call(
+    await other.peer.call(
         "upsertJobScheduler",
         queue="q",
         schedulerId="cron",
@@ -210,7 +210,7 @@ async def test_a_cron_iteration_promoted_by_hand_does_not_end_its_scheduler(
         template={"name": "tick"},
     )
     first: Any = client.zrange("bull:q:delayed", 0, 0)
-    await node.peer.call("promote", queue="q", jobId=first[0].decode())
+    await other.peer.call("promote", queue="q", jobId=first[0].decode())
 
     await ours.start_worker("w", "q", {})
     await until_event(client, "q", "completed")
@@ -227,15 +227,15 @@ def _iterations_to_come(client: redis.Redis) -> int:
 
 @pytest.mark.requirement("W-83")
 async def test_of_many_adds_while_active_only_the_last_runs_after(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     rule = {"id": "d", "keepLastIfActive": True}
-    await node.add("q", "first", {"v": 0}, deduplication=rule)
+    await other.add("q", "first", {"v": 0}, deduplication=rule)
     await ours.start_worker("w", "q", {"byName": {"first": {"hold": True}, "next": {"kind": "echo"}}}, concurrency=5)
     await ours.wait_held("w", "1")
 
     for value in range(1, 11):
-        await node.add("q", "next", {"v": value}, deduplication=rule)
+        await other.add("q", "next", {"v": value}, deduplication=rule)
     await ours.release("w")
     await until_event(client, "q", "completed", count=2)
     await until_event(client, "q", "drained")
@@ -247,14 +247,14 @@ async def test_of_many_adds_while_active_only_the_last_runs_after(
 
 @pytest.mark.requirement("W-83")
 async def test_a_deduplication_id_is_free_again_however_its_job_ended(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     await ours.start_worker(
         "w", "q", {"byName": {"good": {}, "bad": {"kind": "always_fail"}, "over": {"kind": "unrecoverable"}}}
     )
 
     for number, name in enumerate(("good", "bad", "over", "good"), start=1):
-        await node.add("q", name, {}, deduplication={"id": "d"}, removeOnComplete=number == 4, attempts=1)
+        await other.add("q", name, {}, deduplication={"id": "d"}, removeOnComplete=number == 4, attempts=1)
         await until_event(client, "q", "drained", count=number)
 
     assert client.exists("bull:q:de:d") == 0
@@ -263,7 +263,7 @@ async def test_a_deduplication_id_is_free_again_however_its_job_ended(
 
 @pytest.mark.requirement("W-83")
 async def test_concurrent_adds_with_one_deduplication_id_leave_no_key_behind(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """Adds race with takes and settles; whichever wins, each stored job ends once and no key keeps the id blocked.
 
@@ -274,7 +274,7 @@ async def test_concurrent_adds_with_one_deduplication_id_leave_no_key_behind(
 
     for start in range(0, 60, 10):
         await asyncio.gather(
-            *(node.add("q", "job", {"v": value}, deduplication=rule) for value in range(start, start + 10))
+            *(other.add("q", "job", {"v": value}, deduplication=rule) for value in range(start, start + 10))
         )
     await until(lambda: not client.exists("bull:q:wait", "bull:q:active", "bull:q:dn:d", "bull:q:de:d"), "all done")
 

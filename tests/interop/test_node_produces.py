@@ -71,17 +71,19 @@ async def test_the_handler_sees_earlier_attempts_and_exactly_the_last_failure_is
 
 
 @pytest.mark.requirement("Q-12", "Q-16", "X-99")
-async def test_node_reads_our_failure_and_then_our_success(node: PeerSide, ours: OurSide, client: redis.Redis) -> None:
-    job_id = await node.add("q", "job", {}, attempts=2, backoff={"type": "fixed", "delay": 3_600_000})
+async def test_another_client_reads_our_failure_and_then_our_success(
+    other: PeerSide, ours: OurSide, client: redis.Redis
+) -> None:
+    job_id = await other.add("q", "job", {}, attempts=2, backoff={"type": "fixed", "delay": 3_600_000})
     await ours.start_worker(
         "w", "q", {"kind": "fail_times", "times": 1, "value": "fine", "message": 'é "quoted"\n2nd line'}
     )
     await until_event(client, "q", "delayed")
 
-    retrying = await node.peer.call("getJob", queue="q", jobId=job_id)
-    await node.peer.call("promote", queue="q", jobId=job_id)
+    retrying = await other.peer.call("getJob", queue="q", jobId=job_id)
+    await other.peer.call("promote", queue="q", jobId=job_id)
     await until_event(client, "q", "completed")
-    completed = await node.peer.call("getJob", queue="q", jobId=job_id)
+    completed = await other.peer.call("getJob", queue="q", jobId=job_id)
 
     assert retrying["failedReason"] == 'é "quoted"\n2nd line'
     [stack] = retrying["stacktrace"]
@@ -109,12 +111,12 @@ async def test_node_reads_our_failure_and_then_our_success(node: PeerSide, ours:
     ],
     ids=str,
 )
-async def test_what_node_accepts_and_we_would_refuse_does_not_harm_our_worker(
-    opts: dict[str, Any], node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_what_others_accept_and_we_would_refuse_does_not_harm_our_worker(
+    opts: dict[str, Any], other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """The odd job ends, and the ordinary one behind it runs."""
-    await node.add("q", "odd", {}, **opts)
-    await node.add("q", "ordinary", {}, jobId="ordinary")
+    await other.add("q", "odd", {}, **opts)
+    await other.add("q", "ordinary", {}, jobId="ordinary")
 
     await ours.start_worker(
         "w", "q", {"byName": {"odd": {"kind": "always_fail", "logs": ["l"]}, "ordinary": {"kind": "echo"}}}
@@ -128,7 +130,7 @@ async def test_what_node_accepts_and_we_would_refuse_does_not_harm_our_worker(
     "data", [None, [], 0, "", False, {"": {"a b": [[]]}}, {"n": 9007199254740991}, "\u2028\x00😀"], ids=repr
 )
 async def test_any_json_arrives_as_it_was_sent(
-    data: Any, node: PeerSide, interop_url: str, client: redis.Redis
+    data: Any, other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     seen: list[Any] = []
 
@@ -136,49 +138,49 @@ async def test_any_json_arrives_as_it_was_sent(
         seen.append(job.data)
         return job.data
 
-    await node.peer.call("add", queue="q", name="job", data=data)
+    await other.peer.call("add", queue="q", name="job", data=data)
     async with Worker("q", handle, connection=interop_url):
         await until_event(client, "q", "completed")
 
-    job = await node.peer.call("getJob", queue="q", jobId="1")
+    job = await other.peer.call("getJob", queue="q", jobId="1")
     assert seen == [data]
     assert job["returnvalue"] == data
 
 
 @pytest.mark.requirement("X-45", "Q-2")
 async def test_an_id_of_three_segments_is_a_job_like_any_other(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """Node allows exactly two colons in an id of one's own."""
-    await node.add("q", "job", {}, jobId="urn:order:7", attempts=2, backoff={"type": "fixed", "delay": 1})
+    await other.add("q", "job", {}, jobId="urn:order:7", attempts=2, backoff={"type": "fixed", "delay": 1})
 
     await ours.start_worker("w", "q", {"kind": "fail_times", "times": 1, "logs": ["line"]})
     await until_event(client, "q", "completed", "urn:order:7")
 
-    logs = await node.peer.call("getJobLogs", queue="q", args=["urn:order:7"])
+    logs = await other.peer.call("getJobLogs", queue="q", args=["urn:order:7"])
     assert logs["logs"] == ["line", "line"]
 
 
-async def test_a_large_payload_of_node_is_taken_and_answered(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+async def test_a_large_payload_of_another_client_is_taken_and_answered(
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     data = {"rows": [{"n": number, "text": "x" * 1000} for number in range(2000)]}
-    await node.add("q", "large", data)
+    await other.add("q", "large", data)
 
     await ours.start_worker("w", "q", {})
     await until_event(client, "q", "completed")
 
-    job = await node.peer.call("getJob", queue="q", jobId="1")
+    job = await other.peer.call("getJob", queue="q", jobId="1")
     assert job["returnvalue"] == {"echo": data}
 
 
 @pytest.mark.leaves_queue_broken
 async def test_an_id_without_a_job_is_dropped_and_the_rest_runs(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """Eviction or a manual DEL leaves ghosts; Node would run one with no name and no data."""
-    await node.add("q", "ghost", {})
-    await node.add("q", "real", {})
+    await other.add("q", "ghost", {})
+    await other.add("q", "real", {})
     client.delete("bull:q:1")
 
     await ours.start_worker("w", "q", {})
@@ -188,10 +190,10 @@ async def test_an_id_without_a_job_is_dropped_and_the_rest_runs(
 
 
 async def test_data_that_is_no_json_fails_for_good_and_harms_nobody(
-    node: PeerSide, ours: OurSide, client: redis.Redis
+    other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
-    await node.add("q", "broken", {}, attempts=5)
-    await node.add("q", "fine", {})
+    await other.add("q", "broken", {}, attempts=5)
+    await other.add("q", "fine", {})
     client.hset("bull:q:1", "data", "{not json")
 
     await ours.start_worker("w", "q", {})
@@ -204,7 +206,7 @@ async def test_data_that_is_no_json_fails_for_good_and_harms_nobody(
 
 @pytest.mark.requirement("Q-33")
 async def test_an_idle_worker_starts_each_kind_of_job_at_once(
-    node: PeerSide, interop_url: str, client: redis.Redis
+    other: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
     """A missed wake-up costs up to five seconds, so one second proves that none was missed."""
     started = asyncio.Queue[str]()
@@ -215,11 +217,11 @@ async def test_an_idle_worker_starts_each_kind_of_job_at_once(
 
     async with Worker("q", handle, connection=interop_url):
         for number, opts in enumerate(kinds, start=1):
-            await node.add("q", f"job {number}", {}, **opts)
+            await other.add("q", f"job {number}", {}, **opts)
             async with asyncio.timeout(1):
                 assert await started.get() == f"job {number}"
             await until_event(client, "q", "drained", count=number)
-        await node.peer.call(
+        await other.peer.call(
             "addFlow", flow={"name": "p", "queueName": "q", "children": [{"name": "c", "queueName": "q"}]}
         )
         async with asyncio.timeout(1):
