@@ -54,10 +54,19 @@ def render_sql(
     command.upgrade(config, _HEAD, sql=True)
     if roles is not None:
         buffer.writelines(f"{line};\n\n" for line in security.statements(schema, roles, create_roles=create_roles))
-    # Alembic writes these two as if for the first time; the rest may be run again as it is.
-    text = buffer.getvalue().replace(f"{VERSION_TABLE} (version_num) VALUES ('{head()}')", "\0")
-    text = re.sub(rf"CREATE TABLE (?=(?:{schema}\.)?{VERSION_TABLE}\b)", "CREATE TABLE IF NOT EXISTS ", text)
-    return text.replace("\0", f"{VERSION_TABLE} (version_num) VALUES ('{head()}') ON CONFLICT DO NOTHING")
+    text = re.sub(
+        rf"CREATE TABLE (?=(?:{schema}\.)?{VERSION_TABLE}\b)", "CREATE TABLE IF NOT EXISTS ", buffer.getvalue()
+    )
+    # Alembic notes every step as if for the first time. One note at the end may be written again and again; versions
+    # are numbers of four digits, and a newer one stays.
+    version = f"{schema}.{VERSION_TABLE}" if dialect == "postgresql" else VERSION_TABLE
+    text = re.sub(rf"^(?:INSERT INTO|UPDATE) {re.escape(version)} [^;]*;\n+", "", text, flags=re.MULTILINE)
+    note = (
+        f"DELETE FROM {version} WHERE version_num < '{head()}';\n\n"
+        f"INSERT INTO {version} (version_num) SELECT '{head()}' WHERE NOT EXISTS (SELECT 1 FROM {version});\n\n"
+    )
+    before, commit, after = text.rpartition("COMMIT;")
+    return before + note + commit + after if commit else text + note
 
 
 async def check_version(database: Database) -> None:

@@ -28,6 +28,9 @@ TENANT_TABLES: Final = (
     tables.fences.name,
     tables.inbox.name,
     tables.audit.name,
+    tables.recipients.name,
+    tables.occasions.name,
+    tables.messages.name,
 )
 """Tables whose rows carry a tenant."""
 
@@ -71,6 +74,10 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
     yield f"GRANT SELECT, INSERT ON {schema}.{tables.attempts.name}, {audit} TO {roles.tenant}"
     yield f"GRANT SELECT ON {schema}.{tables.fences.name} TO {roles.tenant}"
     yield f"GRANT SELECT, INSERT, DELETE ON {inbox} TO {roles.tenant}"
+    people = f"{schema}.{tables.recipients.name}, {schema}.{tables.occasions.name}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {people} TO {roles.tenant}"
+    # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.
+    yield f"GRANT SELECT, UPDATE ON {schema}.{tables.messages.name} TO {roles.tenant}"
     for name in TENANT_TABLES:
         table = f"{schema}.{name}"
         yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"

@@ -257,3 +257,104 @@ audit = sa.Table(
     sa.Column("detail", Json),
 )
 _index("ix_audit_subject", audit.c.subject)
+
+# Scheduled messages ---------------------------------------------------------------------------------------------------
+
+recipients = sa.Table(
+    "bullpen_recipients",
+    metadata,
+    sa.Column("tenant_id", sa.String(60), primary_key=True, server_default=sa.text("''")),
+    sa.Column("id", sa.String(120), primary_key=True),
+    sa.Column("name", sa.String(200), nullable=False, server_default=sa.text("''")),
+    sa.Column("zone", sa.String(64), nullable=False),
+    sa.Column("channel", sa.String(60), nullable=False),
+    sa.Column("address", sa.String(320), nullable=False),
+    sa.Column("locale", sa.String(20), nullable=False, server_default=sa.text("''")),
+    sa.Column("attributes", Json),
+    _now_column("created_at"),
+    _now_column("updated_at"),
+)
+
+occasions = sa.Table(
+    "bullpen_occasions",
+    metadata,
+    sa.Column("tenant_id", sa.String(60), primary_key=True, server_default=sa.text("''")),
+    sa.Column("recipient_id", sa.String(120), primary_key=True),
+    sa.Column("occasion", sa.String(60), primary_key=True),
+    sa.Column("label", sa.String(60), primary_key=True, server_default=sa.text("''")),
+    sa.Column("on_date", sa.String(10), nullable=False),
+    sa.Column("send_at", sa.String(5)),
+    # The next occurrence that has no message yet; NULL: none will come.
+    sa.Column("next_due", Instant),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "recipient_id"],
+        [f"{SCHEMA}.bullpen_recipients.tenant_id", f"{SCHEMA}.bullpen_recipients.id"],
+        name="fk_occasions_recipient",
+        ondelete="CASCADE",
+    ),
+)
+# Planning: what comes within the horizon, without a look at all the others.
+_index("ix_occasions_next", occasions.c.next_due, where="next_due IS NOT NULL")
+
+messages = sa.Table(
+    "bullpen_messages",
+    metadata,
+    # Made from the columns of ux_messages_period: a message has the same id, whoever plans it, and however often.
+    sa.Column("id", _row_id, primary_key=True),
+    sa.Column("tenant_id", sa.String(60), nullable=False, server_default=sa.text("''")),
+    sa.Column("recipient_id", sa.String(120), nullable=False),
+    sa.Column("occasion", sa.String(60), nullable=False),
+    sa.Column("label", sa.String(60), nullable=False, server_default=sa.text("''")),
+    sa.Column("period", sa.String(10), nullable=False),
+    sa.Column("number", sa.Integer),
+    sa.Column("channel", sa.String(60), nullable=False),
+    sa.Column("zone", sa.String(64), nullable=False),
+    sa.Column("local_at", sa.String(16), nullable=False),
+    sa.Column("due_at", Instant, nullable=False),
+    # What becomes of it when it is late: send; skip when it was not queued by `late_at`; expire when not sent by then.
+    sa.Column("late_policy", sa.String(10), nullable=False, server_default=sa.text("'send'")),
+    sa.Column("late_at", Instant),
+    sa.Column("status", sa.String(20), nullable=False, server_default=sa.text("'CREATED'")),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("fence", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("publication", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("published_at", Instant),
+    # When to publish it again, unless it has come further by then: the lease of QUEUED and of SENDING.
+    sa.Column("publish_again_at", Instant),
+    sa.Column("locked_by", sa.String(120)),
+    sa.Column("locked_until", Instant),
+    sa.Column("sent_at", Instant),
+    sa.Column("response", Json),
+    sa.Column("last_error", sa.Text),
+    sa.Column("error_code", sa.String(60)),
+    _now_column("created_at"),
+    _now_column("updated_at"),
+    sa.CheckConstraint(
+        "status IN ('CREATED', 'QUEUED', 'SENDING', 'SENT', 'FAILED', 'PARKED', 'SKIPPED', 'EXPIRED', 'CANCELLED')",
+        name="ck_messages_status",
+    ),
+    sa.CheckConstraint("late_policy IN ('send', 'skip', 'expire')", name="ck_messages_late_policy"),
+)
+# The fence: one message per recipient, occasion and period. Also finds the messages of a recipient.
+_index(
+    "ux_messages_period",
+    messages.c.tenant_id,
+    messages.c.recipient_id,
+    messages.c.occasion,
+    messages.c.label,
+    messages.c.period,
+    unique=True,
+)
+# The scheduler's two looks. Partial: years of SENT rows cost it nothing.
+_index("ix_messages_due", messages.c.due_at, where="status = 'CREATED'")
+_index("ix_messages_again", messages.c.publish_again_at, where="status IN ('QUEUED', 'SENDING')")
+# Counting what is not done, and finding what failed.
+_index("ix_messages_status", messages.c.status, messages.c.due_at, where="status <> 'SENT'")
+
+message_limits = sa.Table(
+    "bullpen_message_limits",
+    metadata,
+    # When the next send through a channel may begin: one row per channel with a rate limit, shared by all senders.
+    sa.Column("channel", sa.String(60), primary_key=True),
+    sa.Column("free_at", Instant, nullable=False),
+)
