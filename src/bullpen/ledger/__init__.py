@@ -11,7 +11,9 @@ if not (_find_spec("alembic") and _find_spec("sqlalchemy")):
     raise _MissingExtra("sqlite", "the ledger (in PostgreSQL: the extra postgres)")
 
 from bullpen.ledger.enqueue import Enqueuer
+from bullpen.ledger.events import Appended, EventLog
 from bullpen.ledger.ledger import Ledger
+from bullpen.ledger.parked import ParkedEvent, ParkedEvents
 from bullpen.ledger.records import (
     Attempt,
     Claimed,
@@ -32,17 +34,21 @@ from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.security import Roles
 
 __all__ = [
+    "Appended",
     "Attempt",
     "Claimed",
     "Died",
     "Enqueued",
     "Enqueuer",
+    "EventLog",
     "Lane",
     "Ledger",
     "OutboxItem",
     "OutboxRepository",
     "OutboxRow",
     "OutboxStatus",
+    "ParkedEvent",
+    "ParkedEvents",
     "Released",
     "Retried",
     "Roles",

@@ -400,6 +400,18 @@ SELECT s_name, s_position, {self.now} FROM {self._batch({"name": "text", "positi
 ON CONFLICT (name) DO UPDATE SET position = excluded.position, updated_at = excluded.updated_at
 RETURNING name"""
 
+    def advance_checkpoint(self, *, first: bool) -> str:
+        # A second reader of the same name waits at the row, and then finds that it has moved.
+        table = self._table(tables.checkpoints.name)
+        if first:
+            return f"""\
+INSERT INTO {table} (name, position, updated_at) VALUES (:name, :position, {self.now})
+ON CONFLICT (name) DO NOTHING
+RETURNING name"""
+        return f"""\
+UPDATE {table} SET position = :position, updated_at = {self.now} WHERE name = :name AND position = :expected
+RETURNING name"""
+
     @cached_property
     def fence_sent(self) -> str:
         return f"""\

@@ -1,7 +1,7 @@
 """The ledger as a program holds it: one database, its tables, and the parts that read and write them.
 
-In: a URL and, on PostgreSQL, perhaps role names. Out: `outbox`, `once`, `checkpoints`, and the checks that a process
-makes before it starts. Elsewhere: enqueueing, dispatching and delivering (`bullpen.outbox`).
+In: a URL and, on PostgreSQL, perhaps role names. Out: `outbox`, `once`, `events`, `checkpoints`, and the checks that a
+process makes before it starts. Elsewhere: enqueueing, dispatching and delivering (`bullpen.outbox`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from bullpen.ledger import migrate, security, wakeups
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
+from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.outbox import SqlOutbox
+from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
@@ -69,6 +71,10 @@ class Ledger:
             self.database, enqueuer=self.enqueuer, dead_letter_type=dead_letter_type
         )
         self.checkpoints = Checkpoints(self.database)
+        self.events = EventLog(self.database, notify=notify)
+        """The ledger's own event store."""
+        self.parked = ParkedEvents(self.database)
+        """Events that no projector could take."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

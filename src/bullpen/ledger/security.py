@@ -31,6 +31,7 @@ TENANT_TABLES: Final = (
     tables.recipients.name,
     tables.occasions.name,
     tables.messages.name,
+    tables.events.name,
 )
 """Tables whose rows carry a tenant."""
 
@@ -69,9 +70,10 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
     yield f"GRANT USAGE ON SCHEMA {schema} TO {roles.tenant}, {roles.service}"
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {roles.service}"
     yield f"GRANT SELECT ON {schema}.{VERSION_TABLE} TO {roles.tenant}"
-    outbox, inbox, audit = (f"{schema}.{table.name}" for table in (tables.outbox, tables.inbox, tables.audit))
+    outbox, inbox = (f"{schema}.{table.name}" for table in (tables.outbox, tables.inbox))
     yield f"GRANT SELECT, INSERT, UPDATE ({', '.join(DELIVERY_COLUMNS)}) ON {outbox} TO {roles.tenant}"
-    yield f"GRANT SELECT, INSERT ON {schema}.{tables.attempts.name}, {audit} TO {roles.tenant}"
+    append_only = ", ".join(f"{schema}.{table.name}" for table in (tables.attempts, tables.audit, tables.events))
+    yield f"GRANT SELECT, INSERT ON {append_only} TO {roles.tenant}"
     yield f"GRANT SELECT ON {schema}.{tables.fences.name} TO {roles.tenant}"
     yield f"GRANT SELECT, INSERT, DELETE ON {inbox} TO {roles.tenant}"
     people = f"{schema}.{tables.recipients.name}, {schema}.{tables.occasions.name}"

@@ -358,3 +358,52 @@ message_limits = sa.Table(
     sa.Column("channel", sa.String(60), primary_key=True),
     sa.Column("free_at", Instant, nullable=False),
 )
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+events = sa.Table(
+    "bullpen_events",
+    metadata,
+    # Order of insertion, which is no order for readers: a transaction with a lower number may commit later.
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    # Order for readers. On PostgreSQL it is NULL until a reader numbers what it sees committed; SQLite has one writer
+    # at a time, so there the insert gives it.
+    sa.Column("position", sa.BigInteger),
+    sa.Column("stream_id", sa.String(200), nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("event_id", sa.String(100), nullable=False),
+    sa.Column("event_type", sa.String(120), nullable=False),
+    sa.Column("data", Json, nullable=False),
+    sa.Column("metadata", Json, nullable=False),
+    sa.Column("tenant_id", sa.String(60)),
+    _now_column("recorded_at"),
+)
+# Two writers never get the same place in a stream.
+_index("ux_events_version", events.c.stream_id, events.c.version, unique=True)
+# Appending an event again is recognised; its id is what targets know it by.
+_index("ux_events_event", events.c.event_id, unique=True)
+_index("ux_events_position", events.c.position, unique=True)
+_index("ix_events_unnumbered", events.c.id, where="position IS NULL")
+
+parked_events = sa.Table(
+    "bullpen_parked_events",
+    metadata,
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    sa.Column("projector", sa.String(120), nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    # Text without limits: a name that is too long may be the very reason why the event is here.
+    sa.Column("stream_id", sa.Text, nullable=False),
+    sa.Column("event_id", sa.Text, nullable=False),
+    sa.Column("event_type", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    # Base64: content that is no text and no JSON must be kept too.
+    sa.Column("data", sa.Text, nullable=False),
+    sa.Column("metadata", sa.Text, nullable=False),
+    sa.Column("recorded_at", Instant, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("retry_wanted", sa.Boolean, nullable=False, server_default=sa.false()),
+    _now_column("parked_at"),
+)
+_index("ux_parked_event", parked_events.c.projector, parked_events.c.position, unique=True)
+_index("ix_parked_retry", parked_events.c.projector, where="retry_wanted")

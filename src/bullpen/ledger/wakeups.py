@@ -25,17 +25,21 @@ _RECONNECT_S: Final = 1.0
 _SQLITE_POLL_S: Final = 0.05
 
 
-async def commits(database: Database) -> AsyncGenerator[None, None]:
+async def commits(database: Database, channel: str | None = None) -> AsyncGenerator[None, None]:
     """Yields when rows may have come. Never ends by itself; a database that is away is waited for.
+
+    `channel` is what PostgreSQL listens to, that of the outbox unless given; SQLite tells of every commit.
 
     Yields once after each connect: what was committed before nobody told us.
     """
-    listen = _postgres if database.is_postgres else _sqlite
+    channel = channel or Sql("postgresql", database.schema).channel
     lost = False
     while True:
         try:
             # Closed here and not when it is collected: it holds a connection.
-            async with contextlib.aclosing(listen(database)) as told:
+            async with contextlib.aclosing(
+                _postgres(database, channel) if database.is_postgres else _sqlite(database)
+            ) as told:
                 async for _ in told:
                     if lost:
                         lost = False
@@ -50,13 +54,13 @@ async def commits(database: Database) -> AsyncGenerator[None, None]:
         await asyncio.sleep(_RECONNECT_S)
 
 
-async def _postgres(database: Database) -> AsyncGenerator[None, None]:
+async def _postgres(database: Database, channel: str) -> AsyncGenerator[None, None]:
     import psycopg
 
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5)
     async with connection:
-        await connection.execute(f"LISTEN {Sql('postgresql', database.schema).channel}".encode())
+        await connection.execute(f"LISTEN {channel}".encode())
         yield
         async with contextlib.aclosing(connection.notifies()) as notifications:
             async for _ in notifications:

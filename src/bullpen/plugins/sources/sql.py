@@ -1,0 +1,119 @@
+"""The ledger's own table of events as a source: the event store that needs nothing but the database.
+
+In: a ledger. Out: its events in the order of positions, at once when a commit is told, else at the next look.
+Elsewhere: appending, and how positions are given (`bullpen.ledger.events`), the port (`bullpen.ports.source`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import DatabaseUnavailable, LedgerError
+from bullpen.ledger import Ledger
+from bullpen.ports.source import Batch, EventFilter, SourceHealth, SourceUnavailable
+
+__all__ = ["SqlEvents"]
+
+_BATCH: Final = 200
+
+
+class SqlEvents:
+    """Events of a ledger, perhaps only some types.
+
+        events = SqlEvents(ledger, prefixes=["payment.", "account."])
+
+    `poll_ms` is how often to look although nobody told of a commit (a pooler that gives out connections per
+    transaction tells nobody). The ledger belongs to whoever made it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        prefixes: Iterable[str] = (),
+        regex: str | None = None,
+        batch_size: int = _BATCH,
+        poll_ms: int = 1_000,
+    ) -> None:
+        self._ledger = ledger
+        self._filter = EventFilter((prefixes,) if isinstance(prefixes, str) else tuple(prefixes), regex)
+        self._batch_size = check_int("batch_size", batch_size, minimum=1)
+        self._poll_s = check_int("poll_ms", poll_ms, minimum=1) / 1000
+
+    @property
+    def name(self) -> str:
+        return self._ledger.database.address
+
+    async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+        async with self._told() as told:
+            while True:
+                told.clear()
+                batch = await self._next(after)
+                if batch is not None:
+                    assert batch.position is not None
+                    after = batch.position
+                    yield batch
+                if batch is None or batch.caught_up:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(told.wait(), self._poll_s)
+
+    async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
+        while after < until and (batch := await self._next(after, until)) is not None:
+            assert batch.position is not None
+            after = batch.position
+            yield batch
+
+    async def confirm(self, batch: Batch) -> None:
+        """Nothing to do: whoever reads keeps the checkpoint."""
+
+    async def head(self) -> int:
+        with _translated():
+            return await self._ledger.events.head()
+
+    async def check(self) -> SourceHealth:
+        try:
+            await self._ledger.events.head()
+        except LedgerError as error:
+            return SourceHealth(False, str(error))
+        return SourceHealth(True)
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+    async def _next(self, after: int, until: int | None = None) -> Batch | None:
+        with _translated():
+            found = await self._ledger.events.page(after, self._batch_size, until=until)
+        if not found:
+            return None
+        wanted = tuple(event for event in found if self._filter.wants(event.type))
+        return Batch(wanted, found[-1].position, caught_up=len(found) < self._batch_size)
+
+    @asynccontextmanager
+    async def _told(self) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever somebody committed."""
+        told = asyncio.Event()
+
+        async def listen() -> None:
+            async with contextlib.aclosing(self._ledger.events.commits()) as commits:
+                async for _ in commits:
+                    told.set()
+
+        listener = asyncio.create_task(listen(), name="bullpen events listener")
+        try:
+            yield told
+        finally:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except DatabaseUnavailable as error:
+        raise SourceUnavailable(str(error)) from error
