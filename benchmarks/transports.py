@@ -61,7 +61,8 @@ async def measure(make: Callable[[], MessagingClient[Any]]) -> tuple[float, floa
     consumed = (wanted - begun) / (time.perf_counter() - started)
 
     for _ in range(200):
-        wanted, _ = handled + 1, arrived.clear()
+        wanted = handled + 1
+        arrived.clear()
         payload = {"at": time.perf_counter()}
         await client.produce("bench", "e", {"urn": "urn:latency", "payload": payload})
         await asyncio.wait_for(arrived.wait(), 30)

@@ -16,9 +16,12 @@ from bullpen.plugins.transports.kafka import KafkaTransport
 from bullpen.testing.contracts.transport import TransportContract, TransportHarness, die_holding_one
 from bullpen.testing.kafka import MockKafka
 
+SESSION_MS = 2_000
+"""The mock waits for nearly as long as this before it lets somebody new into a group that has changed."""
+
 
 def transport_of(address: str, group: str, retry: Literal["pause", "park"] = "pause") -> KafkaTransport:
-    return KafkaTransport(address, group=group, retry=retry, retry_topics=2)
+    return KafkaTransport(address, group=group, retry=retry, retry_topics=2, session_timeout=SESSION_MS)
 
 
 class KafkaHarness:
@@ -26,6 +29,7 @@ class KafkaHarness:
 
     shortest_pause_ms = 1
     retry: Literal["pause", "park"] = "pause"
+    session_ms = SESSION_MS
 
     def __init__(self, cluster: MockKafka) -> None:
         self.cluster, self.address = cluster, cluster.address
@@ -33,7 +37,12 @@ class KafkaHarness:
 
     def make(self, *, dead_letters: DeadLetters | None = None) -> KafkaTransport:
         return KafkaTransport(
-            self.address, group=self.group, dead_letters=dead_letters, retry=self.retry, retry_topics=2
+            self.address,
+            group=self.group,
+            dead_letters=dead_letters,
+            retry=self.retry,
+            retry_topics=2,
+            session_timeout=self.session_ms,
         )
 
     async def source(self) -> str:
@@ -84,6 +93,8 @@ REAL_CLUSTER = os.environ.get("BULLPEN_TEST_KAFKA")
 
 class RealHarness(KafkaHarness):
     """Topics are made by the cluster on first use; it must allow that."""
+
+    session_ms = 10_000
 
     def __init__(self, address: str) -> None:
         self.address = address

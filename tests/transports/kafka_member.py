@@ -16,7 +16,8 @@ IDLE_AFTER_S = 3.0
 
 
 async def main(brokers: str, group: str, topic: str, log: Path) -> None:
-    client = MessagingClient(KafkaTransport(brokers, group=group), policy=quick_policy(), concurrency=4)
+    transport = KafkaTransport(brokers, group=group, session_timeout=3_000)
+    client = MessagingClient(transport, policy=quick_policy(), concurrency=4)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     last = asyncio.get_running_loop().time()

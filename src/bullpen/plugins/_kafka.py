@@ -186,18 +186,18 @@ class KafkaDoor:
 
     async def end_offsets(self, topic: str) -> dict[Partition, int]:
         """Where each partition of a topic ends; empty when there is no such topic."""
-        async with self._reader() as reader:
-            partitions = await _partitions_of(reader, topic)
-            ends = await reader.end_offsets(partitions) if partitions else {}
+        if topic not in await self.topics():
+            return {}
+        async with self._reader(topic) as reader:
+            ends = await reader.end_offsets(reader.assignment())
         return {Partition(tp.topic, tp.partition): int(offset) for tp, offset in ends.items()}
 
     async def read_all(self, topic: str) -> AsyncIterator[Record]:
         """Every record that is in the topic now, each partition in its order."""
-        async with self._reader() as reader:
-            partitions = await _partitions_of(reader, topic)
-            if not partitions:
-                return
-            reader.assign(partitions)
+        if topic not in await self.topics():
+            return
+        async with self._reader(topic) as reader:
+            partitions = sorted(reader.assignment())
             starts, ends = await reader.beginning_offsets(partitions), await reader.end_offsets(partitions)
             left = {tp for tp in partitions if starts[tp] < ends[tp]}
             for tp in partitions:
@@ -217,10 +217,17 @@ class KafkaDoor:
         await self._drop_admin()
 
     @contextlib.asynccontextmanager
-    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """A consumer of no group, for the length of a block."""
+    async def _reader(self, topic: str) -> AsyncIterator[AIOKafkaConsumer]:
+        """A consumer of no group with all partitions of a topic that exists, for the length of a block."""
         self._must_be_open()
-        reader = AIOKafkaConsumer(**self._brokers.as_options(), enable_auto_commit=False)
+        reader = AIOKafkaConsumer(
+            topic,
+            **self._brokers.as_options(),
+            enable_auto_commit=False,
+            max_partition_fetch_bytes=_LARGEST_RECORD_BYTES,
+            # Questions about offsets wait behind a fetch on the same connection, and none of ours waits for news.
+            fetch_max_wait_ms=10,
+        )
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await reader.start()
@@ -284,13 +291,26 @@ Assigned = Callable[[set[Partition]], Awaitable[None]]
 class GroupMember:
     """One member of a consumer group, from start to stop. After an error it is of no use any more: make another."""
 
-    def __init__(self, brokers: Brokers, group: str, *, on_revoked: Assigned, on_assigned: Assigned) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        group: str,
+        *,
+        on_revoked: Assigned,
+        on_assigned: Assigned,
+        session_timeout_ms: int,
+        hand_over_ms: int,
+    ) -> None:
+        """`hand_over_ms`: how long `on_revoked` may take; the group waits for it."""
         self._on_revoked, self._on_assigned = on_revoked, on_assigned
         self._consumer = AIOKafkaConsumer(
             **brokers.as_options(),
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_interval_ms=max(1, session_timeout_ms // 4),
+            rebalance_timeout_ms=max(session_timeout_ms, 2 * hand_over_ms),
             max_partition_fetch_bytes=_LARGEST_RECORD_BYTES,
         )
 
@@ -362,12 +382,6 @@ async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     with contextlib.suppress(*TRANSLATED):
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await client.stop()
-
-
-async def _partitions_of(reader: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
-    if topic not in await reader.topics():
-        return []
-    return [TopicPartition(topic, number) for number in sorted(reader.partitions_for_topic(topic) or ())]
 
 
 def _record(record: Any) -> Record:

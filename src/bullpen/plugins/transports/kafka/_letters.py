@@ -1,0 +1,79 @@
+"""Dead letters in a Kafka topic.
+
+A record cannot be taken out, so a letter that is done with gets a tombstone behind it in its partition. Every operation
+reads the whole topic: it is a place for what people look at, not for a backlog. Elsewhere: writing letters
+(`transport`), their fields (`bullpen.plugins.transports._letters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bullpen._kernel import json
+from bullpen.plugins._reports import Reports
+from bullpen.plugins.transports._letters import event_of, read_letter, who
+from bullpen.plugins.transports.kafka._records import read_value
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+
+if TYPE_CHECKING:
+    from bullpen.plugins.transports.kafka.transport import KafkaTransport
+
+
+class TopicDeadLetters:
+    """The dead letters of one topic."""
+
+    def __init__(self, transport: KafkaTransport, source: str, name: str) -> None:
+        self._transport, self._source, self.name = transport, source, name
+
+    async def depth(self) -> int:
+        return len(await self._read())
+
+    async def put(self, letter: DeadLetter) -> None:
+        value = json.encode(dict(letter.entry), what="dead letter")
+        await self._transport.door.send(self.name, key=letter.id.encode(), value=value)
+
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        found = sorted((letter for letter, _ in (await self._read()).values()), key=lambda letter: letter.failed_at)
+        return found[start : start + count]
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
+        found = (await self._read()).get(entry_id)
+        return None if found is None else found[0]
+
+    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        found = (await self._read()).get(entry_id)
+        if found is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        letter, partition = found
+        by = by or who()
+        # Sent first: a crash in between delivers it twice with the same identity, and loses nothing.
+        await self._transport.publish(event_of(letter, by=by))
+        await self._bury(entry_id, partition, by)
+        Reports(self._transport.label).redriven(letter, self.name, by)
+        return letter.message_id
+
+    async def discard(self, entry_id: str) -> bool:
+        found = (await self._read()).get(entry_id)
+        if found is None:
+            return False
+        await self._bury(entry_id, found[1], who())
+        return True
+
+    async def _bury(self, entry_id: str, partition: int, by: str) -> None:
+        await self._transport.door.send(
+            self.name, key=entry_id.encode(), value=None, partition=partition, headers={"x-removed-by": by}
+        )
+
+    async def _read(self) -> Mapping[str, tuple[DeadLetter, int]]:
+        """Letters without a tombstone behind them, with their partitions."""
+        found: dict[str, tuple[DeadLetter, int]] = {}
+        async for record in self._transport.door.read_all(self.name):
+            entry_id = (record.key or b"").decode("utf-8", "replace")
+            if record.value is None:
+                found.pop(entry_id, None)
+                continue
+            entry, problem = read_value(record.value)
+            told = entry if problem is None and isinstance(entry, dict) else {}
+            found[entry_id] = (read_letter(entry_id, told, source=self._source), record.partition.number)
+        return found
