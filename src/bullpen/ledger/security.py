@@ -32,6 +32,7 @@ TENANT_TABLES: Final = (
     tables.occasions.name,
     tables.messages.name,
     tables.events.name,
+    tables.workflow_history.name,
 )
 """Tables whose rows carry a tenant."""
 
@@ -72,8 +73,8 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
     yield f"GRANT SELECT ON {schema}.{VERSION_TABLE} TO {roles.tenant}"
     outbox, inbox = (f"{schema}.{table.name}" for table in (tables.outbox, tables.inbox))
     yield f"GRANT SELECT, INSERT, UPDATE ({', '.join(DELIVERY_COLUMNS)}) ON {outbox} TO {roles.tenant}"
-    append_only = ", ".join(f"{schema}.{table.name}" for table in (tables.attempts, tables.audit, tables.events))
-    yield f"GRANT SELECT, INSERT ON {append_only} TO {roles.tenant}"
+    append_only = (tables.attempts, tables.audit, tables.events, tables.workflow_history)
+    yield f"GRANT SELECT, INSERT ON {', '.join(f'{schema}.{each.name}' for each in append_only)} TO {roles.tenant}"
     yield f"GRANT SELECT ON {schema}.{tables.fences.name} TO {roles.tenant}"
     yield f"GRANT SELECT, INSERT, DELETE ON {inbox} TO {roles.tenant}"
     people = f"{schema}.{tables.recipients.name}, {schema}.{tables.occasions.name}"

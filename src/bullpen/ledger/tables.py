@@ -407,3 +407,46 @@ parked_events = sa.Table(
 )
 _index("ux_parked_event", parked_events.c.projector, parked_events.c.position, unique=True)
 _index("ix_parked_retry", parked_events.c.projector, where="retry_wanted")
+
+# Workflows ------------------------------------------------------------------------------------------------------------
+
+workflow_history = sa.Table(
+    "bullpen_workflow_history",
+    metadata,
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    # Empty where there are no tenants: part of a key, which must not be null.
+    sa.Column("tenant_id", sa.String(60), nullable=False, server_default=_CurrentTenant()),
+    sa.Column("workflow", sa.String(120), nullable=False),
+    sa.Column("urn", sa.String(300), nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("event", sa.String(120), nullable=False),
+    sa.Column("source", sa.String(120), nullable=False),
+    sa.Column("target", sa.String(120), nullable=False),
+    sa.Column("kind", sa.String(20), nullable=False),
+    sa.Column("event_key", sa.String(300), nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("job_id", sa.String(300)),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("user_id", sa.String(60)),
+    sa.Column("correlation_id", sa.String(120)),
+    sa.Column("reason", sa.Text),
+    _now_column("at"),
+)
+# An event counts once for an entity. One that parked it may try again after somebody has moved the entity.
+_index(
+    "ux_workflow_applied",
+    workflow_history.c.tenant_id,
+    workflow_history.c.workflow,
+    workflow_history.c.urn,
+    workflow_history.c.event_key,
+    workflow_history.c.step,
+    where="kind <> 'failed'",
+    unique=True,
+)
+_index(
+    "ix_workflow_history",
+    workflow_history.c.tenant_id,
+    workflow_history.c.workflow,
+    workflow_history.c.urn,
+    workflow_history.c.id,
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
 from bullpen.errors import InvalidOption, PermanentError, require
 
 __all__ = [
+    "AnyTransport",
     "Binding",
     "BullMQ",
     "BullMQEvent",
@@ -27,10 +28,12 @@ __all__ = [
     "DefaultJobOptions",
     "Kafka",
     "KafkaEvent",
+    "Memory",
     "RabbitMQ",
     "RabbitMQEvent",
     "RedisAddress",
     "Route",
+    "SourceEvent",
     "TwoTransports",
     "choose_binding",
 ]
@@ -99,7 +102,20 @@ class KafkaEvent(Generic[E]):
         return self.topic
 
 
-Mapped = BullMQEvent[E] | RabbitMQEvent[E] | KafkaEvent[E]
+@dataclass(frozen=True, kw_only=True)
+class SourceEvent(Generic[E]):
+    """Messages of a queue or topic cause an event, whatever carries them; with `job_name`, only those of that name."""
+
+    source: str
+    event: E
+    job_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_queue_name(self.source)  # the strictest rule of all transports
+        require("job_name", self.job_name is None or is_text(self.job_name), "non-empty text or None", self.job_name)
+
+
+Mapped = BullMQEvent[E] | RabbitMQEvent[E] | KafkaEvent[E] | SourceEvent[E]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +200,9 @@ class Binding(Generic[E]):
     """Deliveries handled at the same time per source, or for some sources by name."""
     ordered: bool = False
     """Events of one urn strictly one after the other. Refused where the transport cannot do it."""
+    batch_size: Mapping[str, int] | int = 1
+    """Waiting events of one kind for one entity that may be handled in one transition, or for some sources by name.
+    Above 1 the payload of such a transition is a `Batch`."""
 
     label: ClassVar[str] = "?"
     kind: ClassVar[type[Any]] = object
@@ -194,13 +213,15 @@ class Binding(Generic[E]):
         options, letters = self.default_job_options, self.dead_letter_queue
         require("default_job_options", isinstance(options, DefaultJobOptions), "a DefaultJobOptions", options)
         require("dead_letter_queue", isinstance(letters, DeadLetterQueue), "a DeadLetterQueue", letters)
-        named = self.concurrency if isinstance(self.concurrency, Mapping) else {"": self.concurrency}
-        for source, number in named.items():
-            check_int(f"concurrency[{source!r}]" if source else "concurrency", number, minimum=1)
         routes = self.routes()
-        strangers = sorted({source for source in named if source} - set(routes))
-        if strangers:
-            raise InvalidOption("concurrency", f"sources of the events ({', '.join(routes)})", strangers[0])
+        for option in ("concurrency", "batch_size"):
+            given = getattr(self, option)
+            named = given if isinstance(given, Mapping) else {"": given}
+            for source, number in named.items():
+                check_int(f"{option}[{source!r}]" if source else option, number, minimum=1)
+            strangers = sorted({source for source in named if source} - set(routes))
+            if strangers:
+                raise InvalidOption(option, f"sources of the events ({', '.join(routes)})", strangers[0])
 
     def routes(self) -> dict[str, Route[E]]:
         """One route per source, however many mappings share it."""
@@ -223,6 +244,16 @@ class Binding(Generic[E]):
 
     def concurrency_of(self, source: str) -> int:
         return self.concurrency if isinstance(self.concurrency, int) else self.concurrency.get(source, 1)
+
+    def batch_size_of(self, source: str) -> int:
+        return self.batch_size if isinstance(self.batch_size, int) else self.batch_size.get(source, 1)
+
+    def mapped(self, event: E) -> Mapped[E]:
+        """Where to send an event so that it comes back as this event. Raises InvalidOption when nothing brings it."""
+        for each in self.events:
+            if each.event == event:
+                return each
+        raise InvalidOption("event", f"an event that some {self.label} source brings", event)
 
     def policy(self) -> RetryPolicy:
         """The same policy object on every transport."""
@@ -297,11 +328,49 @@ class Kafka(Binding[E]):
         return [broker.strip() for broker in self.brokers.split(",")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnyTransport(Binding[E]):
+    """Events come from queues or topics of a transport that a setting names."""
+
+    label = "any transport"
+    kind = SourceEvent
+
+    def on(self, transport: str, **more: Any) -> Binding[E]:
+        """The same on one transport. `more` are further options of its binding, such as where it is."""
+        given: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(Binding) if each.name != "events"
+        }
+        as_queues: dict[str, tuple[type[Binding[Any]], type[Any], str]] = {
+            "bullmq": (BullMQ, BullMQEvent, "queue"),
+            "rabbitmq": (RabbitMQ, RabbitMQEvent, "queue"),
+            "kafka": (Kafka, KafkaEvent, "topic"),
+        }
+        if transport == "memory":
+            return Memory(events=self.events, **given)
+        if transport not in as_queues:
+            raise InvalidOption("transport", f"{', '.join(map(repr, as_queues))} or 'memory'", transport)
+        kind, mapped, place = as_queues[transport]
+        events = [mapped(event=one.event, job_name=one.job_name, **{place: one.source}) for one in self.events]
+        return kind(events=events, **given, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Binding[E]):
+    """Events come from queues inside this process: for tests and demos."""
+
+    label = "Memory"
+    kind = SourceEvent
+
+
 def choose_binding(
-    *, kafka: Kafka[E] | None = None, bullmq: BullMQ[E] | None = None, rabbitmq: RabbitMQ[E] | None = None
+    *,
+    kafka: Kafka[E] | None = None,
+    bullmq: BullMQ[E] | None = None,
+    rabbitmq: RabbitMQ[E] | None = None,
+    events: AnyTransport[E] | Memory[E] | None = None,
 ) -> Binding[E] | None:
     """The one binding of a workflow. Two for one workflow are refused; two workflows may differ."""
-    given = [binding for binding in (kafka, bullmq, rabbitmq) if binding is not None]
+    given = [binding for binding in (kafka, bullmq, rabbitmq, events) if binding is not None]
     if len(given) > 1:
         raise TwoTransports(" and ".join(binding.label for binding in given))
     return given[0] if given else None

@@ -134,6 +134,13 @@ _TABLE = (
     Script("remove_orphans", keys=("meta",), args=("base", "clock_offset")),
     Script("read_line", keys=("line",), args=("base", "count", "newest_first", "position")),
     Script("count_priorities", keys=("prioritized",), args=("after",)),
+    Script("hold_lock", keys=("lock",), args=("token", "lease_ms")),
+    Script("release_lock", keys=("lock",), args=("token",)),
+    Script(
+        "commit_entity",
+        keys=("entity", "applied", "outcomes", "history"),
+        args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
+    ),
     Script("configure", keys=("meta", "limiter", "wait", "prioritized"), args=("base", "lifts_limit")),
 )
 

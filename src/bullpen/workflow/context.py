@@ -1,0 +1,168 @@
+"""What an action may know and leave behind besides entity and payload: ids, a stable key, messages for the outbox.
+
+In: set by the engine around each step. Out: `step()` for actions, and the headers that events sent from an action
+inherit. Elsewhere: storing the messages with the entity (`bullpen.ports.entity.EntityStore`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bullpen.errors import InvalidOption, NotConfigured
+
+__all__ = [
+    "CORRELATION",
+    "TENANT",
+    "USER",
+    "StepContext",
+    "Trigger",
+    "inherited_headers",
+    "log_fields",
+    "performing",
+    "step",
+]
+
+TENANT: Final = "tenantId"
+USER: Final = "userId"
+CORRELATION: Final = "correlationId"
+"""Names of headers, and of fields in log records."""
+
+
+def _never(error: BaseException) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """What caused an event: a delivery of a transport, or a call."""
+
+    key: str
+    """Identity of the event, the same however often it is delivered."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    job_id: str | None = None
+    queue: str | None = None
+    attempt: int | None = None
+    """Number of this try, from 1. None: a call, which nobody repeats."""
+    may_be_repeated: bool = False
+    """Whether an earlier delivery may have been applied already."""
+    is_final: Callable[[BaseException], bool] = _never
+    """Whether this error ends the tries, by the transport's own decision."""
+
+    @property
+    def tenant_id(self) -> str | None:
+        return self.headers.get(TENANT)
+
+    @property
+    def user_id(self) -> str | None:
+        return self.headers.get(USER)
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self.headers.get(CORRELATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """The step that is being performed."""
+
+    workflow: str
+    urn: str
+    event: str
+    source: str
+    target: str
+    number: int
+    """0 for the event's own transition, then one more for each automatic step."""
+    trigger: Trigger
+    can_send: bool
+    messages: list[Any]
+
+    @property
+    def key(self) -> str:
+        """For the target of an effect: the same whenever this step of this event runs again."""
+        return f"{self.trigger.key}/{self.number}"
+
+    @property
+    def attempt(self) -> int:
+        return self.trigger.attempt or 1
+
+    @property
+    def tenant_id(self) -> str | None:
+        return self.trigger.tenant_id
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self.trigger.correlation_id
+
+    def enqueue(self, *, integration_type: str, event_type: str, payload: Any = None, **options: Any) -> None:
+        """Let a message leave if and only if this change is stored; `options` are those of `OutboxItem`.
+
+        Raises InvalidOption where entities are not kept in a SQL ledger.
+        """
+        if not self.can_send:
+            raise InvalidOption(
+                "enqueue", "entities in a SQL ledger: only there a message can share their transaction", event_type
+            )
+        from bullpen.ledger import OutboxItem
+
+        given: dict[str, Any] = {
+            "source_stream_id": self.urn,
+            "source_event_id": f"{len(self.messages)}.{_short(self.key)}",
+            "tenant_id": self.tenant_id,
+            "user_id": self.trigger.user_id,
+            "correlation_id": self.correlation_id,
+            **options,
+        }
+        self.messages.append(
+            OutboxItem(integration_type=integration_type, event_type=event_type, payload=payload, **given)
+        )
+
+
+_current: ContextVar[StepContext] = ContextVar("bullpen_workflow_step")
+
+
+def step() -> StepContext:
+    """The step whose action runs now. Raises NotConfigured outside of actions."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise NotConfigured("step() is for actions of a workflow, while an event is handled") from None
+
+
+@contextmanager
+def performing(context: StepContext) -> Iterator[None]:
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def inherited_headers() -> Mapping[str, str]:
+    """Ids of the event whose action runs now: what is sent from within belongs to the same story."""
+    context = _current.get(None)
+    return {} if context is None else context.trigger.headers
+
+
+def log_fields(urn: str, trigger: Trigger) -> dict[str, Any]:
+    """Names as in every log record of ours; absent ones are left out."""
+    given = {
+        "jobId": trigger.job_id,
+        "queue": trigger.queue,
+        "urn": urn,
+        TENANT: trigger.tenant_id,
+        USER: trigger.user_id,
+        CORRELATION: trigger.correlation_id,
+        "attemptsMade": None if trigger.attempt is None else trigger.attempt - 1,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _short(key: str) -> str:
+    """Bounded, and as distinct as the key itself."""
+    import hashlib
+
+    return hashlib.sha256(key.encode()).hexdigest()[:40]

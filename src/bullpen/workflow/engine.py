@@ -1,0 +1,365 @@
+"""Perform what an event does: read the entity, plan, run actions, store everything at once.
+
+In: an event, an urn, a payload, and what caused it. Out: the entity in its next state, stored together with its past,
+the event's identity and its outgoing messages; or an error with the entity untouched. One event is one change: its own
+transition and all automatic steps are stored together.
+Elsewhere: deciding the steps (`machine`), storing (`bullpen.ports.entity`), retries (the transport's, never ours).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.outcome import cut, describe
+from bullpen.errors import (
+    BullpenError,
+    DelayJob,
+    PermanentError,
+    RateLimited,
+    ReturnToWait,
+    WaitForChildren,
+)
+from bullpen.ports.entity import Change, EntityChanged, EntityNotFound, EntityStore, Loaded, Move, UrnLocks, word
+from bullpen.workflow.actions import Hooks
+from bullpen.workflow.batch import Batch
+from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
+from bullpen.workflow.definition import Definition
+from bullpen.workflow.locks import LocalLocks
+from bullpen.workflow.machine import EndlessSteps, NoTransition, Step, first_step, holds_for, is_target, next_step
+from bullpen.workflow.stores import DirectStore
+
+__all__ = ["Engine", "EntityFailed"]
+
+T = TypeVar("T")
+P = TypeVar("P")
+E = TypeVar("E")
+S = TypeVar("S")
+
+logger = logging.getLogger("bullpen.workflow")
+
+_MOST_CONFLICTS: Final = 10
+"""How often a change is decided anew because somebody else was faster."""
+_LONGEST_PAUSE_S: Final = 0.05
+_SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
+"""What an action may raise without having failed."""
+
+
+class EntityFailed(BullpenError, PermanentError):
+    """This event has parked the entity in its failed state before, and it is still there.
+
+    Move the entity out of it first; then the event may be sent back.
+    """
+
+    def __init__(self, urn: str, reason: str) -> None:
+        super().__init__(f"this event has parked entity {urn!r} in its failed state: {reason}")
+        self.urn, self.reason = urn, reason
+
+
+class _ActionFailed(Exception):
+    def __init__(self, step: Step[Any, Any, Any, Any], error: Exception) -> None:
+        super().__init__(str(error))
+        self.step, self.error = step, error
+
+
+@dataclass
+class _Walk(Generic[T]):
+    """What an event has done so far, in memory."""
+
+    entity: T
+    moves: list[Move] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
+
+
+class Engine(Generic[T, P, E, S]):
+    """Applies events to the entities of one workflow."""
+
+    def __init__(
+        self,
+        name: str,
+        definition: Definition[T, P, E, S],
+        store: EntityStore[T, S],
+        hooks: Hooks,
+        *,
+        locks: UrnLocks | None = None,
+    ) -> None:
+        """`locks` keep events of one entity apart over several processes; within this one they always are."""
+        self.name, self.definition, self.store, self.hooks = name, definition, store, hooks
+        self._local, self._locks = LocalLocks(), locks
+
+    async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
+        """Apply one event; returns the entity. An event whose key was applied before changes nothing."""
+        payload = self._typed(event, payload)
+        async with self._alone(urn):
+            return await self._repeating(urn, lambda: self._apply(event, urn, payload, trigger, [trigger.key]))
+
+    async def emit_batch(self, event: E, urn: str, items: Sequence[tuple[Any, Trigger]]) -> list[Exception | None]:
+        """Apply several events of one kind in one transition, whose payload is a `Batch`.
+
+        One result per event: None, or why it was not applied. When the whole transition fails, each event is tried
+        alone, so that a bad one harms only itself.
+        """
+        results: list[Exception | None] = [None] * len(items)
+        good: list[int] = []
+        payloads: dict[int, Any] = {}
+        for at, (payload, _) in enumerate(items):
+            try:
+                payloads[at] = self._typed(event, payload)
+                good.append(at)
+            except PermanentError as error:
+                results[at] = error
+        async with self._alone(urn):
+            try:
+                await self._together(event, urn, [(at, payloads[at], items[at][1]) for at in good], results)
+            except Exception as error:  # noqa: BLE001 - user code; each event is judged by its transport
+                if len(good) == 1:
+                    results[good[0]] = error
+                    return results
+                logger.warning("a batch of %d failed, each is tried alone: %s", len(good), error, extra={"urn": urn})
+                for at in good:
+                    try:
+                        await self._together(event, urn, [(at, payloads[at], items[at][1])], results)
+                    except Exception as own:  # noqa: BLE001 - as above
+                        results[at] = own
+        return results
+
+    async def _together(
+        self, event: E, urn: str, items: Sequence[tuple[int, Any, Trigger]], results: list[Exception | None]
+    ) -> None:
+        if not items:
+            return
+
+        async def apply() -> T:
+            loaded = await self._read(urn, [trigger.key for _, _, trigger in items], items[0][2])
+            fresh = [each for each in items if not self._was_applied(loaded, each[2].key, urn)]
+            if not fresh:
+                return loaded.entity
+            batch = Batch([payload for _, payload, _ in fresh])
+            failures = batch.failures
+
+            def kept() -> list[str]:
+                return [trigger.key for at, (_, _, trigger) in enumerate(fresh) if at not in failures]
+
+            entity = await self._change(loaded, event, urn, batch, fresh[0][2], kept)
+            for at, error in failures.items():
+                results[fresh[at][0]] = error
+            return entity
+
+        await self._repeating(urn, apply)
+
+    # ---- one event ----------------------------------------------------------------------------------------------
+
+    async def _repeating(self, urn: str, apply: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(_MOST_CONFLICTS - 1):
+            try:
+                return await apply()
+            except EntityChanged:
+                telemetry.emit("workflow.conflict", workflow=self.name, urn=urn)
+                await asyncio.sleep(random.random() * _LONGEST_PAUSE_S)
+        return await apply()
+
+    async def _apply(self, event: E, urn: str, payload: Any, trigger: Trigger, keys: list[str]) -> T:
+        loaded = await self._read(urn, keys, trigger)
+        if self._was_applied(loaded, trigger.key, urn):
+            self._tell_repeated(event, urn, trigger)
+            return loaded.entity
+        return await self._change(loaded, event, urn, payload, trigger, lambda: keys)
+
+    async def _read(self, urn: str, keys: list[str], trigger: Trigger) -> Loaded[T]:
+        loaded = await self.store.read(self.name, urn, keys, tenant_id=trigger.tenant_id)
+        if loaded is None:
+            raise EntityNotFound(self.name, urn)
+        return loaded
+
+    def _was_applied(self, loaded: Loaded[T], key: str, urn: str) -> bool:
+        before = loaded.applied.get(key)
+        if before is None:
+            return False
+        if before.outcome == "applied":
+            return True
+        if self.store.status(loaded.entity) == self.definition.states.failed:
+            raise EntityFailed(urn, before.reason)
+        return False  # somebody has moved it out of the failed state since: the event may try again
+
+    async def _change(
+        self, loaded: Loaded[T], event: E, urn: str, payload: Any, trigger: Trigger, keys: Callable[[], list[str]]
+    ) -> T:
+        source = self.store.status(loaded.entity)
+        try:
+            walk = await self._walk(loaded.entity, event, urn, payload, trigger)
+        except _ActionFailed as failure:
+            return await self._failed(failure, source, urn, trigger, keys())
+        if not walk.moves or not keys():  # no condition held, or every event of a batch failed
+            return walk.entity
+        return await self._commit(walk, loaded.version, urn, trigger, keys())
+
+    async def _walk(self, entity: T, event: E, urn: str, payload: Any, trigger: Trigger) -> _Walk[T]:
+        walk, status = _Walk(entity), self.store.status(entity)
+        holds = holds_for(self.definition, entity, payload)
+        try:
+            step = first_step(self.definition, status, event, holds)
+            if step is None and self.definition.fallback is not None:
+                walk.entity = await self.definition.fallback(entity, event, payload)
+        except NoTransition:
+            if not self._is_recognised(event, status, trigger):
+                raise
+            self._tell_repeated(event, urn, trigger)
+            step = next_step(self.definition, status, holds)
+        while step is not None:
+            if len(walk.moves) > self.definition.max_steps:
+                raise EndlessSteps(event, status, self.definition.max_steps)
+            await self._perform(step, walk, urn, payload, trigger)
+            status = step.target
+            step = next_step(self.definition, status, holds_for(self.definition, walk.entity, payload))
+        return walk
+
+    def _is_recognised(self, event: E, status: S, trigger: Trigger) -> bool:
+        """Access without a memory of events: a delivery that comes again after a crash finds the entity where the event
+        leads to. It was applied; what is missing are automatic steps, if any."""
+        is_direct = isinstance(self.store, DirectStore)
+        return is_direct and trigger.may_be_repeated and is_target(self.definition, event, status)
+
+    def _tell_repeated(self, event: E, urn: str, trigger: Trigger) -> None:
+        logger.info("Event was applied before", extra=log_fields(urn, trigger))
+        telemetry.emit("workflow.repeated", workflow=self.name, urn=urn, event=word(event))
+
+    async def _perform(self, step: Step[T, P, E, S], walk: _Walk[T], urn: str, payload: Any, trigger: Trigger) -> None:
+        """The only place that runs actions."""
+        context = StepContext(
+            workflow=self.name,
+            urn=urn,
+            event=word(step.event),
+            source=word(step.source),
+            target=word(step.target),
+            number=len(walk.moves),
+            trigger=trigger,
+            can_send=self.store.can_send,
+            messages=walk.messages,
+        )
+        with performing(context):
+            for action in step.transition.actions:
+                walk.entity = await self._run(action, step, walk.entity, payload)
+            for hook in self.hooks.on_event(step):
+                assert hook.run is not None
+                walk.entity = await self._run(hook.run, step, walk.entity, payload)
+            walk.entity = await self.store.advance(walk.entity, step.target)
+            for hook in self.hooks.on_status_changed(step):
+                assert hook.run is not None
+                try:
+                    walk.entity = await self._run(hook.run, step, walk.entity, payload)
+                except _ActionFailed as failure:
+                    if hook.fail_on_error:
+                        raise
+                    reason = describe(failure.error)[0]
+                    logger.error("%s failed, which is allowed: %s", hook.name, reason, extra=log_fields(urn, trigger))
+        kind: Literal["automatic", "event"] = "automatic" if step.is_automatic else "event"
+        walk.moves.append(Move(word(step.event), word(step.source), word(step.target), kind))
+
+    async def _run(
+        self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any
+    ) -> T:
+        try:
+            returned: T | None = await action(entity, payload)
+            if returned is None:
+                raise TypeError(f"action {getattr(action, '__qualname__', action)} returned None instead of the entity")
+        except _SIGNALS:
+            raise
+        except Exception as error:
+            raise _ActionFailed(step, error) from error
+        return returned
+
+    # ---- storing ------------------------------------------------------------------------------------------------
+
+    async def _commit(
+        self, walk: _Walk[T], version: int, urn: str, trigger: Trigger, keys: list[str], reason: str = ""
+    ) -> T:
+        entity = await self.store.commit(
+            Change(
+                workflow=self.name,
+                urn=urn,
+                entity=walk.entity,
+                version=version,
+                moves=tuple(walk.moves),
+                keys=tuple(keys),
+                reason=reason,
+                messages=tuple(walk.messages),
+                job_id=trigger.job_id,
+                attempt=trigger.attempt,
+                tenant_id=trigger.tenant_id,
+                user_id=trigger.user_id,
+                correlation_id=trigger.correlation_id,
+            )
+        )
+        fields = log_fields(urn, trigger)
+        for move in walk.moves:
+            logger.info(
+                "Entity moved from %s to %s by %s (%s)", move.source, move.target, move.event, move.kind, extra=fields
+            )
+            telemetry.emit(
+                "workflow.moved",
+                workflow=self.name,
+                urn=urn,
+                event=move.event,
+                source=move.source,
+                target=move.target,
+                kind=move.kind,
+                tenant_id=trigger.tenant_id,
+                correlation_id=trigger.correlation_id,
+                traceparent=trigger.headers.get("traceparent"),
+            )
+        return entity
+
+    async def _failed(self, failure: _ActionFailed, source: S, urn: str, trigger: Trigger, keys: list[str]) -> T:
+        """Retry: raise, the entity untouched; with the last attempt, and for `fail`, into the failed state."""
+        policy = self.definition.on_action_error or ("fail" if trigger.attempt is None else "retry")
+        error, fields = failure.error, log_fields(urn, trigger)
+        if policy == "retry" and not trigger.is_final(error):
+            raise error
+        reason = describe(error)[0]
+        logger.error("Action failed: %s", reason, exc_info=error, extra={**fields, "error": cut(reason, 500)})
+        entity = await self._park(failure.step, source, urn, trigger, keys, reason)
+        if policy == "retry":
+            raise error
+        return entity
+
+    async def _park(
+        self, step: Step[T, P, E, S], source: S, urn: str, trigger: Trigger, keys: list[str], reason: str
+    ) -> T:
+        # Read again: what a failed action did to its copy must not be stored.
+        loaded = await self._read(urn, [], trigger)
+        status = self.store.status(loaded.entity)
+        is_direct = isinstance(self.store, DirectStore)
+        if status != source and not is_direct:
+            return loaded.entity  # somebody else has moved it on since: it is no longer the one that failed
+        failed = self.definition.states.failed
+        entity = await self.store.advance(loaded.entity, failed)
+        walk = _Walk(entity, [Move(word(step.event), word(status), word(failed), "failed")])
+        return await self._commit(walk, loaded.version, urn, trigger, keys, cut(reason, 500))
+
+    # ---- small things -------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, urn: str) -> Any:
+        async with self._local.hold(urn):
+            if self._locks is None:
+                yield
+            else:
+                async with self._locks.hold(urn):
+                    yield
+
+    def _typed(self, event: E, payload: Any) -> Any:
+        kind = self.definition.payloads.get(event)
+        if kind is None or (isinstance(kind, type) and isinstance(payload, kind)):
+            return payload
+        try:
+            return msgspec.convert(payload, kind)
+        except msgspec.ValidationError as error:
+            raise PermanentError(f"payload of {word(event)}: {error}") from error

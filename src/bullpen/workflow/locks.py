@@ -1,0 +1,99 @@
+"""Keep two events of one entity apart: within a process, or over all processes that use one Redis.
+
+In: urns. Out: at most one holder each. Locks make waiting short and actions not overlap; what may never happen, a lost
+update, is prevented by the version check of an `EntityStore`. Access without versions has only the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from bullpen._kernel.duration import to_ms
+from bullpen.errors import ConnectionLost
+from bullpen.ports.entity import EntityBusy
+from bullpen.queue import Connection
+from bullpen.wire.scripts import SCRIPTS
+
+__all__ = ["LocalLocks", "RedisLocks"]
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+
+
+class LocalLocks:
+    """Between the tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, urn: str) -> AsyncIterator[None]:
+        lock, users = self._held.get(urn, (None, 0))
+        lock = lock or asyncio.Lock()
+        self._held[urn] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._held.pop(urn)
+            if users > 1:
+                self._held[urn] = (lock, users - 1)
+
+
+class RedisLocks:
+    """Between all processes that use one Redis.
+
+    A holder renews its lock every third of `lease`; when it dies, the next one gets it after `lease` at the latest. A
+    holder that was stopped for longer than that has lost it without knowing: only a version check helps against that.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        prefix: str = "bullpen:lock:",
+        lease: int | timedelta = 30_000,
+        wait: int | timedelta = 30_000,
+    ) -> None:
+        self._connection, self._prefix = connection, prefix
+        self._lease_ms = to_ms("lease", lease, minimum=100)
+        self._wait_ms = to_ms("wait", wait, minimum=1)
+
+    @asynccontextmanager
+    async def hold(self, urn: str) -> AsyncIterator[None]:
+        key, token = f"{self._prefix}{urn}", uuid.uuid4().hex
+        await self._take(urn, key, token)
+        renewing = asyncio.create_task(self._renew(key, token), name=f"bullpen lock of {urn}")
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+            # If it cannot be given back, it ends by itself.
+            with contextlib.suppress(ConnectionLost):
+                await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])
+
+    async def _take(self, urn: str, key: str, token: str) -> None:
+        give_up_at = time.monotonic() + self._wait_ms / 1000
+        pause_s = _SHORTEST_PAUSE_S
+        while not await self._is_ours(key, token):
+            if time.monotonic() + pause_s > give_up_at:
+                raise EntityBusy(urn, self._wait_ms)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _renew(self, key: str, token: str) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            with contextlib.suppress(ConnectionLost):  # tried again in a third of the lease
+                await self._is_ours(key, token)
+
+    async def _is_ours(self, key: str, token: str) -> bool:
+        """Take it if it is free, renew it if it is ours."""
+        door = self._connection.shared_door(key)
+        return bool(await door.evaluate(SCRIPTS["hold_lock"], [key], [token, self._lease_ms]))

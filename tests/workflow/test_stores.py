@@ -1,0 +1,424 @@
+"""What stores in PostgreSQL, SQLite and Redis promise: all of a change or nothing, no lost update, no event twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError
+from bullpen.ledger import Ledger
+from bullpen.ledger.entities import SqlEntities
+from bullpen.ports.entity import Change, EntityChanged, EntityStore, Move
+from bullpen.queue import Connection
+from bullpen.testing import RedisServer
+from bullpen.workflow.batch import Batch
+from bullpen.workflow.context import step
+from bullpen.workflow.definition import Transition
+from bullpen.workflow.engine import EntityFailed
+from bullpen.workflow.stores import RedisEntities
+from tests.databases import ROLES, MakeLedger
+from tests.workflow.kit import Event, Status, call, delivery, failing, states
+from tests.workflow.stored import OrderRow, Stored, add, engine_on, get, make_tables, put, redis_orders, sql_orders
+
+
+@pytest.fixture(params=["postgresql", "sqlite", "redis"])
+async def stored(request: pytest.FixtureRequest, make_ledger: MakeLedger) -> AsyncIterator[Stored]:
+    if request.param == "redis":
+        async with opened(request.getfixturevalue("redis_url")) as connection:
+            yield redis_orders(connection)
+            server: RedisServer = request.getfixturevalue("redis_server")
+            server.flush()  # entities belong to no queue, and the fixture looks for strays
+        return
+    ledger = make_ledger(request.getfixturevalue("postgres_url" if request.param == "postgresql" else "sqlite_url"))
+    await make_tables(ledger)
+    yield sql_orders(ledger)
+
+
+class opened:  # noqa: N801 - reads like a function
+    def __init__(self, url: str) -> None:
+        self.connection = Connection(url)
+
+    async def __aenter__(self) -> Connection:
+        return self.connection
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.connection.aclose()
+
+
+def sql_only(stored: Stored) -> Ledger:
+    assert stored.ledger is not None
+    return stored.ledger
+
+
+async def test_they_are_what_the_port_says(stored: Stored) -> None:
+    store: EntityStore[Any, Status] = stored.store
+    order = await stored.create("urn:1")
+
+    assert (store.urn(order), store.status(order)) == ("urn:1", Status.NEW)
+    assert await store.read("order", "urn:nobody", ["k"]) is None
+    loaded = await store.read("order", "urn:1", ["k"])
+    assert loaded is not None and (loaded.version, dict(loaded.applied)) == (1, {})
+    assert await stored.load("urn:nobody") is None
+    assert store.new() is not None
+
+
+@pytest.mark.requirement("W-11", "X-53")
+async def test_an_event_and_its_identity_are_stored_together_and_count_once(stored: Stored) -> None:
+    await stored.create("urn:1")
+    engine = engine_on(stored)
+    paying = delivery(key="orders/7/1", may_be_repeated=True, headers={"correlationId": "c-1", "userId": "u"})
+
+    await engine.emit(Event.PAY, "urn:1", 5, paying)
+    again = await engine.emit(Event.PAY, "urn:1", 5, paying)
+    await engine.emit(Event.PAY, "urn:1", 2, delivery(key="orders/8/1"))
+
+    assert get(again, "amount") == 5
+    assert await stored.look() == ("new", 7)
+    first, second = await stored.store.history("order", "urn:1")
+    assert (first.event, first.source, first.target, first.kind) == ("pay", "new", "new", "event")
+    assert (first.key, first.job_id, first.attempt, first.version) == ("orders/7/1", "7", 1, 2)
+    assert (first.correlation_id, first.user_id, first.tenant_id) == ("c-1", "u", None)
+    assert (second.version, second.key) == (3, "orders/8/1")
+    assert first.at <= second.at
+    assert [entry.version for entry in await stored.store.history("order", "urn:1", limit=1)] == [3]
+
+
+@pytest.mark.requirement("W-12")
+async def test_automatic_steps_are_part_of_the_same_change(stored: Stored) -> None:
+    await stored.create("urn:1")
+    engine = engine_on(stored, states=states(idles=[Status.NEW]))
+
+    await engine.emit(Event.PACK, "urn:1", None, call(key="k"))
+
+    assert await stored.look() == ("shipped", 0)
+    past = await stored.store.history("order", "urn:1")
+    assert [(each.source, each.target, each.kind, each.version) for each in past] == [
+        ("new", "packed", "event", 2),
+        ("packed", "shipped", "automatic", 2),
+    ]
+
+
+@pytest.mark.requirement("X-38", "W-15")
+async def test_what_failed_halfway_leaves_nothing_behind(stored: Stored) -> None:
+    """The second, automatic step fails: the first is not stored either, so the retry begins where the event began."""
+    await stored.create("urn:1")
+    halfway: list[Transition[Any, Any, Event, Status]] = [
+        Transition(event=Event.PAY, from_=Status.NEW, to=Status.PAID, actions=[add]),
+        Transition(event=Event.PACK, from_=Status.PAID, to=Status.PACKED, actions=[failing(RuntimeError("no box"))]),
+    ]
+    engine = engine_on(stored, transitions=halfway)
+
+    with pytest.raises(RuntimeError, match="no box"):
+        await engine.emit(Event.PAY, "urn:1", 5, delivery(1, key="k"))
+    assert await stored.look() == ("new", 0)
+    assert await stored.store.history("order", "urn:1") == []
+    with pytest.raises(RuntimeError, match="no box"):
+        await engine.emit(Event.PAY, "urn:1", 5, delivery(3, key="k"))
+
+    assert await stored.look() == ("failed", 0)
+    (entry,) = await stored.store.history("order", "urn:1")
+    assert (entry.kind, entry.source, entry.target, entry.reason) == ("failed", "new", "failed", "no box")
+
+
+@pytest.mark.requirement("X-38", "X-53")
+async def test_an_event_that_parked_its_entity_dies_again_until_somebody_helps(stored: Stored) -> None:
+    """After a crash between parking and the dead letter, the letter must still be written, with the true reason."""
+    await stored.create("urn:1")
+    broken = Transition[Any, Any, Event, Status](
+        event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[failing(RuntimeError("card refused"))]
+    )
+    engine = engine_on(stored)
+    failing_engine = engine_on(stored, transitions=[broken, *engine.definition.transitions[1:]])
+    last = delivery(3, key="orders/7/1", may_be_repeated=True)
+    with pytest.raises(RuntimeError):
+        await failing_engine.emit(Event.PAY, "urn:1", 5, last)
+
+    with pytest.raises(EntityFailed, match="card refused"):
+        await engine.emit(Event.PAY, "urn:1", 5, last)
+    await engine.emit(Event.REOPEN, "urn:1", None, call())
+    await engine.emit(Event.PAY, "urn:1", 5, last)
+    await engine.emit(Event.PAY, "urn:1", 5, last)
+
+    assert await stored.look() == ("new", 5)
+    assert [each.kind for each in await stored.store.history("order", "urn:1")] == ["failed", "event", "event"]
+
+
+@pytest.mark.requirement("X-52")
+async def test_a_change_of_an_old_version_is_refused_and_stores_nothing(stored: Stored) -> None:
+    await stored.create("urn:1")
+    first, second = [await stored.store.read("order", "urn:1") for _ in range(2)]
+    assert first is not None and second is not None
+
+    def change(loaded: Any, amount: int, key: str) -> Change[Any]:
+        entity = put(loaded.entity, "amount", amount)
+        return Change(
+            workflow="order", urn="urn:1", entity=entity, version=loaded.version, moves=[Move("pay", "new", "new")],
+            keys=[key],
+        )  # fmt: skip
+
+    await stored.store.commit(change(first, 5, "a"))
+    with pytest.raises(EntityChanged, match="changed by somebody else"):
+        await stored.store.commit(change(second, 9, "b"))
+
+    assert await stored.look() == ("new", 5)
+    assert [entry.key for entry in await stored.store.history("order", "urn:1")] == ["a"]
+
+
+@pytest.mark.requirement("X-52")
+async def test_engines_in_different_places_lose_no_update(stored: Stored) -> None:
+    """Each engine has only its own lock, as if each were a process; the version check does the rest."""
+    await stored.create("urn:1")
+    engines = [engine_on(stored) for _ in range(3)]
+
+    await asyncio.gather(
+        *(engines[n % 3].emit(Event.PAY, "urn:1", 1, call()) for n in range(12)),
+    )
+
+    assert await stored.look() == ("new", 12)
+    assert [entry.version for entry in await stored.store.history("order", "urn:1")] == list(range(2, 14))
+
+
+@pytest.mark.requirement("X-53")
+async def test_one_event_delivered_to_two_places_at_once_counts_once(stored: Stored) -> None:
+    await stored.create("urn:1")
+    engines = [engine_on(stored) for _ in range(4)]
+
+    await asyncio.gather(*(engine.emit(Event.PAY, "urn:1", 5, delivery(key="same")) for engine in engines))
+
+    assert await stored.look() == ("new", 5)
+    assert len(await stored.store.history("order", "urn:1")) == 1
+
+
+@pytest.mark.requirement("W-81")
+async def test_a_batch_is_one_change_and_each_of_its_events_counts_once(stored: Stored) -> None:
+    await stored.create("urn:1")
+    batches: list[list[int]] = []
+
+    async def add_all(entity: Any, payload: Batch[int]) -> Any:
+        batches.append(list(payload))
+        for at, amount in enumerate(payload):
+            if amount < 0:
+                payload.fail(at, ValueError(f"{amount} is no payment"))
+        return put(entity, "amount", get(entity, "amount") + sum(amount for amount in payload if amount > 0))
+
+    engine = engine_on(
+        stored, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[add_all])]
+    )
+    keyed = {name: delivery(key=name) for name in "abcd"}
+    await engine.emit_batch(Event.PAY, "urn:1", [(1, keyed["a"])])
+
+    results = await engine.emit_batch(
+        Event.PAY, "urn:1", [(1, keyed["a"]), (2, keyed["b"]), (-3, keyed["c"]), (4, keyed["d"])]
+    )
+
+    assert batches == [[1], [2, -3, 4]]
+    assert [str(each) if each else None for each in results] == [None, None, "-3 is no payment", None]
+    assert await stored.look() == ("new", 7)
+    past = await stored.store.history("order", "urn:1")
+    assert [(each.key, each.version) for each in past if each.version == 2] == [("a", 2)]
+    loaded = await stored.store.read("order", "urn:1", list("abcd"))
+    assert loaded is not None and (loaded.version, sorted(loaded.applied)) == (3, ["a", "b", "d"])
+
+
+@pytest.mark.requirement("W-81")
+async def test_a_batch_that_fails_as_a_whole_is_tried_one_by_one(stored: Stored) -> None:
+    """One bad event harms only itself."""
+    await stored.create("urn:1")
+
+    async def strict(entity: Any, payload: Batch[int]) -> Any:
+        if 13 in list(payload):
+            raise RuntimeError("unlucky")
+        return await add(entity, sum(payload))
+
+    engine = engine_on(
+        stored, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[strict])]
+    )
+
+    results = await engine.emit_batch(Event.PAY, "urn:1", [(amount, delivery()) for amount in (1, 13, 3)])
+
+    assert [str(each) if each else None for each in results] == [None, "unlucky", None]
+    assert await stored.look() == ("new", 4)
+
+
+async def test_a_batch_whose_events_are_all_known_changes_nothing(stored: Stored) -> None:
+    await stored.create("urn:1")
+    engine = engine_on(stored, payloads={Event.PAY: int})
+    known = delivery(key="k")
+    await engine.emit(Event.PAY, "urn:1", 5, known)
+
+    results = await engine.emit_batch(Event.PAY, "urn:1", [(5, known), ("five", delivery())])
+
+    assert results[0] is None and "payload of pay" in str(results[1])
+    assert await stored.look() == ("new", 5)
+
+
+# ---- SQL -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def rows(ledger: Ledger) -> Stored:
+    await make_tables(ledger)
+    return sql_orders(ledger)
+
+
+async def send(entity: Any, payload: Any) -> Any:
+    step().enqueue(integration_type="webhook:partner", event_type="order.paid.v1", payload={"amount": payload})
+    step().enqueue(integration_type="webhook:partner", event_type="order.seen.v1")
+    return entity
+
+
+@pytest.mark.requirement("X-53")
+async def test_messages_leave_with_the_change_and_carry_its_ids(rows: Stored) -> None:
+    await rows.create("urn:1")
+    engine = engine_on(
+        rows, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[add, send])]
+    )
+    paying = delivery(key="orders/7/1", headers={"tenantId": "t-1", "correlationId": "c-1"})
+
+    await engine.emit(Event.PAY, "urn:1", 5, paying)
+    await engine.emit(Event.PAY, "urn:1", 5, paying)
+
+    stored = await sql_only(rows).outbox.find()
+    assert [row.event_type for row in stored] == ["order.paid.v1", "order.seen.v1"]
+    assert {(row.tenant_id, row.correlation_id, row.source_stream_id) for row in stored} == {("t-1", "c-1", "urn:1")}
+
+
+@pytest.mark.requirement("X-53")
+async def test_without_the_change_there_is_no_message(rows: Stored) -> None:
+    """The database dies, or the row has changed: entity, past, identity and messages share one fate."""
+    await rows.create("urn:1")
+
+    async def overtaken(entity: Any, payload: Any) -> Any:
+        other = await rows.store.read("order", "urn:1")
+        assert other is not None
+        await rows.store.commit(
+            Change(workflow="order", urn="urn:1", entity=other.entity, version=other.version,
+                   moves=[Move("x", "new", "new")], keys=[f"x{other.version}"])
+        )  # fmt: skip
+        return entity
+
+    engine = engine_on(
+        rows, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[add, send, overtaken])]
+    )
+
+    with pytest.raises(EntityChanged):
+        await engine.emit(Event.PAY, "urn:1", 5, delivery(key="k"))
+
+    assert await sql_only(rows).outbox.find() == []
+    assert await rows.look() == ("new", 0)
+    loaded = await rows.store.read("order", "urn:1", ["k"])
+    assert loaded is not None and dict(loaded.applied) == {}
+
+
+async def test_a_class_without_the_columns_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(InvalidOption, match=r"version: expected a column of OrderRow; add `version: Mapped\[int\]"):
+        SqlEntities[OrderRow, str](OrderRow, ledger, version="revision")
+    with pytest.raises(InvalidOption, match="model: expected a mapped class"):
+        SqlEntities[Stored, str](Stored, ledger)
+
+
+async def test_an_action_that_returns_another_object_is_told_so(rows: Stored) -> None:
+    await rows.create("urn:1")
+
+    async def another(entity: OrderRow, payload: Any) -> OrderRow:
+        return OrderRow(urn=entity.urn, status="new", amount=1, version=1)
+
+    engine = engine_on(
+        rows, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[another])]
+    )
+
+    with pytest.raises(InvalidOption, match="the object that the action was given"):
+        await engine.emit(Event.PAY, "urn:1", None, delivery())
+
+
+async def test_very_long_keys_are_known_again(rows: Stored) -> None:
+    await rows.create("urn:1")
+    engine = engine_on(rows)
+    long = delivery(key="k" * 5_000)
+
+    for _ in range(2):
+        await engine.emit(Event.PAY, "urn:1", 5, long)
+
+    assert await rows.look() == ("new", 5)
+
+
+async def test_a_row_that_its_own_constraints_refuse_is_an_error_of_ours(rows: Stored) -> None:
+    await rows.create("urn:1")
+
+    async def break_it(entity: OrderRow, payload: Any) -> OrderRow:
+        entity.amount = None  # type: ignore[assignment]  # the mistake under test
+        return entity
+
+    engine = engine_on(
+        rows, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[break_it])]
+    )
+
+    with pytest.raises((LedgerError, DatabaseUnavailable), match=r"(?i)null"):
+        await engine.emit(Event.PAY, "urn:1", None, delivery())
+
+    assert await rows.look() == ("new", 0)
+
+
+async def test_tenants_do_not_see_each_others_past(
+    guarded_database: str, postgres_server: Any, make_ledger: MakeLedger
+) -> None:
+    """Row-level security holds for the past too, and a tenant's identities never hide another's events."""
+    admin = make_ledger(postgres_server.url(guarded_database))
+    await make_tables(admin)
+    async with admin.database.engine.begin() as connection:
+        await connection.execute(sa.text(f"GRANT ALL ON orders TO {ROLES.tenant}"))
+    ledger = make_ledger(postgres_server.url(guarded_database, role=ROLES.tenant), roles=ROLES, duty="tenant")
+    store = SqlEntities[OrderRow, Status](OrderRow, ledger, status_type=Status)
+    await store.create(OrderRow(urn="urn:1", status="new", amount=0), tenant_id="t-1")
+    stored = Stored(store, store.load, store.load, ledger)
+
+    for tenant in ("t-1", "t-2"):
+        await engine_on(stored).emit(Event.PAY, "urn:1", 5, delivery(key="same", headers={"tenantId": tenant}))
+
+    assert [len(await store.history("order", "urn:1", tenant_id=each)) for each in ("t-1", "t-2", "t-3")] == [1, 1, 0]
+    found = await store.load("urn:1", tenant_id="t-1")
+    assert found is not None and found.amount == 10
+
+
+# ---- Redis ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_kept_in_redis_is_bounded(redis_url: str, redis_server: RedisServer) -> None:
+    async with opened(redis_url) as connection:
+        stored = redis_orders(connection, keep_history=3, keep_applied=2)
+        await stored.create("urn:1")
+        engine = engine_on(stored)
+
+        for key in "abcde":
+            await engine.emit(Event.PAY, "urn:1", 1, delivery(key=key))
+
+        assert [entry.key for entry in await stored.store.history("order", "urn:1")] == ["c", "d", "e"]
+        loaded = await stored.store.read("order", "urn:1", list("abcde"))
+        assert loaded is not None and sorted(loaded.applied) == ["d", "e"]
+        assert isinstance(stored.store, RedisEntities)
+        assert await stored.store.delete("urn:1")
+        assert not await stored.store.delete("urn:1")
+        assert redis_server.client().keys("*") == []
+
+
+async def test_entities_in_redis_have_a_urn_and_a_status_and_are_made_once(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with opened(redis_url) as connection:
+        orders = RedisEntities[str](connection, "orders", blank={"status": "new"})
+
+        with pytest.raises(InvalidOption, match=r"entity\.urn"):
+            await orders.create({"status": "new"})
+        with pytest.raises(InvalidOption, match=r"entity\.status"):
+            await orders.create({"urn": "urn:1"})
+        await orders.create({"urn": "urn:1", "status": "new"})
+        with pytest.raises(EntityChanged):
+            await orders.create({"urn": "urn:1", "status": "new"})
+        assert (orders.new(), orders.status({"status": "new"})) == ({"status": "new"}, "new")
+        with pytest.raises(InvalidOption, match="without ':'"):
+            RedisEntities(connection, "a:b")
+    redis_server.flush()
