@@ -19,12 +19,14 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, cast
 
+from bullpen._kernel.ids import check_queue_name
 from bullpen.embedded import EmbeddedServer, acquire
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue.tasks import Task, TaskMaker, TaskSet
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
@@ -36,6 +38,7 @@ __all__ = ["Bullpen", "Service", "connect"]
 logger = logging.getLogger("bullpen.app")
 
 _EMBEDDED: Final = "embedded://"
+_TASK_WORKER: Final[dict[str, Any]] = {"concurrency": 20, "dead_letters": True}
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 
@@ -80,6 +83,8 @@ class Bullpen:
         self._owns_connection = self._connection is None
         self._queues: dict[str, Queue] = {}
         self._workers: dict[str, Worker] = {}
+        self._task_sets: dict[str, TaskSet] = {}
+        self._task_workers: dict[str, dict[str, Any]] = {}
         self._services: list[Service] = []
         self._metric_sources: list[MetricSource] = []
         self._ledger: Ledger | None = None
@@ -165,6 +170,45 @@ class Bullpen:
             return handler
 
         return register
+
+    def task(
+        self, queue: str = "default", *, name: str | None = None, strict: bool = False, **options: Any
+    ) -> TaskMaker:
+        """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
+
+            @app.task("emails", attempts=5)
+            async def send_welcome(to: str, greeting: str = "Hello") -> str: ...
+
+            await send_welcome.add(to="ada@example.com")
+
+        The job's name is `name` or the function's, its data an object of the parameters, so that Node can add one too.
+        A first parameter of type `Job` gets the job. Data that does not fit fails for good; fields that no parameter
+        takes are ignored unless `strict`. `options` are job options.
+        """
+        check_queue_name(queue)
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            tasks = self._task_sets.get(queue) or TaskSet(queue)
+            made = tasks.task(function, open_queue=partial(self.queue, queue), name=name, strict=strict, **options)
+            if queue not in self._task_sets:
+                self.worker(queue, tasks, **{**_TASK_WORKER, **self._task_workers.get(queue, {})})
+                self._task_sets[queue] = tasks
+            return made
+
+        return cast("TaskMaker", register)
+
+    def task_queue(self, queue: str, **worker_options: Any) -> None:
+        """How the worker of a queue of tasks runs, if not 20 at a time with dead letters; before its first task."""
+        if queue in self._task_sets or queue in self._task_workers:
+            raise InvalidOption(
+                f"task_queue {queue!r}", "said once, before the first task of the queue", worker_options
+            )
+        self._task_workers[queue] = worker_options
+
+    @property
+    def tasks(self) -> dict[str, tuple[str, ...]]:
+        """The names of the tasks of each queue."""
+        return {queue: tasks.names for queue, tasks in self._task_sets.items()}
 
     def add(self, service: Service) -> None:
         """Let `run` run this too; at once if the app runs already."""
