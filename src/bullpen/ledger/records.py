@@ -101,6 +101,11 @@ class OutboxItem:
         )
         object.__setattr__(self, "_record", self._make_record())
 
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the payload as it is stored."""
+        return len(self._record["payload"].encode())
+
     def to_record(self, *, default_attempts: int, strict: bool, fans_out: bool) -> dict[str, Any]:
         """The fields of the insert. `strict`: no route key at all; `fans_out`: the event has several messages."""
         record = dict(self._record)

@@ -390,6 +390,8 @@ parked_events = sa.Table(
     metadata,
     sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
     sa.Column("projector", sa.String(120), nullable=False),
+    # The one route that a backfill was for; empty: whatever routes the event has.
+    sa.Column("route", sa.String(120), nullable=False, server_default=sa.text("''")),
     sa.Column("position", sa.BigInteger, nullable=False),
     # Text without limits: a name that is too long may be the very reason why the event is here.
     sa.Column("stream_id", sa.Text, nullable=False),
@@ -405,7 +407,7 @@ parked_events = sa.Table(
     sa.Column("retry_wanted", sa.Boolean, nullable=False, server_default=sa.false()),
     _now_column("parked_at"),
 )
-_index("ux_parked_event", parked_events.c.projector, parked_events.c.position, unique=True)
+_index("ux_parked_event", parked_events.c.projector, parked_events.c.route, parked_events.c.position, unique=True)
 _index("ix_parked_retry", parked_events.c.projector, where="retry_wanted")
 
 # Workflows ------------------------------------------------------------------------------------------------------------
