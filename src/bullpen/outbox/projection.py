@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
@@ -21,9 +21,6 @@ from bullpen.outbox._logs import log, logger
 from bullpen.outbox.delivery import scrub
 from bullpen.outbox.mapping import EventRoute, items_of
 from bullpen.ports.source import SourceEvent, UnreadableEvent
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
 _SOURCE: Final = "outbox-projector"
 _LONGEST_PAUSE_S: Final = 10.0
@@ -223,7 +220,7 @@ class Projection:
             await asyncio.sleep(pause_s)
             tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _park(self, connection: AsyncConnection, mapped: Mapped) -> None:
+    async def _park(self, connection: Any, mapped: Mapped) -> None:
         await self._ledger.parked.park(
             connection,
             self._name,
