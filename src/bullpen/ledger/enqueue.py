@@ -78,9 +78,9 @@ class Enqueuer:
         known = _by_source(caller.run(sql.existing, _encode(missing))) if missing else {}
         return _results(records, added, known)
 
-    async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> None:
-        """Store rows that were made by the ledger itself."""
-        await self._insert_async(async_caller(connection), records)
+    async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Store rows that were made by the ledger itself. Returns the ids of those that were not there yet."""
+        return list((await self._insert_async(async_caller(connection), records)).values())
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

@@ -211,6 +211,8 @@ attempts = sa.Table(
     sa.Column("tenant_id", sa.String(60)),
     sa.Column("started_at", Instant),
     _now_column("finished_at"),
+    # What the target answered to a delivery it took: an id of the provider, a partition and offset.
+    sa.Column("receipt", sa.Text),
 )
 _index("ix_outbox_attempts_row", attempts.c.outbox_id)
 
@@ -224,6 +226,19 @@ fences = sa.Table(
     sa.Column("outbox_id", _row_id, nullable=False),
     sa.Column("tenant_id", sa.String(60)),
     _now_column("fenced_at"),
+)
+
+destinations = sa.Table(
+    "bullpen_destinations",
+    metadata,
+    # Only those about which there is something to say; a destination without a row is in order.
+    sa.Column("integration_type", sa.String(120), primary_key=True),
+    sa.Column("disabled_at", Instant),
+    sa.Column("disabled_by", sa.String(120)),
+    sa.Column("reason", sa.Text),
+    sa.Column("broken_until", Instant),
+    sa.Column("trips", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _now_column("updated_at"),
 )
 
 checkpoints = sa.Table(

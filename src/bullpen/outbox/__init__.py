@@ -3,9 +3,10 @@
 from bullpen.outbox.backfill import Backfilled
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
+from bullpen.outbox.gates import Breaker
 from bullpen.outbox.mapping import EventRoute, EventRoutes, IntegrationMessage
 from bullpen.outbox.metrics import OutboxMetrics
-from bullpen.outbox.outbox import Outbox
+from bullpen.outbox.outbox import Outbox, Receipt
 from bullpen.outbox.projection import Projected, ProjectorOptions
 from bullpen.outbox.projector import Projector, ProjectorStatus
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
@@ -13,6 +14,7 @@ from bullpen.outbox.workers import DeliveryWorkers
 
 __all__ = [
     "Backfilled",
+    "Breaker",
     "DeliveryWorkers",
     "Dispatcher",
     "DispatcherOptions",
@@ -26,6 +28,7 @@ __all__ = [
     "Projector",
     "ProjectorOptions",
     "ProjectorStatus",
+    "Receipt",
     "Route",
     "Router",
     "queue_name",
