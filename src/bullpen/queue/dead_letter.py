@@ -193,7 +193,7 @@ class DeadLetters:
                 job_id=entry_id,
             )
         opts = bytes(entry.get("originalOpts", msgspec.Raw(b"{}")))
-        note = msgspec.json.encode({"by": _check_name(by) or _who(), "entry": entry_id})[1:-1]
+        note = msgspec.json.encode({"by": check_actor(by), "entry": entry_id})[1:-1]
         keys, entries = self._keys, self._entries
         answer = await self._actions.evaluate(
             "redrive",
@@ -342,21 +342,7 @@ class DeadLetters:
         except NotJson:
             stored = None
         # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
-        entry: dict[str, Any] = stored if isinstance(stored, dict) else {}
-        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
-        return DeadLetter(
-            id=record.id,
-            job_id=entry.get("originalJobId", ""),
-            job_name=entry.get("originalJobName", ""),
-            queue=entry.get("originalQueue", self._keys.name),
-            data=entry.get("originalData"),
-            error_message=str(error.get("message", "")),
-            error_stack=error.get("stack"),
-            failed_at=entry.get("failedAt", ""),
-            attempts_made=entry.get("attemptsMade", 0),
-            cause=entry.get("cause"),
-            entry=entry,
-        )
+        return from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
 
     @staticmethod
     def _parse(record: JobRecord) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
@@ -366,6 +352,24 @@ class DeadLetters:
         except (msgspec.DecodeError, UnicodeDecodeError):
             entry = {}
         return entry, {name: json.decode(bytes(value)) for name, value in entry.items() if name != "originalData"}
+
+
+def from_entry(entry_id: str, entry: dict[str, Any], *, queue: str) -> DeadLetter:
+    """The letter that stored fields tell of; those that are missing are left empty. `queue` when they name none."""
+    error = entry["error"] if isinstance(entry.get("error"), dict) else {}
+    return DeadLetter(
+        id=entry_id,
+        job_id=entry.get("originalJobId", ""),
+        job_name=entry.get("originalJobName", ""),
+        queue=entry.get("originalQueue", queue),
+        data=entry.get("originalData"),
+        error_message=str(error.get("message", "")),
+        error_stack=error.get("stack"),
+        failed_at=entry.get("failedAt", ""),
+        attempts_made=entry.get("attemptsMade", 0),
+        cause=entry.get("cause"),
+        entry=entry,
+    )
 
 
 class _Pace:
@@ -396,7 +400,8 @@ def _starts(entry_id: str, fields: dict[str, Any]) -> int:
     return int(last) if last.isdecimal() else 0
 
 
-def _who() -> str:
+def who() -> str:
+    """User and host of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -404,7 +409,7 @@ def _who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _check_name(by: Any) -> str | None:
-    """Refuse what is no name of a person or program."""
+def check_actor(by: Any) -> str:
+    """The name of who asks for it, by default user and host of this process; refuses what is no name."""
     require("by", by is None or (isinstance(by, str) and by != ""), "non-empty text", by)
-    return str(by) if by is not None else None
+    return who() if by is None else str(by)

@@ -24,6 +24,7 @@ from bullpen.queue._redis import Connection, Door
 from bullpen.queue.browse import Browsing
 from bullpen.queue.dead_letter import DeadLetters
 from bullpen.queue.durability import MEMORY, Durability
+from bullpen.queue.failed_set import FailedSetStore
 from bullpen.queue.job import Job, JobState
 from bullpen.queue.limits import Limits
 from bullpen.queue.maintain import Maintenance
@@ -103,6 +104,11 @@ class Queue(Browsing, Maintenance, Limits):
     @property
     def name(self) -> str:
         return self._keys.name
+
+    @property
+    def connection(self) -> Connection:
+        """The connection this queue uses, to be shared with others on the same server."""
+        return self._connection
 
     @property
     def keys(self) -> QueueKeys:
@@ -249,6 +255,11 @@ class Queue(Browsing, Maintenance, Limits):
     def dead_letters(self) -> DeadLetters:
         """The finally failed jobs of this queue that wait for somebody."""
         return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
+
+    @property
+    def failed_set(self) -> FailedSetStore:
+        """The failed jobs of this queue as dead letters, for queues that have no dead-letter queue."""
+        return FailedSetStore(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     # ---- looking after it -------------------------------------------------------------------------------------
 
