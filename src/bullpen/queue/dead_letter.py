@@ -11,13 +11,11 @@ Elsewhere: making entries (`_letter`), sweeping (`_sweep`), deciding that a fail
 from __future__ import annotations
 
 import asyncio
-import getpass
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -25,6 +23,7 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen.errors import CorruptJob, JobNotFound, JobStateConflict, NotJson, require
 from bullpen.queue._actions import QueueActions
+from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, original_data
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue.job import JobState
@@ -57,6 +56,24 @@ class DeadLetter:
     """Why the failure was final; None when a worker of another client decided it."""
     entry: dict[str, Any]
     """All stored fields, under their wire names."""
+
+    @classmethod
+    def from_entry(cls, entry_id: str, entry: dict[str, Any], *, queue: str) -> Self:
+        """The letter that stored fields tell of; what they lack is left empty, and of the queue it is `queue`."""
+        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
+        return cls(
+            id=entry_id,
+            job_id=entry.get("originalJobId", ""),
+            job_name=entry.get("originalJobName", ""),
+            queue=entry.get("originalQueue", queue),
+            data=entry.get("originalData"),
+            error_message=str(error.get("message", "")),
+            error_stack=error.get("stack"),
+            failed_at=entry.get("failedAt", ""),
+            attempts_made=entry.get("attemptsMade", 0),
+            cause=entry.get("cause"),
+            entry=entry,
+        )
 
     @property
     def redriven(self) -> list[dict[str, Any]]:
@@ -342,7 +359,7 @@ class DeadLetters:
         except NotJson:
             stored = None
         # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
-        return from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
+        return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
 
     @staticmethod
     def _parse(record: JobRecord) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
@@ -352,24 +369,6 @@ class DeadLetters:
         except (msgspec.DecodeError, UnicodeDecodeError):
             entry = {}
         return entry, {name: json.decode(bytes(value)) for name, value in entry.items() if name != "originalData"}
-
-
-def from_entry(entry_id: str, entry: dict[str, Any], *, queue: str) -> DeadLetter:
-    """The letter that stored fields tell of; those that are missing are left empty. `queue` when they name none."""
-    error = entry["error"] if isinstance(entry.get("error"), dict) else {}
-    return DeadLetter(
-        id=entry_id,
-        job_id=entry.get("originalJobId", ""),
-        job_name=entry.get("originalJobName", ""),
-        queue=entry.get("originalQueue", queue),
-        data=entry.get("originalData"),
-        error_message=str(error.get("message", "")),
-        error_stack=error.get("stack"),
-        failed_at=entry.get("failedAt", ""),
-        attempts_made=entry.get("attemptsMade", 0),
-        cause=entry.get("cause"),
-        entry=entry,
-    )
 
 
 class _Pace:
@@ -398,18 +397,3 @@ def _starts(entry_id: str, fields: dict[str, Any]) -> int:
         return told
     last = entry_id.rpartition("-")[2]
     return int(last) if last.isdecimal() else 0
-
-
-def who() -> str:
-    """User and host of this process."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
-
-
-def check_actor(by: Any) -> str:
-    """The name of who asks for it, by default user and host of this process; refuses what is no name."""
-    require("by", by is None or (isinstance(by, str) and by != ""), "non-empty text", by)
-    return who() if by is None else str(by)

@@ -19,11 +19,12 @@ from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_job_id
 from bullpen.errors import JobStateConflict
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.queue import dead_letter
 from bullpen.queue._actions import QueueActions
+from bullpen.queue._actor import check_actor
 from bullpen.queue._adder import VERSION_FIELD
 from bullpen.queue._letter import DeadLetterWriter, entry_id
 from bullpen.queue._port_letters import as_letter, starts_of
-from bullpen.queue.dead_letter import check_actor, from_entry
 from bullpen.queue.job import Job, JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS
@@ -144,7 +145,7 @@ class FailedSetStore:
         identity, _, head, tail, _, form = self._writer.parts_of_failed(job)
         raw = {"": job.record.raw_data, "text": msgspec.json.encode(job.record.raw_data.decode("utf-8", "replace"))}
         entry = json.decode(head + raw.get(form, b"") + tail)
-        return as_letter(from_entry(identity, entry, queue=self.name))
+        return as_letter(dead_letter.DeadLetter.from_entry(identity, entry, queue=self.name))
 
 
 def _instant_ms(text: str) -> int | str:
