@@ -501,7 +501,7 @@ class Worker:
             self._settled.append(Settlement(job, Waiting()))
             return
         self._running[job] = self._loop.create_task(self._run_one(job))
-        if self._reports.are_wanted:
+        if self._reports.are_wanted("active"):
             self._reports.tell("active", job)
 
     async def _run_one(self, job: Job) -> None:
@@ -615,6 +615,11 @@ class Worker:
 
     def _on_code(self, settlement: Settlement, code: int) -> None:
         job, outcome = settlement
+        if code == DONE and type(outcome) is Completed:  # nearly all of them: straight through
+            self._forget_lock(job)
+            if self._reports.are_wanted("completed"):
+                self._reports.tell("completed", job, outcome.value_json)
+            return
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return
@@ -632,11 +637,9 @@ class Worker:
                 "queue %r: outcome of job %r dropped, %s", self.queue_name, job.id, _CODE_TEXT.get(code, f"code {code}")
             )
             self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
-        if code != DONE or not self._reports.are_wanted:
+        if code != DONE:
             return
         match outcome:
-            case Completed(value_json):
-                self._reports.tell("completed", job, value_json)
             case Failed(reason):
                 self._reports.tell("failed", job, reason)
             case Retry(reason, _, delay_ms):
