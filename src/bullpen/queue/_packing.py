@@ -19,7 +19,7 @@ from bullpen.wire.records import JobRecord, check_job_name
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
 CALL_TTL_MS: Final = 600_000
-_VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
+VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 
 
 class JobArguments:
@@ -85,7 +85,7 @@ def add_keys(keys: QueueKeys, caller_id: str) -> list[str]:
 
 
 def add_arguments(keys: QueueKeys, jobs: Iterable[JobArguments], number: int, clock_offset_ms: int) -> list[Any]:
-    args: list[Any] = [keys.base, clock_offset_ms, number, CALL_TTL_MS, _VERSION_FIELD]
+    args: list[Any] = [keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD]
     for job in jobs:
         job.append_to(args)
     return args

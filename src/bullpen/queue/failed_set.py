@@ -22,8 +22,8 @@ from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
 from bullpen.queue import dead_letter
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._actor import check_actor
-from bullpen.queue._adder import VERSION_FIELD
 from bullpen.queue._letter import DeadLetterWriter, entry_id
+from bullpen.queue._packing import VERSION_FIELD
 from bullpen.queue._port_letters import as_letter, starts_of
 from bullpen.queue.job import Job, JobState
 from bullpen.wire.keys import QueueKeys
