@@ -225,6 +225,8 @@ class Features:
     """Attempts and backoff are stored with each event, so that the producer decides about them."""
     results: bool = False
     """Keeps what a handler returned, for whoever tracks the event; elsewhere it is dropped."""
+    marks_redelivered: bool = True
+    """`Delivery.is_redelivered` can be relied on; where it cannot, any delivery may be a repetition."""
     children: bool = False
     """Knows jobs that wait for other jobs."""
     options: frozenset[str] = frozenset()
