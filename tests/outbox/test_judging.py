@@ -77,7 +77,7 @@ def test_ten_attempts_span_ninety_minutes_and_a_little(random: float) -> None:
 
 @pytest.mark.requirement("X-21", "O-52", "O-80")
 def test_answers_become_outcomes() -> None:
-    assert judge(row(), Accepted("201")) == Sent()
+    assert judge(row(), Accepted("201")) == Sent("201")
     assert judge(row(), Refused("bad request", "HTTP_400")) == Died("bad request", "HTTP_400")
     assert judge(row(), NotTried("redis away", 500)) == Released(500, "redis away")
 

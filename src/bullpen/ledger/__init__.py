@@ -10,6 +10,7 @@ from bullpen.errors import MissingExtra as _MissingExtra
 if not (_find_spec("alembic") and _find_spec("sqlalchemy")):
     raise _MissingExtra("sqlite", "the ledger (in PostgreSQL: the extra postgres)")
 
+from bullpen.ledger.destinations import Destination, Destinations
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import Appended, EventLog
 from bullpen.ledger.ledger import Ledger
@@ -37,6 +38,8 @@ __all__ = [
     "Appended",
     "Attempt",
     "Claimed",
+    "Destination",
+    "Destinations",
     "Died",
     "Enqueued",
     "Enqueuer",

@@ -15,6 +15,7 @@ from bullpen.errors import InvalidOption, NotConfigured, require
 from bullpen.ledger import migrate, security, wakeups
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
+from bullpen.ledger.destinations import Destinations
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
@@ -70,6 +71,8 @@ class Ledger:
         self.outbox: OutboxRepository = SqlOutbox(
             self.database, enqueuer=self.enqueuer, dead_letter_type=dead_letter_type
         )
+        self.destinations = Destinations(self.database)
+        """Which targets are switched off or broken."""
         self.checkpoints = Checkpoints(self.database)
         self.events = EventLog(self.database, notify=notify)
         """The ledger's own event store."""

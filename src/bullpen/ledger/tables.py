@@ -211,6 +211,8 @@ attempts = sa.Table(
     sa.Column("tenant_id", sa.String(60)),
     sa.Column("started_at", Instant),
     _now_column("finished_at"),
+    # What the target answered to a delivery it took: an id of the provider, a partition and offset.
+    sa.Column("receipt", sa.Text),
 )
 _index("ix_outbox_attempts_row", attempts.c.outbox_id)
 
@@ -224,6 +226,19 @@ fences = sa.Table(
     sa.Column("outbox_id", _row_id, nullable=False),
     sa.Column("tenant_id", sa.String(60)),
     _now_column("fenced_at"),
+)
+
+destinations = sa.Table(
+    "bullpen_destinations",
+    metadata,
+    # Only those about which there is something to say; a destination without a row is in order.
+    sa.Column("integration_type", sa.String(120), primary_key=True),
+    sa.Column("disabled_at", Instant),
+    sa.Column("disabled_by", sa.String(120)),
+    sa.Column("reason", sa.Text),
+    sa.Column("broken_until", Instant),
+    sa.Column("trips", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _now_column("updated_at"),
 )
 
 checkpoints = sa.Table(
@@ -390,6 +405,8 @@ parked_events = sa.Table(
     metadata,
     sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
     sa.Column("projector", sa.String(120), nullable=False),
+    # The one route that a backfill was for; empty: whatever routes the event has.
+    sa.Column("route", sa.String(120), nullable=False, server_default=sa.text("''")),
     sa.Column("position", sa.BigInteger, nullable=False),
     # Text without limits: a name that is too long may be the very reason why the event is here.
     sa.Column("stream_id", sa.Text, nullable=False),
@@ -405,7 +422,7 @@ parked_events = sa.Table(
     sa.Column("retry_wanted", sa.Boolean, nullable=False, server_default=sa.false()),
     _now_column("parked_at"),
 )
-_index("ux_parked_event", parked_events.c.projector, parked_events.c.position, unique=True)
+_index("ux_parked_event", parked_events.c.projector, parked_events.c.route, parked_events.c.position, unique=True)
 _index("ix_parked_retry", parked_events.c.projector, where="retry_wanted")
 
 # Workflows ------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,20 @@ _TABLE = (
             *("priority", "lifo", "attempts_started", "history", "note"),
         ),
     ),
+    Script(
+        "redrive_failed",
+        keys=("job", "failed"),
+        args=("base", "clock_offset", "dead_letter_base", "job_id", "attempts_started", "note"),
+    ),
+    Script("discard_failed", keys=("job", "failed"), args=("base", "clock_offset", "job_id", "attempts_started")),
+    Script(
+        "put_failed",
+        keys=("job", "failed", "meta", "events"),
+        args=(
+            *("clock_offset", "job_id", "name", "data", "opts", "timestamp", "finished_on", "attempts_started"),
+            *("attempts_made", "failed_reason", "stacktrace", "version"),
+        ),
+    ),
     Script("sweep", keys=("failed", "meta"), args=("base", "clock_offset", "interval_ms", "from_ms", "skip")),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
     Script(
