@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel.scrub import scrub
 from bullpen.ledger import Died, OutboxRow, OutboxStatus, Released, Retried, Sent
-from bullpen.outbox.delivery import MAX_AFTER_MS, judge, judge_lost, message_of, scrub
+from bullpen.outbox.delivery import MAX_AFTER_MS, judge, judge_lost, message_of
 from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

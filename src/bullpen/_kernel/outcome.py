@@ -53,6 +53,8 @@ class Cause(StrEnum):
     """Somebody else decided the failure before the job ran: a failed child, a stall limit."""
     POISON = "poison"
     """The job killed its worker while it ran alone."""
+    SECURITY = "security"
+    """What the job says of itself is not what is stored: it may be forged."""
 
 
 @dataclass(frozen=True, slots=True)

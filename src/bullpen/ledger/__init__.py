@@ -32,9 +32,12 @@ from bullpen.ledger.records import (
     Settlement,
 )
 from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.runs import AllRuns, NewRun, RunRow, RunStatus, StepRow, TenantRuns, check_run_id
 from bullpen.ledger.security import Roles
+from bullpen.ledger.transactions import TransactionManager, check_tenant
 
 __all__ = [
+    "AllRuns",
     "Appended",
     "Attempt",
     "Claimed",
@@ -46,6 +49,7 @@ __all__ = [
     "EventLog",
     "Lane",
     "Ledger",
+    "NewRun",
     "OutboxItem",
     "OutboxRepository",
     "OutboxRow",
@@ -56,7 +60,14 @@ __all__ = [
     "Retried",
     "Roles",
     "RowOutcome",
+    "RunRow",
+    "RunStatus",
     "Sent",
     "Settled",
     "Settlement",
+    "StepRow",
+    "TenantRuns",
+    "TransactionManager",
+    "check_run_id",
+    "check_tenant",
 ]

@@ -22,8 +22,10 @@ from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
+from bullpen.ledger.transactions import TransactionManager
 
 
 class Ledger:
@@ -78,6 +80,10 @@ class Ledger:
         """The ledger's own event store."""
         self.parked = ParkedEvents(self.database)
         """Events that no projector could take."""
+        self.transactions = TransactionManager(self.database, self.enqueuer)
+        """Runs and credits, one tenant per transaction."""
+        self.runs = AllRuns(self.database)
+        """Runs of all tenants; not for a connection with the tenant role."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random as _random
-import re
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, assert_never
@@ -19,6 +18,7 @@ from typing import Final, assert_never
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.backoff import Backoff, from_wire
 from bullpen._kernel.policy import OUTBOX_DELIVERY
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import (
     Died,
@@ -119,22 +119,6 @@ def backoff_of(row: OutboxRow) -> Backoff:
     """The row's own pauses, else 60 s doubling up to 15 min plus 0 to 10 s."""
     own = None if row.backoff_json is None else from_wire(json.decode(row.backoff_json))
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
-
-
-_SECRETS: Final = (
-    (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
-    (re.compile(r"(?i)\b((?:password|passwd|secret|token|api[-_]?key|signature)\s*[=:]\s*)[^\s&,;]+"), r"\1***"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"), r"\1 ***"),
-    (re.compile(r"\bwhsec_[A-Za-z0-9+/=]+"), "whsec_***"),
-    (re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+"), "***@***"),
-)
-
-
-def scrub(text: str) -> str:
-    """A reason as a row may keep it: one line, without credentials and mail addresses."""
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
-    return " ".join(text.split())
 
 
 def message_of(row: OutboxRow) -> Message:

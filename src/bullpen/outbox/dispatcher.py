@@ -26,11 +26,12 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
 from bullpen.outbox._logs import log
-from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost, scrub
+from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name

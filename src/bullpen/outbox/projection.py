@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError, InvalidOption, LedgerError, PayloadTooLarge, require
 from bullpen.ledger import Enqueued, Ledger, OutboxItem, ParkedEvent
 from bullpen.outbox._logs import log, logger
-from bullpen.outbox.delivery import scrub
 from bullpen.outbox.mapping import EventRoute, items_of
 from bullpen.ports.source import SourceEvent, UnreadableEvent
 

@@ -155,6 +155,7 @@ _TABLE = (
         keys=("entity", "applied", "outcomes", "history"),
         args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
     ),
+    Script("take_turn", keys=("turns",), args=("most", "window_ms")),
     Script("configure", keys=("meta", "limiter", "wait", "prioritized"), args=("base", "lifts_limit")),
 )
 
