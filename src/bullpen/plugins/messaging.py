@@ -48,6 +48,7 @@ from bullpen.ports.transport import (
     DeliveryLost,
     Event,
     Features,
+    NotTakenNow,
     Receipt,
     Transport,
     Tries,
@@ -185,7 +186,8 @@ class MessagingClient(Generic[ReceiptT]):
         )
 
     async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
-        """Send a checked event. A broker that is away is tried again until the deadline; the id stays the same."""
+        """Send a checked event. A broker that is away or full is tried again until the deadline; the id stays the
+        same."""
         delay_ms = to_ms("delay", delay)
         if delay_ms and not self.features.delays:
             raise InvalidOption("delay", f"0, because {self.label} cannot hold messages back", delay)
@@ -209,7 +211,7 @@ class MessagingClient(Generic[ReceiptT]):
                     return await self.transport.publish(event, delay_ms=delay_ms)
             except TimeoutError as error:
                 raise ConnectionLost(f"no answer within {self._publish_deadline_s:g} s; it may have arrived") from error
-            except ConnectionLost:
+            except (ConnectionLost, NotTakenNow):
                 if time.monotonic() + pause_s > give_up_at:
                     raise
             await asyncio.sleep(pause_s)

@@ -574,9 +574,9 @@ class TransportContract:
     @pytest.mark.requirement("W-6", "W-34", "W-55", "W-56", "S-3")
     async def test_after_an_outage_work_goes_on_by_itself(self, harness: TransportHarness, source: str) -> None:
         """Nothing is raised at the consumer, health tells, publishing fails in time, and nothing confirmed is lost."""
-        client = MessagingClient(
-            harness.make(), policy=quick_policy(), publish_deadline=500, health_timeout=1_000, concurrency=2
-        )
+        transport = harness.make()
+        client = MessagingClient(transport, policy=quick_policy(), concurrency=2)
+        hasty = MessagingClient(transport, policy=quick_policy(), publish_deadline=500, health_timeout=1_000)
         handled: list[str] = []
         came = asyncio.Semaphore(0)
 
@@ -589,9 +589,9 @@ class TransportContract:
         await asyncio.wait_for(came.acquire(), PATIENCE_S)
 
         async with harness.outage():
-            assert not await client.is_healthy()
+            assert not await hasty.is_healthy()
             with pytest.raises(PublishFailed, match=f"^Failed to add job to queue {source}: ") as failure:
-                await client.produce(source, "paid", {"urn": "urn:during"})
+                await hasty.produce(source, "paid", {"urn": "urn:during"})
             assert failure.value.__cause__ is not None
 
         async with asyncio.timeout(PATIENCE_S):
