@@ -9,13 +9,13 @@ records. Elsewhere: the text format and the HTTP page (`bullpen.ops`).
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.histogram import Histogram
 from bullpen.ledger import OutboxRepository, OutboxStatus
 from bullpen.ports.metrics import Kind, Metric, Sample
 
@@ -48,23 +48,6 @@ _HELP: Final = {
 }
 
 
-@dataclass(slots=True)
-class _Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
-    sum: float = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(BUCKETS_MS, value)] += 1
-        self.sum += value
-
-    def sample(self, labels: Mapping[str, str]) -> Sample:
-        cumulative, buckets = 0, []
-        for bound, count in zip((*BUCKETS_MS, float("inf")), self.counts, strict=True):
-            cumulative += count
-            buckets.append((bound, cumulative))
-        return Sample(labels, self.sum, tuple(buckets), cumulative)
-
-
 class OutboxMetrics:
     """Listens until closed."""
 
@@ -72,8 +55,8 @@ class OutboxMetrics:
         self._store = store
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
-        self._claims = _Histogram()
-        self._deliveries: dict[str, _Histogram] = defaultdict(_Histogram)
+        self._claims = Histogram(BUCKETS_MS)
+        self._deliveries: dict[str, Histogram] = defaultdict(partial(Histogram, BUCKETS_MS))
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
     def close(self) -> None:
@@ -100,9 +83,9 @@ class OutboxMetrics:
                 name: [Sample({"integration_type": label}, count) for label, count in sorted(counts.items())]
                 for name, counts in self._counts.items()
             }
-            claims = [self._claims.sample({})]
+            claims = [_sample(self._claims, {})]
             deliveries = [
-                histogram.sample({"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
+                _sample(histogram, {"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
             ]
         found: list[tuple[str, Kind, list[Sample]]] = [
             ("outbox_pending_total", "gauge", [Sample({}, pending)]),
@@ -112,3 +95,7 @@ class OutboxMetrics:
             ("outbox_delivery_duration_ms", "histogram", deliveries),
         ]
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
+
+
+def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:
+    return Sample(labels, histogram.sum, tuple(histogram.cumulative()), histogram.count)
