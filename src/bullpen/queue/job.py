@@ -64,6 +64,7 @@ class JobActions(Protocol):
     async def state_of(self, job_id: str) -> JobState: ...
     async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any: ...
     async def read_logs(self, job_id: str) -> list[str]: ...
+    async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
 
 class Job:
@@ -207,6 +208,15 @@ class Job:
         raw = json.encode({} if data is None else data)
         json.check_payload_size(len(raw), len(self.record.raw_opts))
         await self._actions.update_data(self.id, raw)
+
+    async def remove_unprocessed_children(self) -> int:
+        """Delete the children that this job still waits for, with all below them; those that run, and those that failed
+        and hold it up, stay. Returns how many.
+
+        For a parent that goes on after a child failed (`continueParentOnFailure`): it cannot complete while children
+        are pending.
+        """
+        return await self._actions.remove_unprocessed_children(self.id)
 
     async def state(self) -> JobState:
         """Where the job is now."""
