@@ -37,9 +37,6 @@ async def children_of(actions: Server, job_key: str) -> AsyncIterator[str]:
                 break
 
 
-# ---- orphans --------------------------------------------------------------------------------------------------
-
-
 async def remove_pending_children(server: Server, parent_key: str, *, clock_offset_ms: int = 0) -> int:
     """Delete the pending children with all below them; one that runs, failed, or has such below it, stays."""
     removed, cursor = 0, b"0"

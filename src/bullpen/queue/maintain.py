@@ -328,6 +328,9 @@ def _epoch_ms(option: str, instant: Any) -> int:
     return int(instant.timestamp() * 1000)
 
 
+# ---- orphans --------------------------------------------------------------------------------------------------
+
+
 async def _keys_under(actions: QueueActions, keys: QueueKeys) -> AsyncIterator[str]:
     """What follows the base in every key of the queue."""
     pattern = f"{literally(keys.base)}*"
