@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
     from bullpen.queue import Connection as _Connection
     from bullpen.queue.dead_letter import DeadLetterFilter
-    from bullpen.queue.tasks import Task, TaskJob
     from bullpen.wire.events import Event
     from bullpen.wire.options import KeepJobs
 
@@ -91,8 +90,6 @@ __all__ = [
     "ResultTimeout",
     "RetryPolicy",
     "ReturnToWait",
-    "Task",
-    "TaskJob",
     "WaitForChildren",
     "Worker",
     "__version__",
@@ -112,7 +109,6 @@ _HOMES: Final = {
         *("QueueEvents", "RateLimit", "Worker"),
     ),
     "bullpen.queue.dead_letter": ("DeadLetterFilter",),
-    "bullpen.queue.tasks": ("Task", "TaskJob"),
     "bullpen.wire.events": ("Event",),
     "bullpen.wire.options": ("KeepJobs",),
 }

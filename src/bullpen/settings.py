@@ -21,8 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
+from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
-from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
     "EmbeddedSettings",
@@ -37,7 +38,6 @@ __all__ = [
     "Setting",
     "Settings",
     "WebhookSettings",
-    "WorkflowSettings",
 ]
 
 
@@ -94,6 +94,11 @@ def _whole_number(minimum: int) -> _Kind:
         return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
     return _Kind(f"a whole number of at least {minimum}", accepts, from_text)
+
+
+def _one_or_two() -> _Kind:
+    one = _whole_number(1)
+    return _Kind("1 or 2", lambda value: one.accepts(value) and value <= 2, one.from_text)
 
 
 def _one_of(*choices: str) -> _Kind:
@@ -155,6 +160,17 @@ _TOPIC = _Kind(
     lambda value: isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f]{1,100}", value) is not None,
     str.strip,
 )
+
+
+def _is_pattern(value: object) -> bool:
+    try:
+        next_after(value, None, 0) if isinstance(value, str) else require("pattern", False, "text", value)
+    except InvalidOption:
+        return False
+    return True
+
+
+_CRON = _Kind("a cron pattern such as '* * * * *'", _is_pattern, str.strip)
 
 
 def _is_prefix(value: object) -> bool:
@@ -302,7 +318,20 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSettings:
-    """Consumers of the scheduled-message preset."""
+    """Scheduled messages: what carries them, when the scheduler runs, how consumers retry."""
+
+    transport: Literal["bullmq", "rabbitmq", "memory"] = _option(
+        "bullmq", _one_of("bullmq", "rabbitmq", "memory"), "BULLPEN_MESSAGES_TRANSPORT"
+    )
+    """What carries orders from scheduler to sender. `bullmq` uses the Redis or embedded server that is there anyway."""
+    schedule: str = _option("* * * * *", _CRON, "CRON_MINUTE_SCHEDULE")
+    """Cron pattern of the scheduler, in UTC."""
+    look_ahead_ms: int = _option(3_600_000, _whole_number(0), "BULLPEN_MESSAGES_LOOK_AHEAD")
+    """How long before its instant a message is given to the broker, which holds it back until then."""
+    message_ttl_ms: int = _option(86_400_000, _whole_number(1), "RABBITMQ_MESSAGE_TTL")
+    """What waits longer in the RabbitMQ queue is dead-lettered."""
+    max_queue_length: int = _option(100_000, _whole_number(1), "RABBITMQ_MAX_LENGTH")
+    """More messages are refused by the RabbitMQ queue, and stay in the database until there is room."""
 
     concurrency: int = _option(5, _whole_number(1), "QUEUE_CONCURRENCY")
     """Deliveries held and handled at the same time by one consumer (the broker calls it prefetch)."""
@@ -334,6 +363,8 @@ class RabbitMQSettings:
     """Topic exchange that messages are published to."""
     dlx_name: str = _option("birthday.messages.dlx", _AMQP_NAME, "RABBITMQ_DLX_NAME")
     """Direct exchange that dead letters go through."""
+    connections: int = _option(1, _one_or_two(), "RABBITMQ_CONNECTIONS")
+    """2: consumers have their own, so that flow control of publishers cannot hold back acknowledgements."""
 
     @property
     def urls(self) -> list[str]:
@@ -350,16 +381,6 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowSettings:
-    """Workflows whose definition leaves the transport open."""
-
-    transport: Literal["bullmq", "kafka", "rabbitmq", "memory"] = _option(
-        "bullmq", _one_of("bullmq", "kafka", "rabbitmq", "memory"), "BULLPEN_TRANSPORT"
-    )
-    """What carries their events. `memory` is for tests: nothing outlives the process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that is configured from outside. Make it with `Settings.load()`."""
 
@@ -372,7 +393,6 @@ class Settings:
     messages: MessageSettings = field(default_factory=MessageSettings)
     rabbitmq: RabbitMQSettings = field(default_factory=RabbitMQSettings)
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
-    workflows: WorkflowSettings = field(default_factory=WorkflowSettings)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Where each value came from, by key: `redis.url`."""
 

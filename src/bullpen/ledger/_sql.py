@@ -7,12 +7,11 @@ column of the table. Elsewhere: running them (`outbox`, `enqueue`), the tables (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from bullpen.ledger import tables
-from bullpen.ledger.database import DialectName, now_sql, qualified
+from bullpen.ledger._words import Words
 
 _TEXT_COLUMNS: Final = frozenset({"id", "payload", "headers", "backoff"})
 
@@ -45,15 +44,8 @@ _ITEM: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Sql:
-    """The statements for one database, schema and clock."""
-
-    dialect: DialectName
-    schema: str
-    clock_offset_ms: int = 0
-
-    # ---- words that differ --------------------------------------------------------------------------------------
+class Sql(Words):
+    """The statements of the outbox."""
 
     @cached_property
     def outbox(self) -> str:
@@ -71,47 +63,10 @@ class Sql:
     def audit(self) -> str:
         return self._table(tables.audit.name)
 
-    @cached_property
-    def now(self) -> str:
-        return now_sql(self.dialect, self.clock_offset_ms)
-
-    @property
-    def _is_postgres(self) -> bool:
-        return self.dialect == "postgresql"
-
     @property
     def channel(self) -> str:
         """Where a commit with new rows is told on PostgreSQL."""
         return f"{self.schema}_outbox"
-
-    def _table(self, name: str) -> str:
-        return qualified(self.dialect, self.schema, name)
-
-    def _later(self, milliseconds: str) -> str:
-        """The database's now plus an expression in milliseconds."""
-        return (
-            f"{self.now} + {milliseconds} * interval '1 millisecond'"
-            if self._is_postgres
-            else f"{self.now} + {milliseconds}"
-        )
-
-    def _earlier(self, milliseconds: str) -> str:
-        return (
-            f"{self.now} - {milliseconds} * interval '1 millisecond'"
-            if self._is_postgres
-            else f"{self.now} - {milliseconds}"
-        )
-
-    def _batch(self, columns: dict[str, str], alias: str = "s") -> str:
-        """The parameter `:rows` as a table."""
-        if self._is_postgres:
-            typed = ", ".join(f"s_{name} {kind}" for name, kind in columns.items())
-            return f"jsonb_to_recordset(CAST(:rows AS jsonb)) AS {alias}({typed})"
-        parts = ", ".join(f"json_extract(value, '$.s_{name}') AS s_{name}" for name in columns)
-        return f"(SELECT {parts} FROM json_each(:rows)) AS {alias}"
-
-    def _json(self, expression: str) -> str:
-        return f"CAST({expression} AS jsonb)" if self._is_postgres else expression
 
     # ---- storing ------------------------------------------------------------------------------------------------
 
@@ -306,7 +261,6 @@ RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_k
             "error_code": "text",
             "error": "text",
             "tenant_id": "text",
-            "receipt": "text",
             "started_ms": "bigint",
         }
         plain = [name for name in columns if name != "started_ms"]
@@ -336,80 +290,12 @@ UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
     FROM (SELECT DISTINCT integration_type, ordering_key FROM {self.outbox} WHERE parked) p
 )"""
 
-    # ---- destinations -------------------------------------------------------------------------------------------
-
-    @cached_property
-    def destinations(self) -> str:
-        return self._table(tables.destinations.name)
-
-    @cached_property
-    def troubled(self) -> str:
-        # The database compares with its own clock, and says how long it will take by the same.
-        left = f"broken_until - {self.now}"
-        if self._is_postgres:
-            left = f"extract(epoch FROM {left}) * 1000"
-        return f"""\
-SELECT integration_type, disabled_at, disabled_by, reason, trips, CAST(coalesce({left}, 0) AS bigint)
-FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0 ORDER BY integration_type"""
-
-    @cached_property
-    def disable(self) -> str:
-        return f"""\
-INSERT INTO {self.destinations} (integration_type, disabled_at, disabled_by, reason, updated_at)
-VALUES (:integration_type, {self.now}, :actor, :reason, {self.now})
-ON CONFLICT (integration_type) DO UPDATE SET disabled_at = excluded.disabled_at, disabled_by = excluded.disabled_by,
-    reason = excluded.reason, updated_at = excluded.updated_at"""
-
-    @cached_property
-    def enable(self) -> str:
-        # Somebody says that it works: the breaker forgets what it had learnt, too.
-        return f"""\
-UPDATE {self.destinations} SET disabled_at = NULL, disabled_by = NULL, reason = NULL, broken_until = NULL, trips = 0,
-    updated_at = {self.now}
-WHERE integration_type = :integration_type AND (disabled_at IS NOT NULL OR trips > 0)"""
-
-    @cached_property
-    def trip(self) -> str:
-        # WHERE: of several processes that see it fail at the same time one counts. The pause doubles with each trip.
-        pause = "least(:longest_ms, :pause_ms * power(2, least({trips}, 20)))"
-        if not self._is_postgres:
-            pause = "min(:longest_ms, :pause_ms * (1 << min({trips}, 20)))"
-        first = self._later("CAST(" + pause.format(trips="0") + " AS bigint)")
-        again = self._later("CAST(" + pause.format(trips="d.trips") + " AS bigint)")
-        return f"""\
-INSERT INTO {self.destinations} AS d (integration_type, broken_until, trips, updated_at)
-VALUES (:integration_type, {first}, 1, {self.now})
-ON CONFLICT (integration_type) DO UPDATE SET broken_until = {again}, trips = d.trips + 1, updated_at = {self.now}
-WHERE d.broken_until IS NULL OR d.broken_until <= {self.now}
-RETURNING trips"""
-
-    @cached_property
-    def mend(self) -> str:
-        return f"""\
-UPDATE {self.destinations} SET broken_until = NULL, trips = 0, updated_at = {self.now}
-WHERE integration_type = :integration_type AND trips > 0"""
-
     # ---- looking after ------------------------------------------------------------------------------------------
 
     @cached_property
     def redrive(self) -> str:
         return f"""\
 UPDATE {self.outbox} SET status = 'PENDING', attempts = 0, parked = false, due_at = {self.now}, dead_at = NULL
-FROM {self._batch({"id": "uuid"})}
-WHERE id = s_id AND status = 'DEAD'
-RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
-
-    @cached_property
-    def sent(self) -> str:
-        return (
-            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = 'SENT' "
-            f"AND id IN (SELECT s_id FROM {self._batch({'id': 'uuid'})}) ORDER BY seq"
-        )
-
-    @cached_property
-    def confirm(self) -> str:
-        return f"""\
-UPDATE {self.outbox} SET status = 'SENT', sent_at = {self.now}, dead_at = NULL
 FROM {self._batch({"id": "uuid"})}
 WHERE id = s_id AND status = 'DEAD'
 RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""

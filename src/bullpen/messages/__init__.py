@@ -1,1 +1,48 @@
 """Messages at nine in the morning where the recipient lives. Needs the extra `postgres` or `sqlite`."""
+
+from bullpen.ledger.message_records import MessageRow, MessageStatus
+from bullpen.messages.calendar import Occurrence, QuietHours, Rule, TimePolicy
+from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions
+from bullpen.messages.imports import Imported, LineProblem, import_csv, read_csv
+from bullpen.messages.messages import Messages, MessageSender
+from bullpen.messages.metrics import MessageMetrics
+from bullpen.messages.occasions import Late, OccasionKind, Occasions
+from bullpen.messages.planner import Planner
+from bullpen.messages.recipients import Occasion, Recipient, Recipients
+from bullpen.messages.routes import ChannelRoute, FunctionChannel
+from bullpen.messages.sender import MessageNotSent, Sender, SenderOptions
+from bullpen.messages.templates import MissingValue, Text
+
+__all__ = [
+    "ChannelRoute",
+    "Enqueuer",
+    "FunctionChannel",
+    "Imported",
+    "Late",
+    "LineProblem",
+    "MessageMetrics",
+    "MessageNotSent",
+    "MessageRow",
+    "MessageSender",
+    "MessageStatus",
+    "Messages",
+    "MissingValue",
+    "Occasion",
+    "OccasionKind",
+    "Occasions",
+    "Occurrence",
+    "Planner",
+    "QuietHours",
+    "Recipient",
+    "Recipients",
+    "Rule",
+    "Scheduler",
+    "SchedulerHealth",
+    "SchedulerOptions",
+    "Sender",
+    "SenderOptions",
+    "Text",
+    "TimePolicy",
+    "import_csv",
+    "read_csv",
+]

@@ -23,7 +23,6 @@ Operation = Literal[
     "OUTBOX_REDRIVE",
     "OUTBOX_DISCARD",
     "OUTBOX_RETENTION",
-    "OUTBOX_REPLAY",
 ]
 Phase = Literal["START", "SUCCESS", "DUPLICATE", "ERROR"]
 

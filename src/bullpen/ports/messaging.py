@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, NotRequired, Protocol, Required, TypedDict
 
-from bullpen._kernel.outcome import Outcome, Result
 from bullpen.errors import BullpenError
 from bullpen.ports.transport import Delivery, Features, Receipt_co
 
@@ -100,12 +99,12 @@ class Messaging(Protocol[Receipt_co]):
         """Handle the deliveries of a queue from now on; one consumer per queue and client."""
         ...
 
-    def judge(self, delivery: Delivery, result: Result) -> Outcome:
-        """What will become of a delivery after this result: pure, and the same on every transport."""
-        ...
-
     async def is_healthy(self) -> bool:
         """Whether the broker answers in time. Never raises; the reason of a False is logged."""
+        ...
+
+    async def sample(self) -> None:
+        """Tell how much waits in every consumed queue and its dead letters, for gauges."""
         ...
 
     async def close(self, timeout: int | timedelta | None = None) -> None:

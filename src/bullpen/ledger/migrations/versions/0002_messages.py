@@ -69,6 +69,7 @@ def upgrade() -> None:
         sa.Column("on_date", sa.String(10), nullable=False),
         sa.Column("send_at", sa.String(5)),
         sa.Column("next_due", instant),
+        sa.Column("next_period", sa.String(10)),
         sa.ForeignKeyConstraint(
             ["tenant_id", "recipient_id"],
             [f"{recipients}.tenant_id", f"{recipients}.id"],

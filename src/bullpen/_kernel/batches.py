@@ -1,0 +1,66 @@
+"""Group commit: what arrives while one transaction is under way shares the next.
+
+In: items of many callers. Out: each caller's own result. No timer: alone an item goes at once, under load batches grow
+by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Final, Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_MOST: Final = 500
+
+
+class Batches(Generic[Item, Result]):
+    """Runs `flush` for the items of one key at a time. `flush` gives one result per item, in order, or raises for
+    all."""
+
+    def __init__(self, flush: Callable[[Hashable, Sequence[Item]], Awaitable[Sequence[Result]]]) -> None:
+        self._flush = flush
+        self._waiting: dict[Hashable, list[tuple[Item, asyncio.Future[Result]]]] = defaultdict(list)
+        self._running: dict[Hashable, asyncio.Task[None]] = {}
+
+    async def submit(self, item: Item, key: Hashable = None) -> Result:
+        """Put an item into the next batch of its key and wait for its result.
+
+        Cancelling the caller does not take the item back: what was handed in is done.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[key].append((item, future))
+        if key not in self._running:
+            task = asyncio.create_task(self._drain(key), name="bullpen batch")
+            self._running[key] = task
+        return await asyncio.shield(future)
+
+    async def idle(self) -> None:
+        """Wait until everything that was handed in is done."""
+        while self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    async def _drain(self, key: Hashable) -> None:
+        try:
+            while batch := self._waiting[key][:_MOST]:
+                del self._waiting[key][: len(batch)]
+                await self._do(key, batch)
+        finally:
+            del self._running[key]
+            del self._waiting[key]
+
+    async def _do(self, key: Hashable, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await self._flush(key, [item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers that wait
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # a caller that was cancelled does not ask; that is no bug
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)

@@ -1,0 +1,511 @@
+"""Recipients, occasions and messages in PostgreSQL and in SQLite.
+
+In: a `Database`. Out: short transactions whose promises stand with each method; what must be unique, or must happen to
+one of many, is decided by the statement and not before it. Elsewhere: the statements (`_message_sql`), what is planned
+and sent (`bullpen.messages`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bullpen._kernel import json
+from bullpen._kernel.outcome import cut
+from bullpen.ledger import tables
+from bullpen.ledger._message_sql import RECIPIENT, MessageSql
+from bullpen.ledger._sql import Sql
+from bullpen.ledger.database import Database
+from bullpen.ledger.message_records import (
+    MessageCount,
+    MessageOutcome,
+    MessageRow,
+    MessageStatus,
+    OccasionRow,
+    Planned,
+    RecipientRow,
+    ToPublish,
+)
+from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.tables import to_datetime, to_epoch_ms
+
+Key = tuple[str, str]
+"""Tenant (empty: none) and id of a recipient."""
+
+MAX_ERROR: Final = 2_000
+_is_id = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
+_COLUMNS: Final = tuple(column.name for column in tables.messages.columns)
+_INSTANTS: Final = frozenset(c.name for c in tables.messages.columns if isinstance(c.type, tables.Instant))
+_MS: Final = timedelta(milliseconds=1)
+
+
+class SqlMessages:
+    """The messages of one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._statements: tuple[int, MessageSql] | None = None
+
+    @property
+    def sql(self) -> MessageSql:
+        offset = self.database.clock_offset_ms
+        if self._statements is None or self._statements[0] != offset:
+            self._statements = (offset, MessageSql(self.database.dialect, self.database.schema, offset))
+        return self._statements[1]
+
+    @property
+    def _notes(self) -> str:
+        return Sql(self.database.dialect, self.database.schema, self.database.clock_offset_ms).audit_entries
+
+    async def now(self) -> datetime:
+        """The database's clock, by which everything is due."""
+        async with self.database.transaction_without_tenant() as connection:
+            return _instant((await connection.execute(sa.text(self.sql.read_now))).scalar_one())
+
+    # ---- recipients ---------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def changing(self, keys: Sequence[Key], *, tenant_id: str = "") -> AsyncIterator[Change]:
+        """One transaction in which some recipients are saved or removed, and what was planned for them moved."""
+        async with self.database.transaction(tenant=tenant_id or None) as connection:
+            yield await Change.begin(connection, self.sql, keys)
+
+    async def find_recipients(
+        self, *, ids: Sequence[str] | None = None, tenant_id: str | None = None, after: Key = ("", ""), limit: int = 100
+    ) -> list[RecipientRow]:
+        """In the order of their keys, from behind `after`."""
+        values: dict[str, Any] = {"after_tenant": after[0], "after_id": after[1], "limit": limit}
+        if tenant_id is not None:
+            values["tenant_id"] = tenant_id
+        if ids is not None:
+            values["rows"] = encode_rows({"id": one} for one in ids)
+        statement = self.sql.find_recipients(by_tenant=tenant_id is not None, by_ids=ids is not None)
+        async with self.database.transaction(tenant=tenant_id or None) as connection:
+            rows = (await connection.execute(sa.text(statement), values)).all()
+        return [_recipient(tuple(row)) for row in rows]
+
+    async def occasions_of(self, keys: Sequence[Key], *, tenant_id: str = "") -> list[OccasionRow]:
+        async with self.database.transaction(tenant=tenant_id or None) as connection:
+            return await _occasions(connection, self.sql.occasions_of, rows=_keys(keys))
+
+    # ---- planning -----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def planning(
+        self, kinds: Iterable[str], *, horizon_ms: int, limit: int
+    ) -> AsyncIterator[tuple[list[OccasionRow], Plan]]:
+        """One transaction over occasions whose next occurrence lies within the horizon; others pass them over."""
+        async with self.database.transaction() as connection:
+            due = await _occasions(
+                connection,
+                self.sql.due_occasions,
+                rows=encode_rows({"name": name} for name in kinds),
+                horizon_ms=horizon_ms,
+                limit=limit,
+            )
+            yield due, Plan(connection, self.sql)
+
+    # ---- publishing ---------------------------------------------------------------------------------------------
+
+    async def give_up_late(self) -> dict[MessageStatus, int]:
+        """End what was not queued in time and must not be sent late."""
+        async with self.database.transaction() as connection:
+            found = (await connection.execute(sa.text(self.sql.give_up_late))).scalars().all()
+        return {status: found.count(status) for status in map(MessageStatus, set(found))}
+
+    async def claim(self, *, ahead_ms: int, lease_ms: int, limit: int) -> list[ToPublish]:
+        """Take messages that are due within `ahead_ms`; each goes to one caller, and comes again after its lease."""
+        return await self._claim(self.sql.claim_due, ahead_ms=ahead_ms, lease_ms=lease_ms, limit=limit)
+
+    async def claim_again(self, *, lease_ms: int, limit: int) -> list[ToPublish]:
+        """Take messages whose lease ended: nobody knows whether the broker has them."""
+        return await self._claim(self.sql.claim_again, lease_ms=lease_ms, limit=limit)
+
+    async def _claim(self, statement: str, **parameters: int) -> list[ToPublish]:
+        async with self.database.transaction() as connection:
+            rows = (await connection.execute(sa.text(statement), parameters)).all()
+        found = []
+        for row in rows:
+            due_at, now_at = _instant(row.due_at), _instant(row.now_at)
+            # Rounded up: a millisecond late is on time, a millisecond early is not.
+            delay_ms = max(0, -((now_at - due_at) // _MS))
+            found.append(
+                ToPublish(
+                    id=row.id,
+                    tenant_id=row.tenant_id,
+                    occasion=row.occasion,
+                    due_at=due_at,
+                    delay_ms=delay_ms,
+                    publication=row.publication,
+                )
+            )
+        return sorted(found, key=lambda one: one.due_at)
+
+    async def confirm(self, published: Iterable[ToPublish], *, lost_after_ms: int) -> None:
+        """Note that the broker has them."""
+        rows = encode_rows({"id": one.id, "publication": one.publication} for one in published)
+        await self._run(self.sql.confirm, rows=rows, lost_after_ms=lost_after_ms)
+
+    async def unclaim(self, refused: Iterable[tuple[ToPublish, str]]) -> None:
+        """Note that the broker did not take them: they are CREATED again, with the reason."""
+        rows = encode_rows(
+            {"id": one.id, "publication": one.publication, "error": cut(reason, MAX_ERROR)} for one, reason in refused
+        )
+        await self._run(self.sql.unclaim, rows=rows)
+
+    # ---- sending ------------------------------------------------------------------------------------------------
+
+    async def look(self, ids: Iterable[str]) -> dict[str, MessageRow]:
+        """Messages with their recipients; what is missing does not exist."""
+        wanted = [one for one in ids if _is_id(one)]
+        if not wanted:
+            return {}
+        found = await self._read(self.sql.look, rows=encode_rows({"id": one} for one in wanted))
+        return {row.id: row for row in found}
+
+    async def take(self, rows: Iterable[MessageRow], *, worker: str, lease_ms: int, again_ms: int) -> set[str]:
+        """Set SENDING where nothing has changed since the row was read. Returns the ids that are ours now.
+
+        The fence of a taken row is one higher than the one that was read.
+        """
+        given = encode_rows({"id": row.id, "fence": row.fence, "worker": worker} for row in rows)
+        return await self._ids(self.sql.take, rows=given, lease_ms=lease_ms, again_ms=again_ms)
+
+    async def settle(self, outcomes: Iterable[tuple[str, int, MessageOutcome]]) -> set[str]:
+        """Write the outcome of (id, fence). Returns the ids that were still ours."""
+        rows = encode_rows(
+            {
+                "id": row_id,
+                "fence": fence,
+                "status": outcome.status.value,
+                "response": outcome.response_json,
+                "error": None if outcome.error is None else cut(outcome.error, MAX_ERROR),
+                "code": None if outcome.code is None else outcome.code[:60],
+                "again_ms": outcome.again_in_ms,
+            }
+            for row_id, fence, outcome in outcomes
+        )
+        return await self._ids(self.sql.settle, rows=rows)
+
+    async def settle_untaken(self, row: MessageRow, status: MessageStatus, *, code: str, reason: str) -> bool:
+        """Give a message its status without sending it; False when somebody else was faster."""
+        given = {
+            "id": row.id,
+            "fence": row.fence,
+            "status": status.value,
+            "error": cut(reason, MAX_ERROR),
+            "code": code[:60],
+        }
+        return bool(await self._ids(self.sql.settle_untaken, rows=encode_rows([given])))
+
+    async def reserve(self, channel: str, count: int, *, interval_ms: float, most_ms: int) -> tuple[int, int]:
+        """Reserve sends of a channel with a rate limit, over all processes.
+
+        Returns how many of `count` were granted and the milliseconds until the first of them; none granted: until it
+        is worth asking again. `interval_ms` lies between two sends, `most_ms` is how far ahead may be reserved.
+        """
+        take_ms = max(1, round(count * interval_ms))
+        parameters = {"channel": channel, "take_ms": take_ms, "most_ms": most_ms}
+        async with self.database.transaction_without_tenant() as connection:
+            row = (await connection.execute(sa.text(self.sql.reserve), parameters)).one_or_none()
+            if row is not None:
+                begins = _instant(row.free_at) - take_ms * _MS
+                return count, max(0, (begins - _instant(row.now_at)) // _MS)
+            row = (await connection.execute(sa.text(self.sql.read_limit), {"channel": channel})).one_or_none()
+            if row is None:
+                await connection.execute(sa.text(self.sql.open_limit), {"rows": encode_rows([{"channel": channel}])})
+                return 0, 0
+            return 0, max(1, (_instant(row.free_at) - _instant(row.now_at)) // _MS - most_ms)
+
+    # ---- looking after ------------------------------------------------------------------------------------------
+
+    async def get(self, message_id: str) -> MessageRow | None:
+        return (await self.look([message_id])).get(message_id.lower())
+
+    async def find(
+        self,
+        *,
+        status: MessageStatus | None = None,
+        occasion: str | None = None,
+        recipient_id: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+    ) -> list[MessageRow]:
+        """Messages in the order of their instants."""
+        filters: dict[str, Any] = {
+            "status": None if status is None else status.value,
+            "occasion": occasion,
+            "recipient_id": recipient_id,
+            "tenant_id": tenant_id,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        where = " AND ".join(f"m.{name} = :{name}" for name in given) or "true"
+        return await self._read(self.sql.find(where), tenant_id, **given, limit=limit)
+
+    async def retry(self, ids: Iterable[str], *, by: str) -> set[str]:
+        """Send again what failed, expired, was skipped or parked. Returns the ids that were in such a status."""
+        return await self._audited(self.sql.retry, ids, action="message.retry", by=by)
+
+    async def resolve(self, ids: Iterable[str], *, by: str) -> set[str]:
+        """Declare parked messages sent, because a person has found out."""
+        return await self._audited(self.sql.resolve, ids, action="message.resolve", by=by)
+
+    async def cancel(self, ids: Iterable[str], *, by: str) -> set[str]:
+        """Take messages back that are not being sent yet."""
+        wanted = [one for one in ids if _is_id(one)]
+        rows = encode_rows({"id": one, "code": "BY_HAND"} for one in wanted)
+        async with self.database.transaction() as connection:
+            found = set((await connection.execute(sa.text(self.sql.cancel), {"rows": rows})).scalars())
+            await _note(connection, self._notes, found, action="message.cancel", by=by)
+        return found
+
+    async def counts(self) -> list[MessageCount]:
+        """How many messages have which status."""
+        async with self.database.transaction() as connection:
+            rows = (await connection.execute(sa.text(self.sql.counts))).all()
+        return [
+            MessageCount(
+                occasion=row.occasion,
+                status=MessageStatus(row.status),
+                count=row.number,
+                oldest_due=_instant(row.oldest),
+            )
+            for row in rows
+        ]
+
+    async def lags_ms(self) -> tuple[int, int]:
+        """How long the oldest due message waits to be queued, and to be sent; 0 when none does."""
+        async with self.database.transaction() as connection:
+            row = (await connection.execute(sa.text(self.sql.oldest_waiting))).one()
+        now_at = _instant(row.now_at)
+        unqueued, unsent = (to_datetime(value) or now_at for value in (row.unqueued, row.unsent))
+        return (now_at - unqueued) // _MS, (now_at - unsent) // _MS
+
+    async def _audited(self, statement: str, ids: Iterable[str], *, action: str, by: str) -> set[str]:
+        rows = encode_rows({"id": one} for one in ids if _is_id(one))
+        async with self.database.transaction() as connection:
+            found = {row.id for row in await connection.execute(sa.text(statement), {"rows": rows})}
+            await _note(connection, self._notes, found, action=action, by=by)
+        return found
+
+    async def _run(self, statement: str, **parameters: Any) -> None:
+        async with self.database.transaction() as connection:
+            await connection.execute(sa.text(statement), parameters)
+
+    async def _ids(self, statement: str, **parameters: Any) -> set[str]:
+        async with self.database.transaction() as connection:
+            return set((await connection.execute(sa.text(statement), parameters)).scalars())
+
+    async def _read(self, statement: str, tenant: str | None = None, **parameters: Any) -> list[MessageRow]:
+        async with self.database.transaction(tenant=tenant or None) as connection:
+            return [_message(row) for row in (await connection.execute(sa.text(statement), parameters)).mappings()]
+
+
+class Plan:
+    """What a planner writes inside its transaction."""
+
+    def __init__(self, connection: AsyncConnection, sql: MessageSql) -> None:
+        self._connection, self._sql = connection, sql
+
+    async def create(self, messages: Iterable[Planned]) -> set[str]:
+        """Create messages; those that exist stay as they are, unless they were cancelled. Returns the new ids."""
+        rows = encode_rows(map(_planned, messages))
+        return set((await self._connection.execute(sa.text(self._sql.create), {"rows": rows})).scalars())
+
+    async def next(self, occasions: Iterable[OccasionRow]) -> None:
+        """Note when each occasion comes again."""
+        rows = encode_rows(
+            {**_key_of(one), "next_period": one.next_period, "next_due": _ms(one.next_due)} for one in occasions
+        )
+        await self._connection.execute(sa.text(self._sql.plan_next), {"rows": rows})
+
+
+class Change:
+    """Recipients that are being changed: what is known of them, and what shall be."""
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        sql: MessageSql,
+        keys: Sequence[Key],
+        now: datetime,
+        known: dict[tuple[str, str, str, str], OccasionRow],
+        planned: list[tuple[OccasionRow, str, str]],
+    ) -> None:
+        self._connection, self._sql, self._keys = connection, sql, keys
+        self.now = now
+        self.known = known
+        """Their occasions as they were."""
+        self.planned = planned
+        """Messages that can still be moved: their occasion with `next_due` as the message's instant; period; id."""
+
+    @classmethod
+    async def begin(cls, connection: AsyncConnection, sql: MessageSql, keys: Sequence[Key]) -> Change:
+        now = _instant((await connection.execute(sa.text(sql.read_now))).scalar_one())
+        known = {row.key: row for row in await _occasions(connection, sql.occasions_of, rows=_keys(keys))}
+        rows = (await connection.execute(sa.text(sql.open_messages), {"rows": _keys(keys)})).all()
+        planned = [
+            (
+                OccasionRow(
+                    tenant_id=row.tenant_id,
+                    recipient_id=row.recipient_id,
+                    occasion=row.occasion,
+                    label=row.label,
+                    on_date="",
+                    next_due=_instant(row.due_at),
+                    zone=row.zone,
+                    channel=row.channel,
+                ),
+                row.period,
+                row.id,
+            )
+            for row in rows
+        ]
+        return cls(connection, sql, keys, now, known, planned)
+
+    async def save(self, recipients: Iterable[RecipientRow], occasions: Iterable[OccasionRow]) -> None:
+        """Recipients as they shall be, with all occasions that they shall have; others of theirs are removed."""
+        wanted = list(occasions)
+        people = [
+            {
+                "tenant_id": one.tenant_id,
+                "id": one.id,
+                "name": one.name,
+                "zone": one.zone,
+                "channel": one.channel,
+                "address": one.address,
+                "locale": one.locale,
+                "attributes": json.encode(dict(one.attributes)).decode(),
+            }
+            for one in recipients
+        ]
+        await self._run(self._sql.save_recipients, people)
+        gone = self.known.keys() - {one.key for one in wanted}
+        if gone:
+            await self._run(self._sql.remove_occasions, [_key_of(self.known[key]) for key in sorted(gone)])
+        await self._run(
+            self._sql.save_occasions,
+            [
+                {
+                    **_key_of(one),
+                    "on_date": one.on_date,
+                    "send_at": one.send_at,
+                    "next_period": one.next_period,
+                    "next_due": _ms(one.next_due),
+                }
+                for one in wanted
+            ],
+        )
+
+    async def remove(self) -> int:
+        """Forget the recipients; their occasions go with them. Returns how many there were."""
+        statement, rows = sa.text(self._sql.remove_recipients), {"rows": _keys(self._keys)}
+        return len((await self._connection.execute(statement, rows)).all())
+
+    async def move(self, messages: Iterable[Planned]) -> None:
+        await self._run(self._sql.move, [_planned(one) for one in messages])
+
+    async def cancel(self, ids: Iterable[str], *, code: str) -> None:
+        await self._run(self._sql.cancel, [{"id": one, "code": code} for one in ids])
+
+    async def _run(self, statement: str, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            await self._connection.execute(sa.text(statement), {"rows": encode_rows(rows)})
+
+
+# Translating --------------------------------------------------------------------------------------------------------
+
+
+async def _occasions(connection: AsyncConnection, statement: str, **parameters: Any) -> list[OccasionRow]:
+    rows = (await connection.execute(sa.text(statement), parameters)).all()
+    return [
+        OccasionRow(
+            tenant_id=row[0],
+            recipient_id=row[1],
+            occasion=row[2],
+            label=row[3],
+            on_date=row[4],
+            send_at=row[5],
+            next_due=to_datetime(row[6]),
+            next_period=row[7] or "",
+            zone=row[8],
+            channel=row[9],
+        )
+        for row in rows
+    ]
+
+
+async def _note(connection: AsyncConnection, statement: str, ids: Iterable[str], *, action: str, by: str) -> None:
+    rows = [
+        {"actor": by[:120], "action": action, "subject": f"message/{one}", "tenant_id": None, "detail": None}
+        for one in sorted(ids)
+    ]
+    if rows:
+        await connection.execute(sa.text(statement), {"rows": encode_rows(rows)})
+
+
+def _keys(keys: Sequence[Key]) -> str:
+    return encode_rows({"tenant_id": tenant, "id": one} for tenant, one in sorted(set(keys)))
+
+
+def _key_of(one: OccasionRow) -> dict[str, Any]:
+    return dict(zip(("tenant_id", "recipient_id", "occasion", "label"), one.key, strict=True))
+
+
+def _planned(one: Planned) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "tenant_id": one.tenant_id,
+        "recipient_id": one.recipient_id,
+        "occasion": one.occasion,
+        "label": one.label,
+        "period": one.period,
+        "number": one.number,
+        "channel": one.channel,
+        "zone": one.zone,
+        "local_at": one.local_at,
+        "late_policy": one.late_policy,
+        "due_at": _ms(one.due_at),
+        "late_at": _ms(one.late_at),
+    }
+
+
+def _message(row: Mapping[Any, Any]) -> MessageRow:
+    values: dict[str, Any] = {
+        name: to_datetime(row[name]) if name in _INSTANTS else row[name] for name in _COLUMNS if name != "response"
+    }
+    values["status"] = MessageStatus(values["status"])
+    recipient = None
+    if row["r_id"] is not None:
+        recipient = _recipient(tuple(row[f"r_{name}"] for name in RECIPIENT))
+    return MessageRow(**values, response_json=row["response"], recipient=recipient, read_at=_instant(row["now_at"]))
+
+
+def _recipient(row: tuple[Any, ...]) -> RecipientRow:
+    tenant_id, one, name, zone, channel, address, locale, attributes = row
+    return RecipientRow(
+        tenant_id=tenant_id,
+        id=one,
+        name=name,
+        zone=zone,
+        channel=channel,
+        address=address,
+        locale=locale,
+        attributes=json.decode(attributes.encode()) if attributes else {},
+    )
+
+
+def _instant(value: Any) -> datetime:
+    found = to_datetime(value)
+    assert found is not None
+    return found
+
+
+def _ms(instant: datetime | None) -> int | None:
+    return None if instant is None else to_epoch_ms(instant)

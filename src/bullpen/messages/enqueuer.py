@@ -1,0 +1,242 @@
+"""The scheduler: every minute, find what falls due within the next hour and hand it to the broker, never early.
+
+In: rows CREATED whose instant is near, and rows whose lease ended. Out: orders in the broker, each with a delay until
+its instant; rows QUEUED, with the broker's confirm noted. One life of a row here:
+
+    claim (QUEUED, lease) ──▶ publish with delay ──▶ broker confirms ──▶ note it (lease of a day)
+
+Dying between two of these steps leaves a lease that ends: the row is published again, and the second order finds the
+message sent. A broker that refuses leaves the row CREATED for the next run. Any number of schedulers may run; one never
+overlaps itself. A transport without delays gets rows only when they are due.
+Elsewhere: making the rows (`planner`), what becomes of an order (`sender`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from bullpen._kernel import cron, telemetry
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.ticker import Ticker
+from bullpen.errors import BullpenError, require
+from bullpen.ledger.checkpoints import Checkpoints
+from bullpen.ledger.message_records import ToPublish
+from bullpen.ledger.messages import SqlMessages
+from bullpen.messages.orders import make_order
+from bullpen.messages.planner import Planner
+from bullpen.ports.messaging import Messaging, PublishFailed
+
+__all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions"]
+
+logger = logging.getLogger("bullpen.messages")
+
+_IN_FLIGHT: Final = 500
+_RUN: Final = "messages.scheduler.run"
+_SUCCESS: Final = "messages.scheduler.success"
+"""Names under which the last run and the last one that succeeded are noted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """When the scheduler runs, and how far it looks."""
+
+    schedule: str = "* * * * *"
+    """Cron pattern in UTC. A message is as late as the pattern is coarse; look-ahead makes up for it."""
+    look_ahead_ms: int = 3_600_000
+    """How long before its instant a message is given to the broker, which holds it back. 0: when it is due."""
+    horizon_ms: int = 172_800_000
+    """How far ahead messages are planned. Long enough for a weekend without a scheduler."""
+    lease_ms: int = 60_000
+    """How long publishing may take before another scheduler publishes the same row."""
+    lost_after_ms: int = 90_000_000
+    """A confirmed order that has led to nothing so long after its instant is published again. More than the broker's
+    TTL of 24 h, so that the first copy is gone."""
+    batch: int = 1_000
+    """Rows claimed at a time."""
+
+    def __post_init__(self) -> None:
+        cron.next_after(self.schedule, None, 0)
+        check_int("look_ahead_ms", self.look_ahead_ms, minimum=0)
+        check_int("lease_ms", self.lease_ms, minimum=1)
+        check_int("lost_after_ms", self.lost_after_ms, minimum=1)
+        check_int("batch", self.batch, minimum=1)
+        check_int("horizon_ms", self.horizon_ms, minimum=1)
+        fits = self.horizon_ms >= self.look_ahead_ms
+        require("horizon_ms", fits, f"at least the look-ahead of {self.look_ahead_ms}", self.horizon_ms)
+
+
+class Enqueuer:
+    """Publishes rows that are near their instant."""
+
+    def __init__(self, store: SqlMessages, messaging: Messaging[Any], *, queue: str, options: SchedulerOptions) -> None:
+        self._store, self._messaging, self._queue, self.options = store, messaging, queue, options
+        self._ahead_ms = options.look_ahead_ms if messaging.features.delays else 0
+
+    async def run_once(self) -> tuple[int, int]:
+        """One run: all that is due within the look-ahead, however old. Returns how many were found and published."""
+        late = await self._store.give_up_late()
+        for status, count in late.items():
+            logger.warning("%d messages were too late and are %s", count, status)
+            telemetry.emit("messages.late", status=str(status), count=count)
+        found, published = 0, 0
+        for claim in (self._claim_due, self._claim_again):
+            while batch := await claim():
+                confirmed = await self._publish(batch)
+                found, published = found + len(batch), published + confirmed
+                if confirmed < len(batch) // 2 or len(batch) < self.options.batch:
+                    # Done; or the broker is full or away, and the next run will see whether it has recovered.
+                    break
+        return found, published
+
+    async def _claim_due(self) -> list[ToPublish]:
+        options = self.options
+        return await self._store.claim(ahead_ms=self._ahead_ms, lease_ms=options.lease_ms, limit=options.batch)
+
+    async def _claim_again(self) -> list[ToPublish]:
+        found = await self._store.claim_again(lease_ms=self.options.lease_ms, limit=self.options.batch)
+        if found:
+            logger.warning("%d messages are published again: nobody knows what became of them", len(found))
+        return found
+
+    async def _publish(self, batch: Sequence[ToPublish]) -> int:
+        telemetry.emit("messages.claimed", count=len(batch))
+        window = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def send(message: ToPublish) -> str | None:
+            async with window:
+                try:
+                    await self._messaging.produce(
+                        self._queue,
+                        message.occasion,
+                        make_order(message),
+                        # Another publication is another event: a broker that knows ids would drop it as a duplicate.
+                        idempotency_key=f"{message.id}-{message.publication}",
+                        delay=message.delay_ms,
+                    )
+                except PublishFailed as failure:
+                    return failure.reason
+                except BullpenError as error:  # refused before it was sent
+                    logger.error("message %s cannot be published: %s", message.id, error)
+                    return str(error)
+            return None
+
+        problems = await asyncio.gather(*map(send, batch))
+        confirmed = [message for message, problem in zip(batch, problems, strict=True) if problem is None]
+        refused = [(message, problem) for message, problem in zip(batch, problems, strict=True) if problem is not None]
+        telemetry.emit("messages.publishing_done", count=len(confirmed), refused=len(refused))
+        if confirmed:
+            await self._store.confirm(confirmed, lost_after_ms=self.options.lost_after_ms)
+        if refused:
+            await self._store.unclaim(refused)
+            logger.warning(
+                "%d of %d messages were not taken by the broker: %s", len(refused), len(batch), refused[0][1]
+            )
+        telemetry.emit("messages.published", count=len(confirmed), refused=len(refused))
+        return len(confirmed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerHealth:
+    """How the scheduler is."""
+
+    last_run: datetime | None
+    last_success: datetime | None
+    found: int
+    """Rows of the last successful run."""
+    published: int
+    queue_lag_ms: int
+    """How long the oldest due message waits to be queued."""
+    send_lag_ms: int
+    """How long the oldest due and queued message waits to be sent."""
+    reason: str
+    """Why it is unhealthy; empty when it is not."""
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.reason
+
+
+class Scheduler:
+    """Plans and enqueues on a cron pattern in UTC. An app runs it; `run_once` is one tick."""
+
+    def __init__(self, store: SqlMessages, planner: Planner, enqueuer: Enqueuer, *, checkpoints: Checkpoints) -> None:
+        self._store, self._planner, self._enqueuer, self._checkpoints = store, planner, enqueuer, checkpoints
+        self.options = enqueuer.options
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._is_running = False
+
+    async def run_once(self) -> None:
+        """One tick: plan what comes near, then publish what falls due. What it did is noted for `health`."""
+        began = await self._store.now()
+        telemetry.emit("messages.run_started")
+        await self._note(_RUN, began, 0, 0)
+        await self._planner.run_until_done()
+        found, published = await self._enqueuer.run_once()
+        await self._note(_SUCCESS, began, found, published)
+        telemetry.emit("messages.run_ended", found=found, published=published)
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Tick until closed. Something that fails is logged, and tried again at the next tick."""
+        if self._closing.is_set():
+            return
+        self._is_running = True
+        try:
+            async with Ticker("messages", self.run_once, cron=self.options.schedule, tz="UTC"):
+                await self._closing.wait()
+        finally:
+            self._ended.set()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Let a tick that is under way end, then stop. Safe to call twice."""
+        self._closing.set()
+        if self._is_running:
+            await self._ended.wait()
+
+    async def health(self) -> SchedulerHealth:
+        """What is known about the last runs of all schedulers, and how far behind messages are.
+
+        A missed run makes it unhealthy, whoever should have made it.
+        """
+        run, success = await self._checkpoints.read(_RUN), await self._checkpoints.read(_SUCCESS)
+        queue_lag_ms, send_lag_ms = await self._store.lags_ms()
+        last_run, _, _ = _read_note(run)
+        last_success, found, published = _read_note(success)
+        return SchedulerHealth(
+            last_run=last_run,
+            last_success=last_success,
+            found=found,
+            published=published,
+            queue_lag_ms=queue_lag_ms,
+            send_lag_ms=send_lag_ms,
+            reason=self._reason(last_success, await self._store.now()),
+        )
+
+    def _reason(self, last_success: datetime | None, now: datetime) -> str:
+        if last_success is None:
+            return "no run has succeeded yet"
+        # The run of the next slot must have succeeded by the slot after it.
+        slot = cron.next_after(self.options.schedule, "UTC", _epoch_ms(last_success))
+        if _epoch_ms(now) <= cron.next_after(self.options.schedule, "UTC", slot):
+            return ""
+        return f"a run was missed: the last success was {last_success:%Y-%m-%d %H:%M:%S} UTC"
+
+    async def _note(self, name: str, at: datetime, found: int, published: int) -> None:
+        async with self._store.database.transaction_without_tenant() as connection:
+            await self._checkpoints.write(connection, name, f"{_epoch_ms(at)} {found} {published}")
+
+
+def _read_note(note: str | None) -> tuple[datetime | None, int, int]:
+    if note is None:
+        return None, 0, 0
+    at, found, published = map(int, note.split())
+    return datetime.fromtimestamp(at / 1000, UTC), found, published
+
+
+def _epoch_ms(instant: datetime) -> int:
+    return round(instant.timestamp() * 1000)

@@ -1,0 +1,282 @@
+"""Scheduled messages as a program holds them: kinds of occasions, channels, recipients, and what runs.
+
+In: a ledger, and a messaging client on any transport. Out: `recipients` for the program that knows people; `scheduler`
+and `sender` for the processes that plan and send, or both as one service for an app. Elsewhere: each of these parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import time, timedelta
+from typing import Any, Final, TypeVar, overload
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.ids import worker_name
+from bullpen._kernel.ticker import Ticker
+from bullpen.errors import InvalidOption, NotConfigured, require
+from bullpen.ledger import Ledger
+from bullpen.ledger.messages import SqlMessages
+from bullpen.messages.calendar import (
+    Gap,
+    LeapDay,
+    Overlap,
+    QuietHours,
+    Repeats,
+    Rule,
+    ShortMonth,
+    TimePolicy,
+    read_time,
+)
+from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions
+from bullpen.messages.imports import Imported, import_csv
+from bullpen.messages.metrics import MessageMetrics
+from bullpen.messages.occasions import Late, OccasionKind, Occasions
+from bullpen.messages.planner import Planner
+from bullpen.messages.recipients import Recipients
+from bullpen.messages.routes import AfterCrash, ChannelRoute, FunctionChannel, SendFunction
+from bullpen.messages.sender import Sender, SenderOptions
+from bullpen.messages.templates import Text
+from bullpen.ports.channel import Channel
+from bullpen.ports.messaging import Consumer, Messaging
+from bullpen.queue import RateLimit
+
+__all__ = ["QUEUE", "MessageSender", "Messages"]
+
+QUEUE: Final = "birthday.messages.queue"
+_SAMPLE_MS: Final = 15_000
+logger = logging.getLogger("bullpen.messages")
+
+AnyFunction = TypeVar("AnyFunction", bound=SendFunction)
+MakeMessaging = Callable[[tuple[str, ...]], Messaging[Any]]
+
+
+class Messages:
+    """Messages at nine in the morning where the recipient lives.
+
+        messages = Messages(ledger, client)
+
+        @messages.channel("email", after_crash="same_key")
+        async def send(message: Message) -> str: ...
+
+        await messages.recipients.save(
+            Recipient(id="ada", name="Ada", zone="Europe/Paris", channel="email", address="ada@example.com",
+                      occasions={"birthday": "1815-12-10"})
+        )
+
+    `messaging` is a client, or a function that makes one from the names of the kinds, called on first use: the names
+    are routing keys. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        messaging: Messaging[Any] | MakeMessaging,
+        *,
+        queue: str = QUEUE,
+        concurrency: int | None = None,
+        scheduler: SchedulerOptions | None = None,
+        sender: SenderOptions | None = None,
+        roles: Iterable[str] = ("scheduler", "sender"),
+    ) -> None:
+        """`roles` is what `run` runs; two machines may have one each."""
+        self._ledger, self._given, self._queue = ledger, messaging, queue
+        self._concurrency = concurrency
+        self._scheduler_options = scheduler or SchedulerOptions()
+        self._sender_options = sender or SenderOptions(lost_after_ms=self._scheduler_options.lost_after_ms)
+        self.roles = frozenset(roles)
+        for role in self.roles:
+            require("roles", role in ("scheduler", "sender"), "'scheduler' and 'sender'", role)
+        self.store = SqlMessages(ledger.database)
+        self.occasions = Occasions()
+        self.routes: dict[str, ChannelRoute] = {}
+        self.recipients = Recipients(self.store, self.occasions)
+        self.metrics = MessageMetrics()
+        self._messaging: Messaging[Any] | None = None
+        self._parts: list[Scheduler | MessageSender] = []
+        self._is_closed = False
+
+    @property
+    def messaging(self) -> Messaging[Any]:
+        """The client that carries orders."""
+        if self._messaging is None:
+            given = self._given
+            is_client = hasattr(given, "produce")
+            self._messaging = given if is_client else given(self.occasions.names)  # type: ignore[operator,assignment]  # one of the two
+        assert self._messaging is not None
+        return self._messaging
+
+    # ---- saying what there is -----------------------------------------------------------------------------------
+
+    def occasion(
+        self,
+        name: str,
+        *,
+        text: str | Text | Mapping[str, Text],
+        subject: str = "",
+        send_at: str | time = "09:00",
+        repeats: Repeats = "yearly",
+        leap_day: LeapDay = "feb28",
+        short_month: ShortMonth = "last",
+        gap: Gap = "forward",
+        overlap: Overlap = "first",
+        late: Late | None = None,
+        quiet_hours: tuple[str | time, str | time] | None = None,
+    ) -> OccasionKind:
+        """Register a kind of occasion, or replace one. `text` may differ by locale: `{"": …, "de": …}`."""
+        if self._messaging is not None and name not in self.occasions:
+            raise InvalidOption("occasion", "one that is registered before anything is sent", name)
+        if isinstance(text, str):
+            text = Text(text, subject=subject)
+        elif subject:
+            raise InvalidOption("subject", "none beside texts that have their own", subject)
+        quiet = None
+        if quiet_hours is not None:
+            quiet = QuietHours(*(read_time("quiet_hours", each) for each in quiet_hours))
+        return self.occasions.register(
+            OccasionKind(
+                name=name,
+                rule=Rule(repeats=repeats, leap_day=leap_day, short_month=short_month),
+                send_at=read_time("send_at", send_at),
+                clock=TimePolicy(gap=gap, overlap=overlap),
+                late=late or Late.expire(),
+                quiet_hours=quiet,
+                texts={"": text} if isinstance(text, Text) else dict(text),
+            )
+        )
+
+    @overload
+    def channel(
+        self, name: str, channel: Channel, *, after_crash: AfterCrash, rate_limit: RateLimit | None = ...,
+        timeout: int = ...,
+    ) -> ChannelRoute: ...  # fmt: skip
+
+    @overload
+    def channel(
+        self, name: str, channel: None = ..., *, after_crash: AfterCrash, rate_limit: RateLimit | None = ...,
+        timeout: int = ...,
+    ) -> Callable[[AnyFunction], AnyFunction]: ...  # fmt: skip
+
+    def channel(
+        self,
+        name: str,
+        channel: Channel | None = None,
+        *,
+        after_crash: AfterCrash,
+        rate_limit: RateLimit | None = None,
+        timeout: int = 10_000,
+    ) -> ChannelRoute | Callable[[AnyFunction], AnyFunction]:
+        """Say how recipients of this channel are reached; without a channel it decorates a function that sends.
+
+        `after_crash` must be said, because only you know your provider: see `ChannelRoute`.
+        """
+        require("channel", isinstance(name, str) and 0 < len(name) <= 60, "a name of 1 to 60 characters", name)
+        # Shorter than the lease, or a second sender would begin while the first still waits for its answer.
+        fits = isinstance(timeout, int) and 0 < timeout <= self._sender_options.lease_ms // 2
+        require("timeout", fits, f"at most half of the sender's lease of {self._sender_options.lease_ms} ms", timeout)
+
+        def register(given: Channel) -> ChannelRoute:
+            route = ChannelRoute(channel=given, after_crash=after_crash, rate_limit=rate_limit, timeout_ms=timeout)
+            self.routes[name] = route
+            return route
+
+        if channel is not None:
+            return register(channel)
+
+        def decorate(function: AnyFunction) -> AnyFunction:
+            register(FunctionChannel(function))
+            return function
+
+        return decorate
+
+    async def import_csv(self, lines: Iterable[str], **options: Any) -> Imported:
+        """Save recipients from the lines of a CSV file; see `imports.import_csv`."""
+        return await import_csv(self.recipients, lines, self.occasions, **options)
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    def planner(self) -> Planner:
+        return Planner(self.store, self.occasions, horizon_ms=self._scheduler_options.horizon_ms)
+
+    def enqueuer(self) -> Enqueuer:
+        return Enqueuer(self.store, self.messaging, queue=self._queue, options=self._scheduler_options)
+
+    def scheduler(self) -> Scheduler:
+        """Something to run that plans and publishes every minute. Any number may run."""
+        return Scheduler(self.store, self.planner(), self.enqueuer(), checkpoints=self._ledger.checkpoints)
+
+    def sender(self, *, name: str | None = None) -> MessageSender:
+        """Something to run that sends what was published. Any number may run."""
+        if not self.routes:
+            raise NotConfigured("no channel is registered: @messages.channel(name, after_crash=…)")
+        sender = Sender(
+            self.store, self.occasions, self.routes, worker=name or worker_name(), options=self._sender_options
+        )
+        return MessageSender(self.messaging, sender, queue=self._queue, concurrency=self._concurrency)
+
+    async def health(self) -> SchedulerHealth:
+        """How the scheduler is, whichever process it runs in."""
+        return await self.scheduler().health()
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Run what this process has to, until closed."""
+        if self._is_closed:
+            return
+        if "sender" in self.roles:
+            self._parts.append(self.sender())
+        if "scheduler" in self.roles:
+            self._parts.append(self.scheduler())
+        async with asyncio.TaskGroup() as group:
+            for part in self._parts:
+                group.create_task(part.run(signals=False))
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop what runs; deliveries in flight may end within `timeout`. Safe to call twice."""
+        self._is_closed = True
+        await asyncio.gather(*(part.close(timeout) for part in self._parts))
+
+    async def aclose(self) -> None:
+        """Stop, and close channels and client. The ledger belongs to whoever made it."""
+        await self.close()
+        if self._messaging is not None:
+            await self._messaging.close()
+        for route in self.routes.values():
+            await route.channel.aclose()
+        self.metrics.close()
+
+
+class MessageSender:
+    """Consumes orders until closed, as many at a time as the client's concurrency says."""
+
+    def __init__(
+        self, messaging: Messaging[Any], sender: Sender, *, queue: str, concurrency: int | None = None
+    ) -> None:
+        self._messaging, self._sender, self._queue = messaging, sender, queue
+        self._concurrency = concurrency
+        self._consumer: Consumer | None = None
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to take orders."""
+        self._consumer = await self._messaging.consume(self._queue, self._sender.handle, concurrency=self._concurrency)
+        telemetry.emit("messages.sender_started", queue=self._queue)
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed. Meanwhile the depth of the queue is told now and then, for gauges."""
+        if self._closing.is_set():
+            return
+        if self._consumer is None:
+            await self.start()
+        async with Ticker("message queue depth", self._messaging.sample, every=_SAMPLE_MS):
+            await self._closing.wait()
+        await self._ended.wait()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Take nothing more, let what is being sent end, then stop. Safe to call twice."""
+        self._closing.set()
+        if self._consumer is not None:
+            await self._consumer.close(timeout)
+            await self._sender.idle()
+        self._ended.set()
