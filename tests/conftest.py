@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 
 from bullpen.testing import RedisServer, check_server, need
@@ -14,6 +15,10 @@ from bullpen.testing import RedisServer, check_server, need
 pytest_plugins = ["tests.brokers", "tests.databases"]
 
 StartServer = Callable[..., RedisServer]
+
+# A slow machine is no failure: generating examples beside other tests may take its time.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

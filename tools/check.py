@@ -45,10 +45,16 @@ STATIC = (
     Stage("import contracts", (_tool("lint-imports", "--no-logo", "--no-cache"),)),
     Stage("requirements table", (_module("tools.requirements_table", "--check"),)),
 )
+# Most tests wait for servers, so one more of them than there are cores run at a time. By file: fixtures of a module
+# (clusters, brokers, databases) are made once.
+_PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "loadfile")
 TESTS = (
     Stage(
         "tests",
-        (_module("coverage", "erase"), _module("coverage", "run", "-m", "pytest", "-q", f"--junitxml={TEST_REPORT}")),
+        (
+            _module("coverage", "erase"),
+            _module("coverage", "run", "-m", "pytest", "-q", *_PARALLEL, f"--junitxml={TEST_REPORT}"),
+        ),
     ),
     Stage(
         "coverage",

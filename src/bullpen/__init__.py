@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from bullpen.queue import Connection as _Connection
     from bullpen.queue.dead_letter import DeadLetterFilter
+    from bullpen.queue.tasks import Task, TaskJob
     from bullpen.wire.events import Event
     from bullpen.wire.options import KeepJobs
 
@@ -90,6 +91,8 @@ __all__ = [
     "ResultTimeout",
     "RetryPolicy",
     "ReturnToWait",
+    "Task",
+    "TaskJob",
     "WaitForChildren",
     "Worker",
     "__version__",
@@ -109,6 +112,7 @@ _HOMES: Final = {
         *("QueueEvents", "RateLimit", "Worker"),
     ),
     "bullpen.queue.dead_letter": ("DeadLetterFilter",),
+    "bullpen.queue.tasks": ("Task", "TaskJob"),
     "bullpen.wire.events": ("Event",),
     "bullpen.wire.options": ("KeepJobs",),
 }

@@ -13,30 +13,41 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, cast, overload
 
+from bullpen._kernel.container import Container
+from bullpen._kernel.ids import check_queue_name
 from bullpen.embedded import EmbeddedServer, acquire
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue.tasks import Task, TaskMaker, TaskSet
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.outbox import Outbox
+    from bullpen.workflow.definition import Definition
+    from bullpen.workflow.service import Workflow
 
 __all__ = ["Bullpen", "Service", "connect"]
 
 logger = logging.getLogger("bullpen.app")
 
 _EMBEDDED: Final = "embedded://"
+_TASK_WORKER: Final[dict[str, Any]] = {"concurrency": 20, "dead_letters": True}
+T = TypeVar("T")
+P = TypeVar("P")
+E = TypeVar("E")
+S = TypeVar("S")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 
@@ -81,10 +92,14 @@ class Bullpen:
         self._owns_connection = self._connection is None
         self._queues: dict[str, Queue] = {}
         self._workers: dict[str, Worker] = {}
+        self._task_sets: dict[str, TaskSet] = {}
+        self._task_workers: dict[str, dict[str, Any]] = {}
         self._services: list[Service] = []
         self._metric_sources: list[MetricSource] = []
         self._ledger: Ledger | None = None
         self._outbox: Outbox | None = None
+        self._workflows: Workflows | None = None
+        self._container = Container()
         self._messages: Messages | None = None
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
@@ -178,6 +193,113 @@ class Bullpen:
             return handler
 
         return register
+
+    def task(
+        self, queue: str = "default", *, name: str | None = None, strict: bool = False, **options: Any
+    ) -> TaskMaker:
+        """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
+
+            @app.task("emails", attempts=5)
+            async def send_welcome(to: str, greeting: str = "Hello") -> str: ...
+
+            await send_welcome.add(to="ada@example.com")
+
+        The job's name is `name` or the function's, its data an object of the parameters, so that Node can add one too.
+        A first parameter of type `Job` gets the job. Data that does not fit fails for good; fields that no parameter
+        takes are ignored unless `strict`. `options` are job options.
+        """
+        check_queue_name(queue)
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            tasks = self._task_sets.get(queue) or TaskSet(queue)
+            made = tasks.task(function, open_queue=partial(self.queue, queue), name=name, strict=strict, **options)
+            if queue not in self._task_sets:
+                self.worker(queue, tasks, **{**_TASK_WORKER, **self._task_workers.get(queue, {})})
+                self._task_sets[queue] = tasks
+            return made
+
+        return cast("TaskMaker", register)
+
+    def task_queue(self, queue: str, **worker_options: Any) -> None:
+        """How the worker of a queue of tasks runs, if not 20 at a time with dead letters; before its first task."""
+        if queue in self._task_sets or queue in self._task_workers:
+            raise InvalidOption(
+                f"task_queue {queue!r}", "said once, before the first task of the queue", worker_options
+            )
+        self._task_workers[queue] = worker_options
+
+    @property
+    def tasks(self) -> dict[str, tuple[str, ...]]:
+        """The names of the tasks of each queue."""
+        return {queue: tasks.names for queue, tasks in self._task_sets.items()}
+
+    @property
+    def workflows(self) -> Workflows:
+        """All workflows of this app."""
+        if self._workflows is None:
+            from bullpen._parts.workflows import Workflows
+
+            self._workflows = Workflows(
+                self.settings, lambda: self.connection, self.prefix, self._container, self._workers.__contains__
+            )
+        return self._workflows
+
+    def workflow(self, definition: Definition[T, P, E, S], **options: Any) -> Workflow[T, P, E, S]:
+        """Make a workflow of a definition; `run` consumes its events.
+
+        Its events come from one transport: `bullmq=`, `kafka=` or `rabbitmq=`, here or in the definition, or `events=`
+        with the transport that `BULLPEN_TRANSPORT` names. Further options: `name`; `client` (your own) or
+        `client_options` (of the client that is made); `locks`; `service`, a subclass of `Workflow` to make; `strict`,
+        which refuses what lint only warns of.
+        """
+        workflow = self.workflows.add(definition, **options)
+        self.add(workflow)
+        return workflow
+
+    def register(
+        self,
+        name: str,
+        definition: Definition[T, P, E, S],
+        imports: Sequence[Bullpen] = (),
+        providers: Mapping[type[Any], Any] | None = None,
+        kafka: KafkaRegistration | None = None,
+        bullmq: BullMQRegistration | None = None,
+        **options: Any,
+    ) -> Workflow[T, P, E, S]:
+        """As `workflow`, for definitions that hold the events while registration switches the transport on.
+
+        `kafka` is `{"enabled": …, "client_id": …, "brokers": …}`, `bullmq` is `{"enabled": …, "config": {…}}`. Without
+        one that is enabled the workflow starts no consumers, says so, and is not healthy. `providers` maps types to
+        objects or to what makes them, for classes among entity and actions; those of the apps in `imports` serve too.
+        """
+        workflow = self.workflows.register(
+            name,
+            definition,
+            imports=[app._container for app in imports],
+            providers=providers,
+            kafka=kafka,
+            bullmq=bullmq,
+            **options,
+        )
+        self.add(workflow)
+        return workflow
+
+    def provide(self, kind: type[T], provider: T | Callable[..., T]) -> None:
+        """Let `get` find an object of this type: the object itself, or what makes it, once."""
+        self._container.provide(kind, provider)
+
+    @overload
+    def get(self, wanted: type[T]) -> T: ...
+
+    @overload
+    def get(self, wanted: str) -> Any: ...
+
+    def get(self, wanted: type[T] | str) -> T | Any:
+        """A workflow by its name or type, a transport's client by its type, or what a provider gives.
+
+        Raises NotConfigured when nothing fits, or more than one thing does.
+        """
+        return self._container.get(wanted)
 
     def add(self, service: Service) -> None:
         """Let `run` run this too; at once if the app runs already."""
@@ -275,6 +397,7 @@ class Bullpen:
 
     def _on_signal(self, group: asyncio.TaskGroup, number: signal.Signals) -> None:
         running = sum(worker.running for worker in self._workers.values())
+        running += sum(workflow.running for workflow in self._workflows.all) if self._workflows is not None else 0
         if self._is_stopping:
             logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
             group.create_task(self.stop(0))

@@ -28,7 +28,8 @@ BullpenError
     ├── UnsafeDatabaseRole   a role for which row-level security means nothing
     ├── NotInTransaction     enqueue on a connection that commits every statement by itself
     ├── RowNotFound          no row has this id, or this tenant may not see it
-    └── RowStateConflict     the row is not in the state that the operation needs
+    ├── RowStateConflict     the row is not in the state that the operation needs
+    └── InsufficientCredits  the tenant has fewer credits than the run costs; nothing was stored
 
 JobSignal                    raised by a handler to say what shall happen to its job
 ├── PermanentError           fail now, whatever attempts are left
@@ -219,6 +220,17 @@ class RowStateConflict(LedgerError):
     def __init__(self, table: str, row_id: str, state: str, needed: str) -> None:
         super().__init__(f"row {row_id!r} of {table} is {state}, not {needed}; nothing was changed")
         self.table, self.row_id, self.state, self.needed = table, row_id, state, needed
+
+
+class InsufficientCredits(LedgerError):
+    """The tenant has fewer credits than the run costs. Nothing was stored; grant credits and submit again."""
+
+    def __init__(self, tenant_id: str, *, needed: int, balance: int) -> None:
+        super().__init__(
+            f"tenant {tenant_id!r} has {balance} credits and the run costs {needed}; nothing was stored, "
+            "grant credits and submit it again"
+        )
+        self.tenant_id, self.needed, self.balance = tenant_id, needed, balance
 
 
 class JobSignal(Exception):

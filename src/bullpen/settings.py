@@ -38,6 +38,7 @@ __all__ = [
     "Setting",
     "Settings",
     "WebhookSettings",
+    "WorkflowSettings",
 ]
 
 
@@ -381,6 +382,16 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSettings:
+    """Workflows whose definition leaves the transport open."""
+
+    transport: Literal["bullmq", "kafka", "rabbitmq", "memory"] = _option(
+        "bullmq", _one_of("bullmq", "kafka", "rabbitmq", "memory"), "BULLPEN_TRANSPORT"
+    )
+    """What carries their events. `memory` is for tests: nothing outlives the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that is configured from outside. Make it with `Settings.load()`."""
 
@@ -393,6 +404,7 @@ class Settings:
     messages: MessageSettings = field(default_factory=MessageSettings)
     rabbitmq: RabbitMQSettings = field(default_factory=RabbitMQSettings)
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    workflows: WorkflowSettings = field(default_factory=WorkflowSettings)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Where each value came from, by key: `redis.url`."""
 

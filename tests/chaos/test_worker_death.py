@@ -24,7 +24,7 @@ async def test_killed_workers_lose_nothing_and_repeat_only_what_they_were_doing(
     async with arena.queue() as queue:
         with arena.following():
             workers = await arena.start_workers(3, **options)
-            async with arena.feeding(queue, 25, every_s=0.1, ms=100):
+            async with arena.feeding(queue, 25, every_s=0.3, ms=300):
                 for _ in range(kills):
                     victim = random.choice(workers)
                     replacement = arena.start_worker(**options)

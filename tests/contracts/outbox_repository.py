@@ -548,6 +548,69 @@ class OutboxRepositoryContract:
         assert (await store.enqueue(item(1))).created is False
         assert len(await execute(ledger, "SELECT id FROM {audit} WHERE action = 'outbox.discard'")) == 1
 
+    async def test_a_person_may_know_that_a_dead_row_arrived(self, ledger: Ledger, store: OutboxRepository) -> None:
+        stored = await store.enqueue(item(tenant_id="acme"))
+        await store.dead_letter(await claim_one(store), "no answer", code="UNKNOWN_OUTCOME")
+
+        done = await store.confirm([str(stored.id)], by="ada")
+        repeated = await store.confirm([str(stored.id)], by="ada")
+
+        row = await must_get(store, stored.id)
+        assert (done, repeated) == ([stored.id], [])
+        assert (row.status, row.dead_at, row.sent_at is not None) == (SENT, None, True)
+        assert await execute(ledger, "SELECT actor, action FROM {audit}") == [("ada", "outbox.confirm")]
+
+    # ---- sending again ------------------------------------------------------------------------------------------
+
+    @pytest.mark.requirement("O-76")
+    async def test_a_replay_sends_copies_and_leaves_history_alone(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        stored = await store.enqueue_many([item(1, tenant_id="acme", correlation_id="c"), item(2), item(3)])
+        first, second, _ = await store.claim_due_batch("w")
+        await store.mark_sent(first)
+        await store.mark_sent(second)
+        ids = [str(entry.id) for entry in stored]
+
+        copies = await store.replay(ids, by="ada", label="march")
+        again = await store.replay(ids, by="ada", label="march")
+        renewed = await store.replay(ids[:1], by="ada", label="april", new_key=True)
+
+        originals = [await must_get(store, row_id) for row_id in ids]
+        assert [row.status for row in originals] == [SENT, SENT, CLAIMED]
+        rows = [await must_get(store, row_id) for row_id in copies]
+        assert again == []
+        assert [(row.payload, row.status, row.idempotency_key) for row in rows] == [
+            ({"orderId": 1}, PENDING, originals[0].idempotency_key),
+            ({"orderId": 2}, PENDING, originals[1].idempotency_key),
+        ]
+        assert (rows[0].tenant_id, rows[0].correlation_id, rows[0].headers["replayOf"]) == ("acme", "c", ids[0])
+        assert (await must_get(store, renewed[0])).idempotency_key == f"{originals[0].idempotency_key}/april"
+        actions = await execute(ledger, "SELECT DISTINCT action, actor FROM {audit}")
+        assert actions == [("outbox.replay", "ada")]
+
+    async def test_copies_of_long_routes_stay_apart(self, store: OutboxRepository) -> None:
+        routes = [f"{'r' * 119}{end}" for end in "ab"]
+        stored = await store.enqueue_many([item(1, route_key=route) for route in routes])
+        for row in await store.claim_due_batch("w"):
+            await store.mark_sent(row)
+
+        copies = await store.replay([str(entry.id) for entry in stored], by="ada", label="again")
+
+        assert len(copies) == 2
+
+    @pytest.mark.requirement("X-90")
+    async def test_what_the_target_answered_is_kept_with_the_attempt(self, store: OutboxRepository) -> None:
+        stored = await store.enqueue(item())
+        row = await claim_one(store)
+
+        await store.settle([Settlement(row, Sent("id SM\n123" + "x" * 600), "w")])
+
+        (attempt,) = await store.attempts_of(str(stored.id))
+        assert attempt.receipt is not None
+        assert attempt.receipt.startswith("id SM 123") and len(attempt.receipt) <= 500
+        assert (attempt.outcome, attempt.error) == ("SENT", None)
+
     # ---- retention ----------------------------------------------------------------------------------------------
 
     @pytest.mark.requirement("X-87")
@@ -584,11 +647,13 @@ class OutboxRepositoryContract:
         page = await store.find(limit=2)
         next_page = await store.find(limit=2, after_id=page[-1].id)
         old = await store.find(before=datetime.now(UTC) - timedelta(hours=1))
+        new = await store.find(since=datetime.now(UTC) - timedelta(hours=1), limit=100)
+        newer = await store.find(since=datetime.now(UTC) + timedelta(hours=1))
 
         assert [row.payload["orderId"] for row in dead] == [0]
         assert [row.payload["orderId"] for row in acme] == [1, 3, 5]
         assert [row.payload["orderId"] for row in (*page, *next_page)] == [0, 1, 2, 3]
-        assert old == []
+        assert (old, newer, len(new)) == ([], [], 8)
         assert await store.get("no id") is None
 
     @pytest.mark.requirement("O-69")

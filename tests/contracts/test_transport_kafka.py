@@ -13,6 +13,7 @@ import pytest
 from bullpen._kernel.policy import DeadLetters
 from bullpen.plugins._kafka import Brokers, KafkaDoor
 from bullpen.plugins.transports.kafka import KafkaTransport
+from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
 from bullpen.testing.contracts.transport import TransportContract, TransportHarness, die_holding_one
 from bullpen.testing.kafka import MockKafka
 
@@ -86,6 +87,16 @@ class TestKafkaParking(TransportContract):
     @pytest.fixture
     async def harness(self, kafka: MockKafka) -> TransportHarness:
         return ParkingHarness(kafka)
+
+
+@pytest.mark.timeout(120)
+class TestKafkaDeadLetters(DeadLetterContract):
+    @pytest.fixture
+    async def letters(self, kafka: MockKafka) -> AsyncIterator[TransportLetters]:
+        harness = KafkaHarness(kafka)
+        transport, source = harness.make(dead_letters=DeadLetters(store="queue")), await harness.source()
+        yield TransportLetters(transport, source, await transport.deliveries(source, prefetch=1))
+        await transport.aclose()
 
 
 REAL_CLUSTER = os.environ.get("BULLPEN_TEST_KAFKA")

@@ -12,6 +12,7 @@ import pytest
 
 from bullpen._kernel.policy import DeadLetters
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQTransport, Topology
+from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
 from bullpen.testing.contracts.transport import TransportContract, die_holding_one
 from bullpen.testing.rabbitmq import RabbitServer
 
@@ -70,4 +71,15 @@ class TestRabbitMQ(TransportContract):
     async def harness(self, rabbit: RabbitServer) -> AsyncIterator[RabbitHarness]:
         harness = RabbitHarness(rabbit)
         yield harness
+        await harness.remove_queues()
+
+
+@pytest.mark.timeout(120)
+class TestRabbitMQDeadLetters(DeadLetterContract):
+    @pytest.fixture
+    async def letters(self, rabbit: RabbitServer) -> AsyncIterator[TransportLetters]:
+        harness = RabbitHarness(rabbit)
+        transport, source = harness.make(dead_letters=DeadLetters(store="queue")), await harness.source()
+        yield TransportLetters(transport, source, await transport.deliveries(source, prefetch=1))
+        await transport.aclose()
         await harness.remove_queues()

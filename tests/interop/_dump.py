@@ -226,13 +226,13 @@ def _with_slots_numbered(tree: Any) -> Any:
 
 OUR_EVENT_FIELD = "attemptsMade"
 _EVENTS_WITH_OUR_FIELD = {"active", "completed", "failed", "retry", "stalled"}
-_DEFAULTED_OPTIONS = {"attempts", "backoff", "kl", "stackTraceLimit"}
+_DEFAULTED_OPTIONS = {"attempts", "backoff"}
 
 OUR_ADDITIONS = """
 What our queues hold beyond Node's, all of it ignored by Node:
 - keys `Q:bp:...`, and hash fields (of jobs and meta) that begin with `bp`;
 - the field `attemptsMade` in the events active, completed, failed and stalled, and an event `retry` per retry;
-- attempts, backoff, kl and stackTraceLimit in opts where the caller gave none (Node writes attempts 0);
+- attempts and backoff in opts where the caller gave none (Node writes attempts 0);
 - `version` in meta where Node's flow producers and workers write none;
 and what they lack: the `failedReason` of a job that completed in the end.
 """

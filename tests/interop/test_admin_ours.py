@@ -271,6 +271,12 @@ CASES: dict[str, Case] = {
         node_op("setGlobalRateLimit", args=[3, 1000]),
         lambda queue: queue.set_global_rate_limit(3, 1000),
     ),
+    "remove unprocessed children": Case(
+        a_flow,
+        node_op("removeUnprocessedChildren", jobId="P"),
+        lambda queue: queue.remove_unprocessed_children("P"),
+        queues=(Q, "kids"),
+    ),
     "manual rate limit": Case(
         some_of_everything, node_op("rateLimit", args=[FAR_MS]), lambda queue: queue.rate_limit(FAR_MS)
     ),
@@ -282,7 +288,7 @@ CASES: dict[str, Case] = {
     ("other", "case"),
     [
         pytest.param(side, case, id=f"{side}-{name}")
-        for side, cannot in (("node", set()), ("pypi", {"change delay"}))
+        for side, cannot in (("node", set()), ("pypi", {"change delay", "remove unprocessed children"}))
         for name, case in CASES.items()
         if name not in cannot
     ],

@@ -133,9 +133,7 @@ async def test_node_reads_the_options_that_we_wrote(node: PeerSide, queue: Queue
     assert read[0]["opts"] == {
         "attempts": 3,
         "backoff": {"type": "exponential", "delay": 1000},
-        "keepLogs": 1000,
         "priority": 5,
-        "stackTraceLimit": 10,
     }
     assert read[1]["opts"] == {
         "attempts": 5,

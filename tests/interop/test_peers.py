@@ -68,9 +68,7 @@ async def test_a_difference_is_named(node: PeerSide, client: redis.Redis) -> Non
 async def test_our_additions_are_no_difference(node: PeerSide, client: redis.Redis) -> None:
     await node.add("q", "one", {"n": 1})
     before = dump(client, ["q"])
-    client.hset(
-        "bull:q:1", mapping={"bpdl": "x", "opts": '{"attempts":3,"kl":1000,"backoff":{"type":"fixed","delay":1}}'}
-    )
+    client.hset("bull:q:1", mapping={"bpdl": "x", "opts": '{"attempts":3,"backoff":{"type":"fixed","delay":1}}'})
     client.set("bull:q:bp:call:abc", "1", px=1000)
     client.xadd("bull:q:events", {"event": "retry", "jobId": "1", "delay": "5", "attemptsMade": "1"})
 

@@ -261,7 +261,9 @@ class OfAnotherVendor:
         return False
 
 
-@pytest.mark.parametrize("nonsense", [None, "postgresql://…", object(), OfAnotherVendor()], ids=repr)
+@pytest.mark.parametrize(
+    "nonsense", [None, "postgresql://…", object(), OfAnotherVendor()], ids=["none", "text", "object", "other vendor"]
+)
 def test_what_is_no_connection_is_refused(nonsense: object) -> None:
     with pytest.raises(InvalidOption, match="connection"):
         Enqueuer().enqueue_sync(nonsense, item())

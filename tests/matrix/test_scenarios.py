@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -86,7 +85,7 @@ async def test_a_job_of_a_dead_worker_is_given_to_another(kit: PlaceKit) -> None
     told = await kit.work(nothing, stalled_interval=50)
     await told.finished()
 
-    assert told.ids("stalled") == ["7"]
+    await kit.until(lambda: told.ids("stalled") == ["7"], "the thread that found it has told so")
     assert kit.fields("7")["stc"] == "1"
 
 
@@ -241,12 +240,10 @@ async def test_administration_reaches_all_keys(kit: PlaceKit) -> None:
 
 async def test_the_server_is_healthy_and_inspected(kit: PlaceKit) -> None:
     queue = kit.queue()
-    began = time.monotonic()
 
-    healthy = await queue.is_healthy()
+    healthy = await queue.is_healthy(timeout_ms=20_000)
     findings = await inspect_server(queue._connection)
 
     assert healthy
-    assert time.monotonic() - began < 5
     assert len(findings) == 5 * (3 if kit.place.is_cluster else 1)
     assert {finding.verdict for finding in findings if finding.check == "version"} == {Verdict.GOOD}

@@ -73,7 +73,7 @@ class Told:
         self._changed = asyncio.Event()
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        if event.startswith(("outbox.", "ticker.")):
+        if event.startswith(("outbox.", "projector.", "ticker.")):
             self.all.append((event, fields))
             self._changed.set()
 

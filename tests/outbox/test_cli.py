@@ -74,6 +74,102 @@ def test_rows_are_listed_shown_redriven_and_discarded(sqlite_url: str, type_: Ty
     assert type_("outbox", "redrive", "--all", "--type", "webhook:partnerX", *database)[1] == "redriven: 1\n"
 
 
+def test_a_dead_row_can_be_confirmed(sqlite_url: str, type_: Type) -> None:
+    first, second = store(sqlite_url, dead=1, pending=1)
+    database = ("--database", sqlite_url)
+
+    code, out, _ = type_("outbox", "confirm", first, "--json", *database)
+    assert (code, json.loads(out)) == (0, {"confirmed": 1})
+    code, _, err = type_("outbox", "confirm", second, *database)
+    assert (code, "not confirmed: 1" in err) == (1, True)
+    assert type_("outbox", "confirm", *database)[0] == 2
+    assert json.loads(type_("outbox", "show", first, "--json", *database)[1])["status"] == "SENT"
+
+
+def test_destinations_are_switched_off_and_on(sqlite_url: str, type_: Type) -> None:
+    database = ("--database", sqlite_url)
+
+    assert "in order" in type_("outbox", "destinations", *database)[2]
+    code, out, _ = type_("outbox", "disable", "webhook:x", "--reason", "they [moved]", *database)
+    assert (code, out) == (0, "disabled: webhook:x\n")
+    (listed,) = json.loads(type_("outbox", "destinations", "--json", *database)[1])
+    assert (listed["integrationType"], listed["state"], listed["reason"]) == ("webhook:x", "disabled", "they [moved]")
+    assert listed["disabledBy"].startswith("cli")
+    assert "they [moved]" in type_("outbox", "destinations", *database)[1]
+    assert json.loads(type_("outbox", "enable", "webhook:x", "--json", *database)[1]) == {"enabled": "webhook:x"}
+    code, _, err = type_("outbox", "enable", "webhook:x", *database)
+    assert (code, "in order" in err) == (1, True)
+
+
+def test_a_broken_destination_is_listed_with_its_pause(sqlite_url: str, type_: Type) -> None:
+    async def trip() -> None:
+        async with Ledger(sqlite_url) as ledger:
+            await ledger.destinations.trip("webhook:x", pause_ms=60_000, longest_ms=60_000)
+
+    asyncio.run(trip())
+
+    (listed,) = json.loads(type_("outbox", "destinations", "--json", "--database", sqlite_url)[1])
+    assert (listed["state"], listed["trips"], 0 < listed["brokenMs"] <= 60_000) == ("broken", 1, True)
+    assert " s " in type_("outbox", "destinations", "--database", sqlite_url)[1]
+
+
+ROUTES = """
+from bullpen import Bullpen
+from bullpen.ports.channel import Accepted, ChannelHealth, Refused
+
+class Echo:
+    async def send(self, message):
+        if message.payload == {"test": True}:
+            return Accepted(f"{message.event_type} for {message.tenant_id}")
+        return Refused(f"what is [{message.payload}]?", "ECHO")
+    async def check(self):
+        return ChannelHealth(True)
+    async def aclose(self): ...
+
+app = Bullpen()
+app.outbox.route("echo:*", Echo())
+"""
+
+
+def test_a_test_message_shows_what_the_destination_answers(
+    tmp_path: Path, type_: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BULLPEN_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "routes_of_test.py").write_text(ROUTES)
+    words = ("outbox", "test", "echo:x", "--app", "routes_of_test")
+
+    code, out, _ = type_(*words, "--tenant", "acme")
+    assert (code, out) == (0, "Accepted bullpen.test.v1 for acme\n")
+    code, out, err = type_(*words, "--payload", "[1]", "--json")
+    assert (code, json.loads(out)) == (1, {"result": "Refused", "reason": "what is [[1]]?", "code": "ECHO"})
+    code, _, err = type_(*words, "--payload", "[1]")
+    assert (code, "was not delivered" in err) == (1, True)
+    code, _, err = type_("outbox", "test", "sms:x", "--app", "routes_of_test")
+    assert (code, "no channel serves 'sms:x'" in err) == (2, True)
+    assert type_(*words, "--payload", "{")[0] == 2
+
+
+def test_history_is_sent_again(sqlite_url: str, type_: Type) -> None:
+    ids = store(sqlite_url, dead=3)
+    database = ("--database", sqlite_url)
+    type_("outbox", "confirm", *ids, *database)  # as good as sent
+    words = ("outbox", "replay", "webhook:partnerX", "--label", "restored", "--yes", *database)
+
+    assert json.loads(type_(*words, "--before", "2020-01-01", "--json")[1]) == {"replayed": 0}
+    assert json.loads(type_(*words, "--since", "2020-01-01T00:00+02:00", "--limit", "2", "--json")[1]) == {
+        "replayed": 2
+    }
+    assert type_(*words)[1] == "replayed: 1\n"
+    assert type_(*words)[1] == "replayed: 0\n"
+    listed = json.loads(type_("outbox", "list", "--status", "pending", "--json", *database)[1])
+    assert len(listed) == 3
+    code, _, err = type_(*words, "--since", "yesterday")
+    assert (code, "is no time" in err) == (2, True)
+    assert type_(*words[:5], "x" * 41, "--yes", *database)[0] == 2
+
+
 def test_what_makes_no_sense_is_told(sqlite_url: str, type_: Type) -> None:
     database = ("--database", sqlite_url)
 

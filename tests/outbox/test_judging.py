@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel.scrub import scrub
 from bullpen.ledger import Died, OutboxRow, OutboxStatus, Released, Retried, Sent
-from bullpen.outbox.delivery import MAX_AFTER_MS, judge, judge_lost, message_of, scrub
+from bullpen.outbox.delivery import MAX_AFTER_MS, judge, judge_lost, message_of
 from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -77,7 +78,7 @@ def test_ten_attempts_span_ninety_minutes_and_a_little(random: float) -> None:
 
 @pytest.mark.requirement("X-21", "O-52", "O-80")
 def test_answers_become_outcomes() -> None:
-    assert judge(row(), Accepted("201")) == Sent()
+    assert judge(row(), Accepted("201")) == Sent("201")
     assert judge(row(), Refused("bad request", "HTTP_400")) == Died("bad request", "HTTP_400")
     assert judge(row(), NotTried("redis away", 500)) == Released(500, "redis away")
 

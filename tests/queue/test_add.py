@@ -77,7 +77,7 @@ class TestStandard:
         assert done.data == json.loads(value_json) == expected
         assert job.data == expected
 
-    @pytest.mark.requirement("X-3", "X-32", "Q-43", "Q-44", "Q-63")
+    @pytest.mark.requirement("X-3", "X-32", "Q-43", "Q-44")
     async def test_attempts_and_backoff_are_always_written(self, kit: Kit) -> None:
         """Absent means one attempt to Node, so our default of three must stand in the job itself."""
         job = await kit.queue().add("plain")
@@ -85,8 +85,6 @@ class TestStandard:
         assert json.loads(kit.fields(job.id)["opts"]) == {
             "attempts": 3,
             "backoff": {"type": "exponential", "delay": 1000},
-            "kl": 1000,
-            "stackTraceLimit": 10,
         }
 
     async def test_options_are_written_under_bullmqs_names(self, kit: Kit) -> None:
@@ -610,8 +608,6 @@ class TestDefaults:
             "backoff": {"type": "exponential", "delay": 30_000},
             "removeOnComplete": 1000,
             "removeOnFail": 5000,
-            "kl": 1000,
-            "stackTraceLimit": 10,
         }
         assert (special.opts.attempts, special.opts.remove_on_complete) == (2, True)
 

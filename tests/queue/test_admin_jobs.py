@@ -361,6 +361,69 @@ class TestRemove:
         assert not kit.has("wait")
 
 
+class TestRemoveUnprocessedChildren:
+    @pytest.mark.requirement("W-84")
+    async def test_what_runs_failed_or_is_done_stays_and_the_rest_goes_with_all_below_it(self, kit: Kit) -> None:
+        tree = Tree(kit)
+        tree.add("P", "waiting-children", children=("runs", "bad", "waits", "busy", "done"))
+        tree.add("runs", "active")
+        tree.add("bad", "failed")
+        tree.add("waits", "waiting-children", children=("below",))
+        tree.add("below", "delayed")
+        tree.add("busy", "waiting-children", children=("runs-too",))
+        tree.add("runs-too", "active")
+        tree.add("done", "completed", counted="processed")
+        for job_id in ("runs", "runs-too"):
+            kit.redis.set(f"{kit.base}{job_id}:lock", "somebody", px=60_000)
+        queue = kit.queue()
+
+        assert await queue.remove_unprocessed_children("P") == 1
+
+        left = {job.id for job in await queue.jobs(count=100)}
+        assert left == {"P", "runs", "bad", "busy", "runs-too", "done"}
+        assert (await queue.children_counts("P")).pending == 3
+        assert await queue.remove_unprocessed_children("P") == 0
+
+    @pytest.mark.requirement("W-84")
+    async def test_the_parent_is_released_when_it_waited_for_nothing_else(self, kit: Kit) -> None:
+        tree = Tree(kit)
+        tree.add("P", "waiting-children", children=("A", "B"))
+        tree.add("A", "wait")
+        tree.add("B", "delayed")
+
+        assert await kit.queue().remove_unprocessed_children("P") == 2
+
+        assert kit.ids("wait") == ["P"]
+
+    @pytest.mark.requirement("W-84")
+    async def test_a_large_family_goes_in_steps(self, kit: Kit) -> None:
+        tree = Tree(kit)
+        leaves = [f"L{number}" for number in range(1_200)]
+        tree.add("P", "waiting-children", children=("A",))
+        tree.add("A", "waiting-children", children=leaves)
+        for leaf in leaves:
+            tree.add(leaf, "prioritized")
+
+        assert await kit.queue().remove_unprocessed_children("P") == 1
+
+        assert ids_of(await kit.queue().jobs(count=10)) == ["P"]
+
+    @pytest.mark.requirement("W-84")
+    async def test_a_handler_can_end_with_children_pending(self, kit: Kit) -> None:
+        """After a child failed with continueParentOnFailure the parent runs, and may not complete while others pend."""
+        tree = Tree(kit)
+        tree.add("P", "wait", children=("A",))
+        tree.add("A", "delayed")
+
+        async def handle(job: Job) -> int:
+            return await job.remove_unprocessed_children()
+
+        told = await kit.drain(handle, 1)
+
+        assert told.ids("completed") == ["P"]
+        assert (await kit.queue().counts()).delayed == 0
+
+
 class Tree:
     """A flow as it is stored, built by hand."""
 

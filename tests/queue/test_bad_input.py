@@ -135,7 +135,7 @@ class TestAdd:
             ({"id": 2**53}, "data.id"),
             ({1: "key"}, "data"),
             ({"text": "\ud800"}, "data.text"),
-            (object(), "data"),
+            (object, "data"),
         ],
         ids=str,
     )

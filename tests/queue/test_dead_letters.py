@@ -13,6 +13,7 @@ from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import CorruptJob, InvalidOption, JobNotFound, JobStateConflict, PermanentError
 from bullpen.queue import Job, JobState, Queue, Worker
+from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from tests.queue._kit import Failing, Gate, Kit, nothing
 
 
@@ -298,6 +299,21 @@ class TestReading:
         assert letter.error_stack is not None and "PermanentError" in letter.error_stack
         assert letter.entry["originalJobId"] == job.id
         assert await letters.get("dl-nothing-1") is None
+
+    @pytest.mark.requirement("X-22")
+    async def test_the_largest_job_has_room_for_its_letter(self, kit: Kit) -> None:
+        """The limit is for jobs; an entry holds the payload and all the context around it."""
+        queue = kit.queue()
+        room = 10 * 1024 * 1024 - len(make_options(DEFAULT_OPTIONS, attempts=1).wire_json) - 2
+        await queue.add("big", "x" * room, attempts=1)
+        await kit.drain(fail, 1, dead_letters=True)
+
+        (letter,) = await queue.dead_letters.list()
+
+        assert len(letter.data) == room
+        assert kit.redis.hstrlen(f"bull:{kit.name}-dlq:{letter.id}", "data") > 10 * 1024 * 1024
+        assert await queue.dead_letters.redrive(letter.id) == "1"
+        await kit.drain(nothing, 1)
 
     async def test_foreign_jobs_in_the_queue_hide_no_entry(self, kit: Kit) -> None:
         """Anybody may add there; what is no entry is shown empty and cannot be redriven."""

@@ -508,6 +508,8 @@ async def test_everything_a_metric_needs_is_told_once(client: MemoryClient) -> N
     assert (done["running"], done["concurrency"]) == (1, 1)
     (depth,) = heard.of("transport.depth")
     assert (depth["messages"], depth["consumers"], depth["dead_letters"]) == (0, 1, 0)
+    assert (depth["running"], depth["concurrency"]) == (0, 1)
+    assert heard.of("transport.checked")[0]["is_connected"]
 
 
 async def test_sampling_without_a_dead_letter_queue_tells_none() -> None:

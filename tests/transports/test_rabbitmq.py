@@ -16,10 +16,11 @@ import pytest
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import InvalidOption, PermanentError, ServerRefused
+from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
 from bullpen.ports.bindings import RabbitMQ, RabbitMQEvent
 from bullpen.ports.messaging import PublishFailed
-from bullpen.ports.transport import Delivery
+from bullpen.ports.transport import Delivery, NotTakenNow
 from bullpen.testing.contracts.transport import an_event, quick_policy, take
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, lines, listening
@@ -65,6 +66,20 @@ async def make_transport(rabbit: RabbitServer) -> AsyncIterator[MakeTransport]:
         await transport.aclose()
 
 
+async def fill(transport: RabbitMQTransport, queue: str) -> None:
+    """Publish until it is refused."""
+    with pytest.raises(NotTakenNow):
+        await asyncio.gather(*(transport.publish(an_event(queue, number)) for number in range(100)))
+
+
+async def queue_exists(connection: aio_pika.abc.AbstractConnection, queue: str) -> bool:
+    try:
+        await (await connection.channel()).declare_queue(queue, passive=True)
+    except aio_pika.exceptions.ChannelNotFoundEntity:
+        return False
+    return True
+
+
 # ---- publishing --------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +123,7 @@ async def test_a_message_that_no_queue_takes_is_a_failed_publish(
 
     assert [type(result) for result in results] == [ServerRefused] * 3
     assert "no queue takes the message" in str(results[0])
+    await transport.publish(same_id)  # the next one makes the queue again
 
 
 @pytest.mark.requirement("S-47", "X-67")
@@ -121,7 +137,7 @@ async def test_a_full_queue_refuses_and_drops_nothing(make_transport: MakeTransp
     for number in range(40):
         try:
             confirmed.add((await transport.publish(an_event(queue, number))).id)
-        except ServerRefused:
+        except NotTakenNow:
             refused += 1
     deliveries = await transport.deliveries(queue, prefetch=50)
     received = set()
@@ -132,6 +148,28 @@ async def test_a_full_queue_refuses_and_drops_nothing(make_transport: MakeTransp
 
     assert refused > 0
     assert received == confirmed
+
+
+@pytest.mark.requirement("S-8", "X-67")
+async def test_a_publish_waits_for_room_until_its_deadline(rabbit: RabbitServer) -> None:
+    """A refusal is no loss: the message is with whoever sends it, and is sent again by itself."""
+    topology = messages(max_length=5)
+    queue = topology.queues[0].name
+    transport = RabbitMQTransport(rabbit.url, topology=topology)
+    patient = MessagingClient(transport, policy=quick_policy())
+    hasty = MessagingClient(transport, policy=quick_policy(), publish_deadline=1_000)
+    await fill(transport, queue)
+    with pytest.raises(PublishFailed, match="queue is full"):
+        await hasty.produce(queue, "birthday", {"urn": "urn:user:1"})
+
+    waiting = asyncio.create_task(patient.produce(queue, "birthday", {"urn": "urn:user:2"}))
+    handled = asyncio.Queue[str]()
+    await patient.consume(queue, lambda delivery: handled.put_nowait(delivery.urn))
+
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    while await asyncio.wait_for(handled.get(), PATIENCE_S) != "urn:user:2":
+        pass
+    await patient.close()
 
 
 @pytest.mark.requirement("S-8", "S-43")
@@ -330,9 +368,12 @@ async def test_a_deleted_queue_is_made_again_and_consumed(make_transport: MakeTr
     await transport.settle(await take(deliveries), DONE)
 
     async with await aio_pika.connect(rabbit.url) as connection:
-        await (await connection.channel()).queue_delete(queue)
-    fresh = make_transport()
-    await fresh.publish(an_event(queue, 2))
+        channel = await connection.channel()
+        await channel.queue_delete(queue)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await queue_exists(connection, queue):  # noqa: ASYNC110 - whoever consumes it makes it
+                await asyncio.sleep(0.02)
+    await transport.publish(an_event(queue, 2))
 
     delivery = await take(deliveries)
     assert delivery.payload["number"] == 2
@@ -436,11 +477,9 @@ async def test_a_broker_that_comes_back_finds_its_consumers_again(
 
 async def test_a_frozen_broker_is_noticed(rabbit: RabbitServer) -> None:
     """An open connection proves nothing: health says no in time, and a publish is given up at its deadline."""
-    client = RabbitMQClient(
-        rabbit.url, topology=Topology(delays=QUICK), policy=quick_policy(), health_timeout=500, publish_deadline=500
-    )
-    queue = unique()
-    await client.produce(queue, "pay", {"urn": "urn:1"})
+    transport, queue = RabbitMQTransport(rabbit.url, topology=Topology(delays=QUICK)), unique()
+    await transport.publish(an_event(queue))
+    client = MessagingClient(transport, policy=quick_policy(), health_timeout=500, publish_deadline=500)
 
     with rabbit.paused():
         assert not await client.is_healthy()

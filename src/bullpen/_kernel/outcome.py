@@ -18,6 +18,7 @@ from bullpen._kernel.backoff import Backoff, UnknownBackoff
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.policy import RetryPolicy
 from bullpen._kernel.remote import RemoteError
+from bullpen._kernel.scrub import scrub_lines
 from bullpen.errors import (
     DelayJob,
     InvalidOption,
@@ -30,6 +31,9 @@ from bullpen.errors import (
 
 MAX_TEXT: Final = 5_000
 """Characters kept of an error's text and of its stack. Text of user code is never stored unbounded."""
+
+_SCRUBBED: Final = 2 * MAX_TEXT
+"""Characters that are looked at for secrets: more than are kept, so that none is cut in half unrecognised."""
 
 MAX_FRAMES: Final = 40
 MAX_CHAIN: Final = 5
@@ -53,6 +57,8 @@ class Cause(StrEnum):
     """Somebody else decided the failure before the job ran: a failed child, a stall limit."""
     POISON = "poison"
     """The job killed its worker while it ran alone."""
+    SECURITY = "security"
+    """What the job says of itself is not what is stored: it may be forged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ def judge(
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """The text and the stack of an error, as they may be stored: bounded, never empty, always valid UTF-8."""
+    """The text and the stack of an error, as they may be stored: bounded, scrubbed, never empty, always valid UTF-8."""
     return _reason(error), _stack(error)
 
 
@@ -226,7 +232,7 @@ def _reason(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - user code
         text = ""
-    return cut(_storable(text)) if text.strip() else type(error).__name__
+    return cut(scrub_lines(_storable(text[:_SCRUBBED]))) if text.strip() else type(error).__name__
 
 
 def _stack(error: BaseException) -> str:
@@ -234,7 +240,7 @@ def _stack(error: BaseException) -> str:
         text = error.stack if isinstance(error, RemoteError) else "".join(_format(error, depth=0)).rstrip()
     except Exception:  # noqa: BLE001 - user code in __str__ or __cause__, or an endless chain
         text = type(error).__name__
-    text = _storable(text)
+    text = scrub_lines(_storable(text[-_SCRUBBED:]))
     # The end of a Python traceback has the error and the line that raised it.
     return text if len(text) <= MAX_TEXT else "…" + text[-(MAX_TEXT - 1) :]
 

@@ -15,7 +15,10 @@ from bullpen.settings import Settings
 if TYPE_CHECKING:
     from bullpen.ledger import Attempt, Ledger, OutboxRow, OutboxStatus
 
-app = typer.Typer(help="List, show, redrive and discard rows of the outbox; count what waits.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at rows of the outbox, send dead or lost ones again, switch destinations off and on.",
+    no_args_is_help=True,
+)
 
 DatabaseOption = Annotated[
     str | None, typer.Option("--database", metavar="URL", help="Database to use; else what is configured.")
@@ -31,7 +34,7 @@ LimitOption = Annotated[int, typer.Option(min=1, help="At most so many.")]
 
 @app.callback()
 def outbox() -> None:
-    """List, show, redrive and discard rows of the outbox; count what waits."""
+    """Look at rows of the outbox, send dead or lost ones again, switch destinations off and on."""
 
 
 @app.command("list")
@@ -90,11 +93,13 @@ def show(row: RowArgument, database: DatabaseOption = None, as_json: JsonOption 
                 each.worker or "",
                 _when(each.finished_at),
                 each.error_code or "",
-                each.error or "",
+                each.error or each.receipt or "",
             )
             for each in attempts
         ]
-        common.print_table(("number", "outcome", "worker", "ended", "code", "error"), rows, numbers=["number"])
+        common.print_table(
+            ("number", "outcome", "worker", "ended", "code", "error or receipt"), rows, numbers=["number"]
+        )
 
 
 @app.command()
@@ -127,6 +132,15 @@ def discard(
         typer.confirm(f"Delete {len(rows)} rows for good?", abort=True, err=True)
     done = common.wait_for(_discard(database, rows))
     _tell("discarded", done, len(rows), as_json)
+
+
+@app.command()
+def confirm(rows: RowsArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """Mark dead rows as sent, because somebody knows that the target has them (UNKNOWN_OUTCOME)."""
+    if not rows:
+        raise WrongCommand("name the rows")
+    done = common.wait_for(_confirm(database, rows))
+    _tell("confirmed", done, len(rows), as_json)
 
 
 @app.command()
@@ -188,14 +202,19 @@ async def _redrive(
 
     async with open_ledger(settings_for(database)) as ledger:
         if rows:
-            return len(await ledger.outbox.redrive(rows, by=_whoami()))
+            return len(await ledger.outbox.redrive(rows, by=whoami()))
         letters = OutboxDeadLetters(ledger.outbox, tenant_id=tenant)
-        return await letters.redrive_where(by=_whoami(), integration_type=integration_type, error_code=code)
+        return await letters.redrive_where(by=whoami(), integration_type=integration_type, error_code=code)
 
 
 async def _discard(database: str | None, rows: list[str]) -> int:
     async with open_ledger(settings_for(database)) as ledger:
-        return len(await ledger.outbox.discard(rows, by=_whoami()))
+        return len(await ledger.outbox.discard(rows, by=whoami()))
+
+
+async def _confirm(database: str | None, rows: list[str]) -> int:
+    async with open_ledger(settings_for(database)) as ledger:
+        return len(await ledger.outbox.confirm(rows, by=whoami()))
 
 
 async def _stats(database: str | None) -> list[tuple[str, OutboxStatus, int, datetime]]:
@@ -231,7 +250,7 @@ def _tell(verb: str, done: int, wanted: int, as_json: bool) -> None:
         raise Done("" if as_json else f"not {verb}: {wanted - done} (unknown, or not DEAD)")
 
 
-def _whoami() -> str:
+def whoami() -> str:
     """Who asked, for the audit table."""
     try:
         return f"cli:{getpass.getuser()}"
@@ -274,5 +293,6 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "finishedAt": _when(attempt.finished_at),
         "errorCode": attempt.error_code,
         "error": attempt.error,
+        "receipt": attempt.receipt,
     }
     return {name: value for name, value in fields.items() if value is not None}

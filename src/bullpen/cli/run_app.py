@@ -88,7 +88,8 @@ def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None) -> No
     async def main() -> None:
         if lifeline is not None:
             _stop_without(lifeline, app)
-        queues = ", ".join([*(worker.queue_name for worker in app.workers), *(["the outbox"] * app.has_outbox)])
+        flows = [f"workflow {workflow.name}" for workflow in app.workflows.all]
+        queues = ", ".join([*(worker.queue_name for worker in app.workers), *(["the outbox"] * app.has_outbox), *flows])
         # In a thread: the embedded server may have to be started before it has an address.
         logger.info("taking jobs from %s on %s", queues, await asyncio.to_thread(lambda: app.connection.address))
         await app.run(concurrency=concurrency)

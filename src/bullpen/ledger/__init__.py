@@ -10,6 +10,7 @@ from bullpen.errors import MissingExtra as _MissingExtra
 if not (_find_spec("alembic") and _find_spec("sqlalchemy")):
     raise _MissingExtra("sqlite", "the ledger (in PostgreSQL: the extra postgres)")
 
+from bullpen.ledger.destinations import Destination, Destinations
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import Appended, EventLog
 from bullpen.ledger.ledger import Ledger
@@ -31,18 +32,24 @@ from bullpen.ledger.records import (
     Settlement,
 )
 from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.runs import AllRuns, NewRun, RunRow, RunStatus, StepRow, TenantRuns, check_run_id
 from bullpen.ledger.security import Roles
+from bullpen.ledger.transactions import TransactionManager, check_tenant
 
 __all__ = [
+    "AllRuns",
     "Appended",
     "Attempt",
     "Claimed",
+    "Destination",
+    "Destinations",
     "Died",
     "Enqueued",
     "Enqueuer",
     "EventLog",
     "Lane",
     "Ledger",
+    "NewRun",
     "OutboxItem",
     "OutboxRepository",
     "OutboxRow",
@@ -53,7 +60,14 @@ __all__ = [
     "Retried",
     "Roles",
     "RowOutcome",
+    "RunRow",
+    "RunStatus",
     "Sent",
     "Settled",
     "Settlement",
+    "StepRow",
+    "TenantRuns",
+    "TransactionManager",
+    "check_run_id",
+    "check_tenant",
 ]

@@ -261,6 +261,7 @@ RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_k
             "error_code": "text",
             "error": "text",
             "tenant_id": "text",
+            "receipt": "text",
             "started_ms": "bigint",
         }
         plain = [name for name in columns if name != "started_ms"]
@@ -290,12 +291,80 @@ UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
     FROM (SELECT DISTINCT integration_type, ordering_key FROM {self.outbox} WHERE parked) p
 )"""
 
+    # ---- destinations -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def destinations(self) -> str:
+        return self._table(tables.destinations.name)
+
+    @cached_property
+    def troubled(self) -> str:
+        # The database compares with its own clock, and says how long it will take by the same.
+        left = f"broken_until - {self.now}"
+        if self._is_postgres:
+            left = f"extract(epoch FROM {left}) * 1000"
+        return f"""\
+SELECT integration_type, disabled_at, disabled_by, reason, trips, CAST(coalesce({left}, 0) AS bigint)
+FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0 ORDER BY integration_type"""
+
+    @cached_property
+    def disable(self) -> str:
+        return f"""\
+INSERT INTO {self.destinations} (integration_type, disabled_at, disabled_by, reason, updated_at)
+VALUES (:integration_type, {self.now}, :actor, :reason, {self.now})
+ON CONFLICT (integration_type) DO UPDATE SET disabled_at = excluded.disabled_at, disabled_by = excluded.disabled_by,
+    reason = excluded.reason, updated_at = excluded.updated_at"""
+
+    @cached_property
+    def enable(self) -> str:
+        # Somebody says that it works: the breaker forgets what it had learnt, too.
+        return f"""\
+UPDATE {self.destinations} SET disabled_at = NULL, disabled_by = NULL, reason = NULL, broken_until = NULL, trips = 0,
+    updated_at = {self.now}
+WHERE integration_type = :integration_type AND (disabled_at IS NOT NULL OR trips > 0)"""
+
+    @cached_property
+    def trip(self) -> str:
+        # WHERE: of several processes that see it fail at the same time one counts. The pause doubles with each trip.
+        pause = "least(:longest_ms, :pause_ms * power(2, least({trips}, 20)))"
+        if not self._is_postgres:
+            pause = "min(:longest_ms, :pause_ms * (1 << min({trips}, 20)))"
+        first = self._later("CAST(" + pause.format(trips="0") + " AS bigint)")
+        again = self._later("CAST(" + pause.format(trips="d.trips") + " AS bigint)")
+        return f"""\
+INSERT INTO {self.destinations} AS d (integration_type, broken_until, trips, updated_at)
+VALUES (:integration_type, {first}, 1, {self.now})
+ON CONFLICT (integration_type) DO UPDATE SET broken_until = {again}, trips = d.trips + 1, updated_at = {self.now}
+WHERE d.broken_until IS NULL OR d.broken_until <= {self.now}
+RETURNING trips"""
+
+    @cached_property
+    def mend(self) -> str:
+        return f"""\
+UPDATE {self.destinations} SET broken_until = NULL, trips = 0, updated_at = {self.now}
+WHERE integration_type = :integration_type AND trips > 0"""
+
     # ---- looking after ------------------------------------------------------------------------------------------
 
     @cached_property
     def redrive(self) -> str:
         return f"""\
 UPDATE {self.outbox} SET status = 'PENDING', attempts = 0, parked = false, due_at = {self.now}, dead_at = NULL
+FROM {self._batch({"id": "uuid"})}
+WHERE id = s_id AND status = 'DEAD'
+RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
+
+    @cached_property
+    def sent(self) -> str:
+        return (
+            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = 'SENT' "
+            f"AND id IN (SELECT s_id FROM {self._batch({'id': 'uuid'})}) ORDER BY seq"
+        )
+
+    @cached_property
+    def confirm(self) -> str:
+        return f"""\
+UPDATE {self.outbox} SET status = 'SENT', sent_at = {self.now}, dead_at = NULL
 FROM {self._batch({"id": "uuid"})}
 WHERE id = s_id AND status = 'DEAD'
 RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""

@@ -37,7 +37,9 @@ class Enqueuer:
         self, *, schema: str = SCHEMA, notify: bool = True, strict: bool = False, max_attempts: int = 10
     ) -> None:
         self._schema = check_identifier("schema", schema)
-        self._notify, self._strict = notify, strict
+        self._notify = notify
+        self.is_strict = strict
+        """Each source event is stored once, whatever its route."""
         self._max_attempts = check_int("max_attempts", max_attempts, minimum=1, maximum=1_000_000)
         self._sql: dict[DialectName, tuple[Sql, str]] = {}
 
@@ -76,9 +78,9 @@ class Enqueuer:
         known = _by_source(caller.run(sql.existing, _encode(missing))) if missing else {}
         return _results(records, added, known)
 
-    async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> None:
-        """Store rows that were made by the ledger itself."""
-        await self._insert_async(async_caller(connection), records)
+    async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Store rows that were made by the ledger itself. Returns the ids of those that were not there yet."""
+        return list((await self._insert_async(async_caller(connection), records)).values())
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class Enqueuer:
         return [
             item.to_record(
                 default_attempts=self._max_attempts,
-                strict=self._strict,
+                strict=self.is_strict,
                 fans_out=per_event[item.source_stream_id, item.source_event_id] > 1,
             )
             for item in given

@@ -24,7 +24,7 @@ from bullpen.ledger import tables, wakeups
 from bullpen.ledger._callers import Rows, async_caller, sync_caller
 from bullpen.ledger.database import Database, DialectName, qualified
 from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import _check_text, _json_text
+from bullpen.ledger.records import _json_text, check_text
 from bullpen.ledger.tables import to_datetime
 from bullpen.ports.source import BEGINNING, NO_STREAM, EventIdTaken, NewEvent, SourceEvent, WrongVersion
 
@@ -240,7 +240,7 @@ WHERE e.id = f.id""")
 
 def _records(stream: str, events: Sequence[NewEvent], expected: int | None) -> list[dict[str, Any]]:
     """What is appended, checked at the door."""
-    _check_text("stream", stream, MAX_LENGTHS["stream"], required=True)
+    check_text("stream", stream, MAX_LENGTHS["stream"], required=True)
     require("events", bool(events), "at least one event", events)
     if expected is not None:
         check_int("expected_version", expected, minimum=NO_STREAM)
@@ -248,8 +248,8 @@ def _records(stream: str, events: Sequence[NewEvent], expected: int | None) -> l
     for n, event in enumerate(events):
         if not isinstance(event, NewEvent):
             raise InvalidOption("events", "NewEvent objects", event)
-        _check_text("event id", event.id, MAX_LENGTHS["id"], required=True)
-        _check_text("event type", event.type, MAX_LENGTHS["type"], required=True)
+        check_text("event id", event.id, MAX_LENGTHS["id"], required=True)
+        check_text("event type", event.type, MAX_LENGTHS["type"], required=True)
         require("event type", not event.type.startswith("$"), "a type of your own; $ is for event stores", event.type)
         data, metadata = _json_text(event.data, "data"), _json_text(event.metadata.to_wire(), "metadata")
         json.check_payload_size(len(data.encode()), len(metadata.encode()))

@@ -15,14 +15,17 @@ from bullpen.errors import InvalidOption, NotConfigured, require
 from bullpen.ledger import migrate, security, wakeups
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
+from bullpen.ledger.destinations import Destinations
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.repository import OutboxRepository
+from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
+from bullpen.ledger.transactions import TransactionManager
 
 
 class Ledger:
@@ -70,11 +73,17 @@ class Ledger:
         self.outbox: OutboxRepository = SqlOutbox(
             self.database, enqueuer=self.enqueuer, dead_letter_type=dead_letter_type
         )
+        self.destinations = Destinations(self.database)
+        """Which targets are switched off or broken."""
         self.checkpoints = Checkpoints(self.database)
         self.events = EventLog(self.database, notify=notify)
         """The ledger's own event store."""
         self.parked = ParkedEvents(self.database)
         """Events that no projector could take."""
+        self.transactions = TransactionManager(self.database, self.enqueuer)
+        """Runs and credits, one tenant per transaction."""
+        self.runs = AllRuns(self.database)
+        """Runs of all tenants; not for a connection with the tenant role."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

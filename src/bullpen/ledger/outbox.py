@@ -6,6 +6,7 @@ inside a caller's own transaction (`enqueue`).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,6 +24,7 @@ from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import (
     MAX_LENGTHS,
+    MAX_RECEIPT,
     RESERVED_STREAM,
     Attempt,
     Claimed,
@@ -233,7 +235,7 @@ class SqlOutbox(OutboxRepository):
 
     async def attempts_of(self, row_id: str, *, tenant_id: str | None = None) -> list[Attempt]:
         table = tables.attempts
-        names = ("number", "fence", "worker", "outcome", "error_code", "error", "started_at", "finished_at")
+        names = ("number", "fence", "worker", "outcome", "error_code", "error", "started_at", "finished_at", "receipt")
         query = sa.select(*(table.c[name] for name in names)).where(table.c.outbox_id == row_id).order_by(table.c.id)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [Attempt(*row) for row in await self._select(connection, query)]
@@ -245,6 +247,7 @@ class SqlOutbox(OutboxRepository):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
         start: int = 0,
@@ -262,6 +265,8 @@ class SqlOutbox(OutboxRepository):
         for name, value in equal.items():
             if value is not None:
                 query = query.where(table.c[name] == str(value))
+        if since is not None:
+            query = query.where(table.c.created_at >= since)
         if before is not None:
             query = query.where(table.c.created_at < before)
         if after_id is not None:
@@ -304,6 +309,22 @@ class SqlOutbox(OutboxRepository):
             "outbox.discard", [self.sql.fence_dead, self.sql.delete_dead], ids, by, tenant_id
         )
 
+    async def confirm(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        return await self._act_on_dead("outbox.confirm", [self.sql.confirm], ids, by, tenant_id)
+
+    async def replay(
+        self, ids: Collection[str], *, by: str, label: str, new_key: bool = False, tenant_id: str | None = None
+    ) -> list[str]:
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            originals = await self._rows(connection, self.sql.sent, {"rows": _ids(ids)})
+            copies = [_copy(row, label, new_key=new_key) for row in originals]
+            added = await self._enqueuer.insert_records(connection, copies) if copies else []
+            await self._audit(
+                connection,
+                [_audit_entry(by, "outbox.replay", row.id, row.tenant_id, {"label": label}) for row in originals],
+            )
+        return added
+
     async def _act_on_dead(
         self, action: str, statements: Sequence[str], ids: Collection[str], by: str, tenant_id: str | None
     ) -> list[str]:
@@ -313,20 +334,19 @@ class SqlOutbox(OutboxRepository):
             for statement in statements:
                 result = await connection.execute(sa.text(statement), {"rows": _ids(ids)})
             done = result.all()
-            entries = [
-                {
-                    "actor": one_line(by, 120),
-                    "action": action,
-                    "subject": row.id,
-                    "tenant_id": row.tenant_id,
-                    "detail": msgspec.json.encode(
-                        {"integrationType": row.integration_type, "errorCode": row.error_code}
-                    ).decode(),
-                }
-                for row in done
-            ]
-            if entries:
-                await connection.execute(sa.text(self.sql.audit_entries), {"rows": encode_rows(entries)})
+            await self._audit(
+                connection,
+                [
+                    _audit_entry(
+                        by,
+                        action,
+                        row.id,
+                        row.tenant_id,
+                        {"integrationType": row.integration_type, "errorCode": row.error_code},
+                    )
+                    for row in done
+                ],
+            )
         return [row.id for row in done]
 
     async def retire(self, *, keep_ms: int, grace_ms: int, limit: int = 1_000) -> tuple[int, int]:
@@ -338,6 +358,10 @@ class SqlOutbox(OutboxRepository):
             return int(fenced), int(deleted.rowcount)
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _audit(self, connection: AsyncConnection, entries: Sequence[Mapping[str, Any]]) -> None:
+        if entries:
+            await connection.execute(sa.text(self.sql.audit_entries), {"rows": encode_rows(entries)})
 
     async def _rows(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any]
@@ -418,7 +442,46 @@ def _attempt_record(settlement: Settlement, status: str) -> dict[str, Any]:
         "error_code": failed and failed.code,
         "error": failed and one_line(failed.error),
         "tenant_id": row.tenant_id,
+        "receipt": (one_line(outcome.receipt, MAX_RECEIPT) or None) if isinstance(outcome, Sent) else None,
         "started_ms": None if row.started_at is None else to_epoch_ms(row.started_at),
+    }
+
+
+def _audit_entry(
+    by: str, action: str, subject: str, tenant_id: str | None, detail: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "actor": one_line(by, 120),
+        "action": action,
+        "subject": subject,
+        "tenant_id": tenant_id,
+        "detail": msgspec.json.encode(detail).decode(),
+    }
+
+
+def _copy(row: OutboxRow, label: str, *, new_key: bool) -> dict[str, Any]:
+    """A row that was sent, to be sent again: the same event and content under a route of its own."""
+    route = f"{row.route_key}~{label}"
+    if len(route) > MAX_LENGTHS["route_key"]:
+        # Two long routes must not become one: what is cut away stays in the digest.
+        route = f"{row.route_key[:60]}~{hashlib.sha256(route.encode()).hexdigest()[:40]}"
+    key = f"{row.idempotency_key}/{label}" if new_key else row.idempotency_key
+    return {
+        "source_stream_id": row.source_stream_id,
+        "source_event_id": row.source_event_id,
+        "route_key": route,
+        "integration_type": row.integration_type,
+        "event_type": row.event_type,
+        "payload": row.payload_json,
+        "headers": msgspec.json.encode({**row.headers, "idempotencyKey": key, "replayOf": row.id}).decode(),
+        "tenant_id": row.tenant_id,
+        "user_id": row.user_id,
+        "correlation_id": row.correlation_id,
+        "ordering_key": row.ordering_key,
+        "backoff": row.backoff_json,
+        "due_ms": None,
+        "delay_ms": 0,
+        "max_attempts": row.max_attempts,
     }
 
 

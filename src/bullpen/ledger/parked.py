@@ -31,6 +31,8 @@ class ParkedEvent:
 
     id: int
     projector: str
+    route: str | None
+    """The one route that a backfill was for; None: whatever routes the event has."""
     event: SourceEvent
     error: str
     tries: int
@@ -47,11 +49,19 @@ class ParkedEvents:
         self._database = database
 
     async def park(
-        self, connection: AsyncConnection, projector: str, event: SourceEvent, error: str, *, tries: int
+        self,
+        connection: AsyncConnection,
+        projector: str,
+        event: SourceEvent,
+        error: str,
+        *,
+        tries: int,
+        route: str | None = None,
     ) -> None:
         """Keep an event inside a transaction of ours. One that is there already keeps its id."""
         values = {
             "projector": projector,
+            "route": route or "",
             "position": event.position,
             "stream_id": _storable(event.stream),
             "event_id": _storable(event.id),
@@ -69,7 +79,8 @@ class ParkedEvents:
             "tries": _table.c.tries + insert.excluded.tries,
             "retry_wanted": sa.false(),
         }
-        statement = insert.on_conflict_do_update(index_elements=[_table.c.projector, _table.c.position], set_=again)
+        fence = [_table.c.projector, _table.c.route, _table.c.position]
+        statement = insert.on_conflict_do_update(index_elements=fence, set_=again)
         await self._run(connection, statement)
 
     async def find(
@@ -158,4 +169,6 @@ def _parked(row: Any) -> ParkedEvent:
         data_bytes=base64.b64decode(row.data),
         metadata_bytes=base64.b64decode(row.metadata),
     )
-    return ParkedEvent(row.id, row.projector, event, row.error, row.tries, bool(row.retry_wanted), row.parked_at)
+    return ParkedEvent(
+        row.id, row.projector, row.route or None, event, row.error, row.tries, bool(row.retry_wanted), row.parked_at
+    )

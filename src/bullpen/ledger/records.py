@@ -35,6 +35,9 @@ MAX_LENGTHS: Final = {
 MAX_ERROR: Final = 5_000
 """Characters kept of the last error."""
 
+MAX_RECEIPT: Final = 500
+"""Characters kept of what a target answered."""
+
 RESERVED_STREAM: Final = "outbox.dead"
 """Stream of our own announcements that a row is DEAD. An announcement that dies is not announced."""
 
@@ -51,6 +54,20 @@ class OutboxStatus(StrEnum):
     SENT = "SENT"
     FAILED = "FAILED"
     DEAD = "DEAD"
+
+    @property
+    def common(self) -> str:
+        """The word that dashboards use for this state of any kind of work. FAILED is tried again here."""
+        return _COMMON_WORDS[self]
+
+
+_COMMON_WORDS: Final = {
+    OutboxStatus.PENDING: "waiting",
+    OutboxStatus.CLAIMED: "active",
+    OutboxStatus.SENT: "done",
+    OutboxStatus.FAILED: "retrying",
+    OutboxStatus.DEAD: "dead",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +109,7 @@ class OutboxItem:
 
     def __post_init__(self) -> None:
         for name, limit in MAX_LENGTHS.items():
-            _check_text(name, getattr(self, name), limit, required=name in _REQUIRED)
+            check_text(name, getattr(self, name), limit, required=name in _REQUIRED)
         require(
             "source_stream_id",
             self.source_stream_id != RESERVED_STREAM,
@@ -100,6 +117,11 @@ class OutboxItem:
             self.source_stream_id,
         )
         object.__setattr__(self, "_record", self._make_record())
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the payload as it is stored."""
+        return len(self._record["payload"].encode())
 
     def to_record(self, *, default_attempts: int, strict: bool, fans_out: bool) -> dict[str, Any]:
         """The fields of the insert. `strict`: no route key at all; `fans_out`: the event has several messages."""
@@ -128,7 +150,7 @@ class OutboxItem:
         if self.max_attempts is not None:
             check_int("max_attempts", self.max_attempts, minimum=1, maximum=1_000_000)
         if self.idempotency_key is not None:
-            _check_text("idempotency_key", self.idempotency_key, 250, required=True)
+            check_text("idempotency_key", self.idempotency_key, 250, required=True)
         backoff = None if self.backoff is None else from_option(self.backoff)
         return {
             "source_stream_id": self.source_stream_id,
@@ -222,6 +244,8 @@ class Attempt:
     error: str | None
     started_at: datetime | None
     finished_at: datetime
+    receipt: str | None = None
+    """What the target answered to a delivery it took."""
 
 
 # What one claim became ----------------------------------------------------------------------------------------------
@@ -229,7 +253,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Delivered."""
+    """Delivered. `receipt` is what the target answered, such as an id of the provider."""
+
+    receipt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +328,8 @@ def one_line(text: str, limit: int = MAX_ERROR) -> str:
     return cut(" ".join(text.replace("\0", " ").split()), limit)
 
 
-def _check_text(name: str, value: Any, limit: int, *, required: bool) -> None:
+def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> None:
+    """Refuse what a column cannot hold as it is."""
     if value is None and not required:
         return
     if not isinstance(value, str) or (required and not value):

@@ -130,12 +130,16 @@ class OutboxRepository(ABC):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
         start: int = 0,
         limit: int = 100,
     ) -> list[OutboxRow]:
-        """Rows by filter, oldest first, from `start`; `after_id` continues behind a row. `before`: created earlier."""
+        """Rows by filter, oldest first, from `start`; `after_id` continues behind a row.
+
+        `since` and `before` are about when they were created: not earlier, and earlier.
+        """
 
     @abstractmethod
     async def counts(self) -> Mapping[OutboxStatus, int]:
@@ -148,6 +152,20 @@ class OutboxRepository(ABC):
     @abstractmethod
     async def redrive(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
         """Send DEAD rows back with their identity kept, attempts from 0; audited. Returns the ids that were DEAD."""
+
+    @abstractmethod
+    async def confirm(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        """Mark DEAD rows as SENT because somebody knows that the target has them; audited. Returns those ids."""
+
+    @abstractmethod
+    async def replay(
+        self, ids: Collection[str], *, by: str, label: str, new_key: bool = False, tenant_id: str | None = None
+    ) -> list[str]:
+        """Store copies of SENT rows to be delivered again; audited. Returns the ids of the copies.
+
+        History stays as it is. A copy has the same idempotency key, so that a target which honours it takes no harm, or
+        with `new_key` one of its own. The same label again copies nothing.
+        """
 
     @abstractmethod
     async def bury(self, item: OutboxItem, error: str, *, code: str, attempts: int) -> Enqueued:

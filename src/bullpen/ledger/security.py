@@ -33,6 +33,10 @@ TENANT_TABLES: Final = (
     tables.messages.name,
     tables.events.name,
     tables.workflow_history.name,
+    tables.runs.name,
+    tables.run_steps.name,
+    tables.credit_accounts.name,
+    tables.credit_entries.name,
 )
 """Tables whose rows carry a tenant."""
 
@@ -41,6 +45,13 @@ DELIVERY_COLUMNS: Final = (
     *("due_at", "attempts", "max_attempts", "status", "parked", "fence", "locked_at", "locked_by", "locked_until"),
     *("started_at", "sent_at", "dead_at", "last_error", "error_code", "updated_at"),
 )
+RUN_COLUMNS: Final = tuple(
+    column.name
+    for column in tables.runs.columns
+    if column.name
+    not in ("id", "tenant_id", "version_id", "payload", "payload_in_job", "is_test_run", "cost", "created_at")
+)
+"""Columns that the life of a run changes; the others never do."""
 _CURRENT_TENANT: Final = "nullif(current_setting('app.current_tenant', true), '')"
 
 
@@ -76,11 +87,19 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
     append_only = (tables.attempts, tables.audit, tables.events, tables.workflow_history)
     yield f"GRANT SELECT, INSERT ON {', '.join(f'{schema}.{each.name}' for each in append_only)} TO {roles.tenant}"
     yield f"GRANT SELECT ON {schema}.{tables.fences.name} TO {roles.tenant}"
+    # No tenant's data: a worker must see that a destination is switched off, and tell that it is broken.
+    yield f"GRANT SELECT, INSERT, UPDATE ON {schema}.{tables.destinations.name} TO {roles.tenant}"
     yield f"GRANT SELECT, INSERT, DELETE ON {inbox} TO {roles.tenant}"
     people = f"{schema}.{tables.recipients.name}, {schema}.{tables.occasions.name}"
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {people} TO {roles.tenant}"
     # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.
     yield f"GRANT SELECT, UPDATE ON {schema}.{tables.messages.name} TO {roles.tenant}"
+    runs, accounts = f"{schema}.{tables.runs.name}", f"{schema}.{tables.credit_accounts.name}"
+    yield f"GRANT SELECT, INSERT, UPDATE ({', '.join(RUN_COLUMNS)}) ON {runs} TO {roles.tenant}"
+    # An account is opened and filled by the service role; a tenant only spends and gets back.
+    yield f"GRANT SELECT, UPDATE (balance, updated_at) ON {accounts} TO {roles.tenant}"
+    appended = ", ".join(f"{schema}.{table.name}" for table in (tables.run_steps, tables.credit_entries))
+    yield f"GRANT SELECT, INSERT ON {appended} TO {roles.tenant}"
     for name in TENANT_TABLES:
         table = f"{schema}.{name}"
         yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"

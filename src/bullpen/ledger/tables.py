@@ -211,6 +211,8 @@ attempts = sa.Table(
     sa.Column("tenant_id", sa.String(60)),
     sa.Column("started_at", Instant),
     _now_column("finished_at"),
+    # What the target answered to a delivery it took: an id of the provider, a partition and offset.
+    sa.Column("receipt", sa.Text),
 )
 _index("ix_outbox_attempts_row", attempts.c.outbox_id)
 
@@ -224,6 +226,19 @@ fences = sa.Table(
     sa.Column("outbox_id", _row_id, nullable=False),
     sa.Column("tenant_id", sa.String(60)),
     _now_column("fenced_at"),
+)
+
+destinations = sa.Table(
+    "bullpen_destinations",
+    metadata,
+    # Only those about which there is something to say; a destination without a row is in order.
+    sa.Column("integration_type", sa.String(120), primary_key=True),
+    sa.Column("disabled_at", Instant),
+    sa.Column("disabled_by", sa.String(120)),
+    sa.Column("reason", sa.Text),
+    sa.Column("broken_until", Instant),
+    sa.Column("trips", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _now_column("updated_at"),
 )
 
 checkpoints = sa.Table(
@@ -391,6 +406,8 @@ parked_events = sa.Table(
     metadata,
     sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
     sa.Column("projector", sa.String(120), nullable=False),
+    # The one route that a backfill was for; empty: whatever routes the event has.
+    sa.Column("route", sa.String(120), nullable=False, server_default=sa.text("''")),
     sa.Column("position", sa.BigInteger, nullable=False),
     # Text without limits: a name that is too long may be the very reason why the event is here.
     sa.Column("stream_id", sa.Text, nullable=False),
@@ -406,7 +423,7 @@ parked_events = sa.Table(
     sa.Column("retry_wanted", sa.Boolean, nullable=False, server_default=sa.false()),
     _now_column("parked_at"),
 )
-_index("ux_parked_event", parked_events.c.projector, parked_events.c.position, unique=True)
+_index("ux_parked_event", parked_events.c.projector, parked_events.c.route, parked_events.c.position, unique=True)
 _index("ix_parked_retry", parked_events.c.projector, where="retry_wanted")
 
 # Workflows ------------------------------------------------------------------------------------------------------------
@@ -451,3 +468,93 @@ _index(
     workflow_history.c.urn,
     workflow_history.c.id,
 )
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+# Charged, long operations. The row is the truth about a run; the job that runs it has the same id.
+runs = sa.Table(
+    "bullpen_runs",
+    metadata,
+    sa.Column("id", _row_id, primary_key=True),
+    # Identity and content: never changed after the insert (enforced by a trigger).
+    sa.Column("tenant_id", sa.String(60), nullable=False),
+    sa.Column("version_id", sa.String(120), nullable=False),
+    sa.Column("payload", Json, nullable=False),
+    sa.Column("payload_in_job", sa.Boolean, nullable=False, server_default=sa.true()),
+    sa.Column("is_test_run", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("cost", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _now_column("created_at"),
+    # Where it is.
+    sa.Column("status", sa.String(20), nullable=False, server_default=sa.text("'QUEUED'")),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("redrives", sa.Integer, nullable=False, server_default=sa.text("0")),
+    # Who may write: grows with every attempt that begins. The other two say which take of which job began it.
+    sa.Column("fence", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("job_timestamp", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("job_fence", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("needs_job", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("started_at", Instant),
+    sa.Column("heartbeat_at", Instant),
+    sa.Column("completed_at", Instant),
+    sa.Column("duration_ms", sa.BigInteger),
+    sa.Column("progress", Json),
+    sa.Column("result", Json),
+    sa.Column("error_message", sa.Text),
+    sa.Column("retry_history", Json),
+    _now_column("updated_at"),
+    sa.CheckConstraint("status IN ('QUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED')", name="ck_runs_status"),
+    sa.CheckConstraint("cost >= 0 AND attempts >= 0", name="ck_runs_numbers"),
+)
+# A tenant's history, newest first.
+_index("ix_runs_tenant", runs.c.tenant_id, runs.c.created_at, runs.c.id)
+# Runs that have not ended: among them those whose job is lost or has failed unnoticed.
+_index("ix_runs_open", runs.c.updated_at, where="status IN ('QUEUED', 'RUNNING')")
+
+run_steps = sa.Table(
+    "bullpen_run_steps",
+    metadata,
+    # One result per step: whoever comes second reads the first one's.
+    sa.Column("run_id", _row_id, sa.ForeignKey(f"{SCHEMA}.bullpen_runs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("name", sa.String(120), primary_key=True),
+    sa.Column("tenant_id", sa.String(60), nullable=False),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("result", Json, nullable=False),
+    _now_column("finished_at"),
+)
+
+credit_accounts = sa.Table(
+    "bullpen_credit_accounts",
+    metadata,
+    sa.Column("tenant_id", sa.String(60), primary_key=True),
+    sa.Column("balance", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _now_column("updated_at"),
+    # Nobody spends what is not there, however many transactions try at once.
+    sa.CheckConstraint("balance >= 0", name="ck_credit_balance"),
+)
+
+credit_entries = sa.Table(
+    "bullpen_credit_entries",
+    metadata,
+    # Append-only; the sum of a tenant's amounts is its balance.
+    sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
+    sa.Column("tenant_id", sa.String(60), nullable=False),
+    sa.Column("kind", sa.String(20), nullable=False),
+    sa.Column("amount", sa.BigInteger, nullable=False),
+    sa.Column("run_id", _row_id),
+    # A redriven run reserves again: its redrives so far.
+    sa.Column("round", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("reference", sa.String(200)),
+    _now_column("at"),
+    sa.CheckConstraint("kind IN ('grant', 'reserve', 'settle', 'refund')", name="ck_credit_kind"),
+)
+# A round is reserved once, and ends once: settled or refunded, never both.
+_index("ux_credit_reserve", credit_entries.c.run_id, credit_entries.c.round, where="kind = 'reserve'", unique=True)
+_index(
+    "ux_credit_end",
+    credit_entries.c.run_id,
+    credit_entries.c.round,
+    where="kind IN ('settle', 'refund')",
+    unique=True,
+)
+# A grant that is repeated with its reference is one grant.
+_index("ux_credit_grant", credit_entries.c.tenant_id, credit_entries.c.reference, where="kind = 'grant'", unique=True)

@@ -23,6 +23,7 @@ Operation = Literal[
     "OUTBOX_REDRIVE",
     "OUTBOX_DISCARD",
     "OUTBOX_RETENTION",
+    "OUTBOX_REPLAY",
 ]
 Phase = Literal["START", "SUCCESS", "DUPLICATE", "ERROR"]
 

@@ -43,6 +43,8 @@ class OutboxDeadLetters:
 
     async def put(self, letter: DeadLetter) -> None:
         """Store work that failed elsewhere as a dead row. Writing it again changes nothing."""
+        if await self._store.get(letter.id, tenant_id=self._tenant_id) is not None:
+            return  # it is one of ours
         item = OutboxItem(
             integration_type=letter.source,
             event_type=letter.name or "unknown",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random as _random
-import re
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, assert_never
@@ -20,6 +19,7 @@ from bullpen._kernel import json, telemetry
 from bullpen._kernel.backoff import Backoff, from_wire
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.policy import OUTBOX_DELIVERY
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import (
     Died,
@@ -34,8 +34,21 @@ from bullpen.ledger import (
     Settlement,
 )
 from bullpen.outbox._logs import Operation, log
+from bullpen.outbox.gates import Gates
 from bullpen.outbox.routing import Route
-from bullpen.ports.channel import Accepted, Channel, Message, NotTried, Refused, SendResult, Unavailable
+from bullpen.ports.channel import (
+    Accepted,
+    Channel,
+    LooksUp,
+    Message,
+    NotTried,
+    Refused,
+    SendResult,
+    Unavailable,
+    Unknown,
+    WhenUnknown,
+    when_unknown,
+)
 
 _log = logging.getLogger("bullpen.outbox")
 
@@ -43,6 +56,8 @@ MAX_AFTER_MS: Final = 24 * 3_600_000
 """However long a target asks us to wait, a day is enough."""
 
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
+"""Of a row that a person must decide about: the target may have it, and may not get it twice."""
 TIMEOUT: Final = "TIMEOUT"
 CHANNEL_ERROR: Final = "CHANNEL_ERROR"
 UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
@@ -59,11 +74,17 @@ DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
 # Deciding -----------------------------------------------------------------------------------------------------------
 
 
-def judge(row: OutboxRow, result: SendResult, *, random: Callable[[], float] = _random.random) -> RowOutcome:
-    """What an answer means for the row. Pure."""
+def judge(
+    row: OutboxRow,
+    result: SendResult,
+    *,
+    rule: WhenUnknown = WhenUnknown.RESEND,
+    random: Callable[[], float] = _random.random,
+) -> RowOutcome:
+    """What an answer means for the row. `rule` is for answers that never came. Pure."""
     match result:
-        case Accepted():
-            return Sent()
+        case Accepted(detail):
+            return Sent(scrub(detail))
         case Refused(reason, code):
             return Died(scrub(reason), code)
         case NotTried(reason, after_ms):
@@ -73,7 +94,17 @@ def judge(row: OutboxRow, result: SendResult, *, random: Callable[[], float] = _
             if after_ms is not None:
                 delay_ms = max(delay_ms, min(after_ms, MAX_AFTER_MS))
             return Retried(scrub(reason), code, delay_ms)
+        case Unknown(reason, code):
+            if rule is WhenUnknown.PARK:
+                return Died(f"{scrub(reason)}; it may have been delivered", UNKNOWN_OUTCOME)
+            known_by = code if rule is WhenUnknown.RESEND else UNKNOWN_OUTCOME
+            return Retried(scrub(reason), known_by, backoff_of(row).delay_for(row.attempts + 1, random))
     assert_never(result)
+
+
+def is_in_doubt(row: OutboxRow) -> bool:
+    """Whether nobody knows what became of the last attempt. A redrive, which sets the count to 0, ends the doubt."""
+    return row.attempts > 0 and row.error_code in (LEASE_EXPIRED, UNKNOWN_OUTCOME)
 
 
 def judge_lost(row: OutboxRow, *, random: Callable[[], float] = _random.random) -> RowOutcome:
@@ -88,22 +119,6 @@ def backoff_of(row: OutboxRow) -> Backoff:
     """The row's own pauses, else 60 s doubling up to 15 min plus 0 to 10 s."""
     own = None if row.backoff_json is None else from_wire(json.decode(row.backoff_json))
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
-
-
-_SECRETS: Final = (
-    (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
-    (re.compile(r"(?i)\b((?:password|passwd|secret|token|api[-_]?key|signature)\s*[=:]\s*)[^\s&,;]+"), r"\1***"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"), r"\1 ***"),
-    (re.compile(r"\bwhsec_[A-Za-z0-9+/=]+"), "whsec_***"),
-    (re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+"), "***@***"),
-)
-
-
-def scrub(text: str) -> str:
-    """A reason as a row may keep it: one line, without credentials and mail addresses."""
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
-    return " ".join(text.split())
 
 
 def message_of(row: OutboxRow) -> Message:
@@ -134,9 +149,16 @@ class Deliveries:
     """Sends rows and settles them, many at the same time. `worker_id` is what rows and attempts show."""
 
     def __init__(
-        self, store: OutboxRepository, *, worker_id: str, source: str, random: Callable[[], float] = _random.random
+        self,
+        store: OutboxRepository,
+        *,
+        worker_id: str,
+        source: str,
+        gates: Gates | None = None,
+        random: Callable[[], float] = _random.random,
     ) -> None:
         self._store, self._source, self._random = store, source, random
+        self._gates = gates
         self.worker_id = worker_id
         self._settlements: Batches[tuple[Settlement, float], Settled] = Batches(self._settle_batch)
 
@@ -150,17 +172,43 @@ class Deliveries:
         tenant_id: str | None = None,
     ) -> Settled | None:
         """Send one row and settle it. None: it could not be settled within its lease, and the reaper will have it."""
-        assert route.channel is not None
         began = time.monotonic()
-        telemetry.emit("outbox.sending", **_ids(row))
-        result = await self._send(row, route.channel, route.timeout_ms)
+        outcome = await self._decide(row, route)
         took_ms = (time.monotonic() - began) * 1000
-        telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
-        outcome = judge(row, result, random=self._random)
         settled = await self.settle(row, outcome, until=began + lease_ms / 1000, tenant_id=tenant_id)
         if settled is not None:
             self._report(row, outcome, settled, took_ms, operation)
         return settled
+
+    async def _decide(self, row: OutboxRow, route: Route) -> RowOutcome:
+        """Try to deliver, unless the destination is closed or a person must decide first."""
+        assert route.channel is not None
+        rule = when_unknown(route.channel)
+        if is_in_doubt(row) and rule is WhenUnknown.PARK:
+            return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
+        entry = None if self._gates is None else await self._gates.enter(row.integration_type)
+        if isinstance(entry, NotTried):
+            return judge(row, entry)
+        result: SendResult | None = None
+        try:
+            result = await self._try(row, route, ask_first=is_in_doubt(row) and rule is WhenUnknown.LOOK_UP)
+        finally:
+            if self._gates is not None and entry is not None:
+                await self._gates.leave(entry, result, route.breaker)
+        return judge(row, result, rule=rule, random=self._random)
+
+    async def _try(self, row: OutboxRow, route: Route, *, ask_first: bool) -> SendResult:
+        assert route.channel is not None
+        began = time.monotonic()
+        telemetry.emit("outbox.sending", **_ids(row))
+        result: SendResult | None = None
+        if ask_first:
+            result = await self._look_up(row, route.channel, route.timeout_ms)
+        if result is None:
+            result = await self._send(row, route.channel, route.timeout_ms)
+        took_ms = (time.monotonic() - began) * 1000
+        telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
+        return result
 
     async def settle(
         self, row: OutboxRow, outcome: RowOutcome, *, until: float, tenant_id: str | None = None
@@ -185,10 +233,22 @@ class Deliveries:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await channel.send(message_of(row))
         except TimeoutError:
-            return Unavailable(f"no answer within {timeout_ms} ms", TIMEOUT)
+            return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
-            _log.exception("channel of %r raised", row.integration_type)
-            return Unavailable(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
+            # Without its text and trace, which may show what is being sent.
+            _log.error("channel of %r raised %s", row.integration_type, type(error).__name__)
+            return Unknown(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
+
+    async def _look_up(self, row: OutboxRow, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
+        """Whether the target has it. Not being able to tell keeps the doubt: it is asked again next time."""
+        assert isinstance(channel, LooksUp)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                found = await channel.look_up(message_of(row))
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.error("looking up a message of %r raised %s", row.integration_type, type(error).__name__)
+            found = Unavailable(f"{type(error).__name__}: {error}", UNKNOWN_OUTCOME)
+        return Unavailable(found.reason, UNKNOWN_OUTCOME, found.after_ms) if isinstance(found, Unavailable) else found
 
     async def _settle_batch(self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]) -> Sequence[Settled]:
         """One transaction; a database that is away is asked again until the leases are nearly over."""

@@ -26,11 +26,13 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
 from bullpen.outbox._logs import log
-from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost, scrub
+from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost
+from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
 
@@ -92,6 +94,7 @@ class Dispatcher:
         router: Router,
         *,
         queues: OutboxQueues | None = None,
+        gates: Gates | None = None,
         options: DispatcherOptions | None = None,
         commits: Callable[[], AsyncGenerator[None, None]] | None = None,
         name: str | None = None,
@@ -100,7 +103,8 @@ class Dispatcher:
         self.name = name or worker_name()
         """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
         self._store, self._router, self._queues = store, router, queues
-        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE)
+        self._gates = gates
+        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, gates=gates)
         self._commits = commits
         self._ticker = Ticker("outbox dispatcher", self.tick, every=self.options.tick_interval_ms)
         self._reaper = Ticker("outbox reaper", self.reap, every=self.options.reap_interval_ms)
@@ -222,6 +226,10 @@ class Dispatcher:
 
     async def _room(self, integration_type: str) -> int:
         """How many more rows of a type may be handed on now."""
+        free = await self._free(integration_type)
+        return free if self._gates is None or free <= 0 else await self._gates.room(integration_type, free)
+
+    async def _free(self, integration_type: str) -> int:
         route = self._router.resolve(integration_type)
         batch = self.options.claim_batch_size
         if route is None:

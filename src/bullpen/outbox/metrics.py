@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.histogram import Histogram
 from bullpen.ledger import OutboxRepository, OutboxStatus
-from bullpen.ports.metrics import Histogram, Kind, Metric, Sample
+from bullpen.ports.metrics import Kind, Metric, Sample
 
 BUCKETS_MS: Final = (
     1.0,
@@ -53,7 +56,7 @@ class OutboxMetrics:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
         self._claims = Histogram(BUCKETS_MS)
-        self._deliveries: dict[str, Histogram] = defaultdict(lambda: Histogram(BUCKETS_MS))
+        self._deliveries: dict[str, Histogram] = defaultdict(partial(Histogram, BUCKETS_MS))
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
     def close(self) -> None:
@@ -80,9 +83,9 @@ class OutboxMetrics:
                 name: [Sample({"integration_type": label}, count) for label, count in sorted(counts.items())]
                 for name, counts in self._counts.items()
             }
-            claims = [self._claims.sample({})]
+            claims = [_sample(self._claims, {})]
             deliveries = [
-                histogram.sample({"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
+                _sample(histogram, {"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
             ]
         found: list[tuple[str, Kind, list[Sample]]] = [
             ("outbox_pending_total", "gauge", [Sample({}, pending)]),
@@ -92,3 +95,7 @@ class OutboxMetrics:
             ("outbox_delivery_duration_ms", "histogram", deliveries),
         ]
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
+
+
+def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:
+    return Sample(labels, histogram.sum, tuple(histogram.cumulative()), histogram.count)

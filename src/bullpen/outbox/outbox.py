@@ -6,23 +6,47 @@ transaction, `dispatcher` and `workers` for the processes that deliver. Elsewher
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from bullpen.errors import NotConfigured, require
-from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxItem
+from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
 from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
+from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
+from bullpen.outbox.replay import replay
 from bullpen.outbox.routing import Route, Router
 from bullpen.outbox.workers import DeliveryWorkers
-from bullpen.ports.channel import Channel
+from bullpen.ports.channel import Channel, Message, SendResult, Unknown
 from bullpen.queue import Connection, Queue
 
 JOBS: Final = f"{JOB_CHANNEL}:*"
+
+
+TEST_EVENT: Final = "bullpen.test.v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one message."""
+
+    id: str
+    status: OutboxStatus
+    attempts: int
+    """Failed ones."""
+    sent_at: datetime | None
+    receipt: str | None
+    """What the target answered: an id of the provider, a partition and offset."""
+    error_code: str | None
+    last_error: str | None
 
 
 class Outbox:
@@ -54,6 +78,7 @@ class Outbox:
         self._enqueuer = enqueuer or (ledger.enqueuer if ledger is not None else Enqueuer())
         self._queues = None if connection is None else OutboxQueues(connection, prefix=prefix)
         self._metrics: OutboxMetrics | None = None
+        self._gates = None if ledger is None else Gates(ledger.destinations)
         self.options = options or DispatcherOptions()
         self.router = Router({name: self._as_route(name, given) for name, given in (routes or {}).items()})
 
@@ -150,6 +175,7 @@ class Outbox:
             self.ledger.outbox,
             self.router,
             queues=self._queues,
+            gates=self._gates,
             options=self.options,
             commits=self.ledger.commits,
             name=name,
@@ -161,7 +187,50 @@ class Outbox:
             raise NotConfigured("delivery workers need a Redis connection: Outbox(…, connection=…)")
         options.setdefault("lease_ms", self.options.lease_ms)
         options.setdefault("by_tenant", self.ledger.database.tenant_required)
-        return DeliveryWorkers(self.ledger.outbox, self.router, self._queues, name=name, **options)
+        return DeliveryWorkers(self.ledger.outbox, self.router, self._queues, gates=self._gates, name=name, **options)
+
+    async def send_test(
+        self, integration_type: str, payload: Any = None, *, tenant_id: str | None = None, **fields: Any
+    ) -> SendResult:
+        """Send one message to a destination now, past the database: nothing is stored, counted or tried again.
+
+        It says so itself: its event type is `bullpen.test.v1`, and no other message has its key. A destination that is
+        switched off gets it, too: that is when one wants to know.
+        """
+        route = self.router.resolve(integration_type)
+        if route is None or route.channel is None:
+            raise NotConfigured(f"no channel serves {integration_type!r} here; register one with route()")
+        test_id = str(uuid.uuid4())
+        message = Message(
+            id=test_id,
+            integration_type=integration_type,
+            event_type=TEST_EVENT,
+            payload={"test": True} if payload is None else payload,
+            idempotency_key=f"test-{test_id}",
+            source_stream_id="test",
+            source_event_id=test_id,
+            tenant_id=tenant_id,
+            created_ms=int(time.time() * 1000),
+            **fields,
+        )
+        try:
+            async with asyncio.timeout(route.timeout_ms / 1000):
+                return await route.channel.send(message)
+        except TimeoutError:
+            return Unknown(f"no answer within {route.timeout_ms} ms", "TIMEOUT")
+
+    async def replay(self, integration_type: str, *, by: str, label: str, **options: Any) -> int:
+        """Send again what was sent to a destination in a period; see `bullpen.outbox.replay`. Returns how many."""
+        return await replay(self.ledger.outbox, integration_type=integration_type, by=by, label=label, **options)
+
+    async def receipt(self, row_id: str, *, tenant_id: str | None = None) -> Receipt | None:
+        """What became of a message so far; None when it is not known (any more)."""
+        row = await self.ledger.outbox.get(row_id, tenant_id=tenant_id)
+        if row is None:
+            return None
+        attempts = await self.ledger.outbox.attempts_of(row_id, tenant_id=tenant_id)
+        told = next((attempt.receipt for attempt in reversed(attempts) if attempt.receipt), None)
+        return Receipt(row.id, row.status, row.attempts, row.sent_at, told, row.error_code, row.last_error)
 
     async def check(self) -> None:
         """Refuse to start on a ledger that is not ready or not safe; see `Ledger.check`."""

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import InvalidOption, require
+from bullpen.outbox.gates import Breaker
 from bullpen.ports.channel import Channel
 from bullpen.queue import RateLimit
 
@@ -42,6 +43,8 @@ class Route:
     """Deliveries started per time and queue; with `split_tenants` that is per tenant. Only queued."""
     max_queued: int = 10_000
     """Jobs that may wait in the queue before no more are added: Redis must not hold what the database holds well."""
+    breaker: Breaker | None = Breaker()  # noqa: RUF009 - frozen
+    """When to stop calling a destination that does not answer. None: never."""
 
     def __post_init__(self) -> None:
         require("strategy", self.strategy in (None, "direct", "queued"), "'direct', 'queued' or None", self.strategy)

@@ -26,6 +26,7 @@ from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError
 from bullpen.ledger import OutboxRepository, OutboxRow
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import Deliveries
+from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
 from bullpen.queue import Job, Worker
@@ -50,6 +51,7 @@ class DeliveryWorkers:
         router: Router,
         queues: OutboxQueues,
         *,
+        gates: Gates | None = None,
         lease_ms: int = 60_000,
         by_tenant: bool = False,
         discover_ms: int = 5_000,
@@ -61,7 +63,7 @@ class DeliveryWorkers:
         self._by_tenant = by_tenant
         self.name = name or worker_name()
         self._worker_options = worker_options or {}
-        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE)
+        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, gates=gates)
         self._begins: Batches[str, OutboxRow | None] = Batches(self._begin_batch)
         self._workers: dict[str, Worker] = {}
         self._discovery = Ticker("outbox queues", self._discover, every=discover_ms)

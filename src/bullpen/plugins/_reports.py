@@ -14,7 +14,8 @@ Events and their fields; all have `transport` and, where it applies, `source`:
     dead_letter.written         id, store
     dead_letter.unwritten       id, error
     dead_letter.redriven        id, store, by
-    transport.depth             messages, consumers, dead_letters
+    transport.checked           is_connected
+    transport.depth             messages, consumers, dead_letters, running, concurrency
     transport.connected         endpoint
     transport.disconnected      endpoint, reason
     transport.channel_opened    purpose
@@ -142,13 +143,18 @@ class Reports:
     def unhealthy(self, reason: str) -> None:
         _log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
 
-    def depth(self, source: str, depth: Depth, dead_letters: int | None) -> None:
+    def checked(self, is_connected: bool) -> None:
+        self._emit("transport.checked", is_connected=is_connected)
+
+    def depth(self, source: str, depth: Depth, dead_letters: int | None, running: int, concurrency: int) -> None:
         self._emit(
             "transport.depth",
             source=source,
             messages=depth.messages,
             consumers=depth.consumers,
             dead_letters=dead_letters,
+            running=running,
+            concurrency=concurrency,
         )
 
     def connected(self, endpoint: str, *, again: bool) -> None:

@@ -48,6 +48,7 @@ from bullpen.ports.transport import (
     DeliveryLost,
     Event,
     Features,
+    NotTakenNow,
     Receipt,
     Transport,
     Tries,
@@ -98,6 +99,7 @@ class MessagingClient(Generic[ReceiptT]):
         self._publish_deadline_s = to_ms("publish_deadline", publish_deadline, minimum=1) / 1000
         self._health_timeout_ms = to_ms("health_timeout", health_timeout, minimum=1)
         self._close_timeout_ms = to_ms("close_timeout", close_timeout)
+        self._sample_timeout_s = 5.0
         self._reports = Reports(transport.label)
         self._consumers: dict[str, _Consumer[ReceiptT]] = {}
         self._is_closed = False
@@ -185,7 +187,8 @@ class MessagingClient(Generic[ReceiptT]):
         )
 
     async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
-        """Send a checked event. A broker that is away is tried again until the deadline; the id stays the same."""
+        """Send a checked event. A broker that is away or full is tried again until the deadline; the id stays the
+        same."""
         delay_ms = to_ms("delay", delay)
         if delay_ms and not self.features.delays:
             raise InvalidOption("delay", f"0, because {self.label} cannot hold messages back", delay)
@@ -209,7 +212,7 @@ class MessagingClient(Generic[ReceiptT]):
                     return await self.transport.publish(event, delay_ms=delay_ms)
             except TimeoutError as error:
                 raise ConnectionLost(f"no answer within {self._publish_deadline_s:g} s; it may have arrived") from error
-            except ConnectionLost:
+            except (ConnectionLost, NotTakenNow):
                 if time.monotonic() + pause_s > give_up_at:
                     raise
             await asyncio.sleep(pause_s)
@@ -317,6 +320,9 @@ class MessagingClient(Generic[ReceiptT]):
         for consumer in self._consumers.values():
             if consumer.crash is not None:
                 return f"the consumer of {consumer.queue!r} ended: {consumer.crash}"
+        return await self._away_because()
+
+    async def _away_because(self) -> str:
         try:
             async with asyncio.timeout(self._health_timeout_ms / 1000):
                 health = await self.transport.check()
@@ -327,13 +333,20 @@ class MessagingClient(Generic[ReceiptT]):
         return "" if health.ok else health.reason or "no reason given"
 
     async def sample(self) -> None:
-        """Tell how much waits in every consumed queue and its dead letters, for gauges. Call it now and then."""
-        for queue in self._consumers:
-            depth = await self.transport.depth(queue)
-            letters = None
-            if self.policy.dead_letters.store == "queue":
-                letters = await self.transport.dead_letters(queue).depth()
-            self._reports.depth(queue, depth, letters)
+        """Tell whether the broker answers, and how much waits in every consumed queue and its dead letters, for
+        gauges. Call it now and then; never raises."""
+        is_connected = not self._is_closed and not await self._away_because()
+        self._reports.checked(is_connected)
+        for queue, consumer in self._consumers.items() if is_connected else ():
+            letters: int | None = None
+            try:
+                async with asyncio.timeout(self._sample_timeout_s):
+                    depth = await self.transport.depth(queue)
+                    if self.policy.dead_letters.store == "queue":
+                        letters = await self.transport.dead_letters(queue).depth()
+            except (BullpenError, TimeoutError):
+                continue  # it went away meanwhile, or has too much to count: the last value stands
+            self._reports.depth(queue, depth, letters, consumer.running, consumer.concurrency)
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         """Stop all consumers, let running handlers end within `timeout`, then let go of the broker. Safe to call

@@ -213,6 +213,8 @@ class Binding(Generic[E]):
         options, letters = self.default_job_options, self.dead_letter_queue
         require("default_job_options", isinstance(options, DefaultJobOptions), "a DefaultJobOptions", options)
         require("dead_letter_queue", isinstance(letters, DeadLetterQueue), "a DeadLetterQueue", letters)
+        ordered_batches = self.ordered and self.batch_size != 1
+        require("batch_size", not ordered_batches, "1 with ordered=True: one event at a time", self.batch_size)
         routes = self.routes()
         for option in ("concurrency", "batch_size"):
             given = getattr(self, option)

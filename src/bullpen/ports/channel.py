@@ -1,6 +1,6 @@
 """Where a delivery leaves: a webhook, a queue, a topic, an email provider.
 
-In: one message. Out: one of four answers. A channel translates and nothing more: it keeps no state about messages,
+In: one message. Out: one of five answers. A channel translates and nothing more: it keeps no state about messages,
 retries nothing, and decides nothing about what an answer means for the message (`bullpen.outbox.delivery`). It maps
 whatever its client raises to an answer. Elsewhere: the plug-ins (`bullpen.plugins.channels`).
 """
@@ -9,9 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Accepted", "Channel", "ChannelHealth", "Message", "NotTried", "Refused", "SendResult", "Unavailable"]
+__all__ = [
+    "Accepted",
+    "Channel",
+    "ChannelHealth",
+    "LooksUp",
+    "Message",
+    "NotTried",
+    "Refused",
+    "SendResult",
+    "Unavailable",
+    "Unknown",
+    "WhenUnknown",
+    "when_unknown",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +61,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The target has it. `detail` is for people, such as an id of the provider."""
+    """The target has it. `detail` is the receipt that is kept, such as an id of the provider."""
 
     detail: str = ""
 
@@ -62,7 +76,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """It did not work this time, or nobody knows whether it did. Counts as an attempt.
+    """It did not work this time. Counts as an attempt.
 
     `after_ms`: the target asked not to be called earlier.
     """
@@ -73,6 +87,14 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """It left and no answer came: the target may have it. What follows is the channel's rule, `WhenUnknown`."""
+
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotTried:
     """Our own side was not able to try, or trying again does no harm. No attempt is counted."""
 
@@ -80,7 +102,18 @@ class NotTried:
     after_ms: int = 1_000
 
 
-SendResult = Accepted | Refused | Unavailable | NotTried
+SendResult = Accepted | Refused | Unavailable | Unknown | NotTried
+
+
+class WhenUnknown(StrEnum):
+    """What to do with a message of which nobody knows whether the target has it, after a crash or a lost answer."""
+
+    RESEND = "resend"
+    """Send it again: the target knows the idempotency key, or a second copy does no harm."""
+    LOOK_UP = "look_up"
+    """Ask the target first (`LooksUp`), and send only what it does not have."""
+    PARK = "park"
+    """Leave it to a person: a second copy costs more than a late one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +128,9 @@ class Channel(Protocol):
     """Takes messages to one kind of target, at least once each.
 
     `send` may be called for many messages at the same time and may be cancelled. It answers and does not raise; what it
-    raises all the same counts as `Unavailable`. A message that is sent again has the same idempotency key.
+    raises all the same counts as `Unknown`. A message that is sent again has the same idempotency key.
+
+    A channel may have an attribute `when_unknown` (`WhenUnknown`); without it, what is unknown is sent again.
     """
 
     async def send(self, message: Message) -> SendResult: ...
@@ -107,3 +142,20 @@ class Channel(Protocol):
     async def aclose(self) -> None:
         """Let go of connections. Safe to call twice."""
         ...
+
+
+@runtime_checkable
+class LooksUp(Protocol):
+    """A channel whose target can be asked for a message."""
+
+    async def look_up(self, message: Message) -> Accepted | Unavailable | None:
+        """Accepted: it is there. None: it is not. Unavailable: nobody can tell now."""
+        ...
+
+
+def when_unknown(channel: Channel) -> WhenUnknown:
+    """The rule of a channel."""
+    rule = WhenUnknown(getattr(channel, "when_unknown", WhenUnknown.RESEND))
+    if rule is WhenUnknown.LOOK_UP and not isinstance(channel, LooksUp):
+        return WhenUnknown.PARK
+    return rule

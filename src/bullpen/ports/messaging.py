@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, NotRequired, Protocol, Required, TypedDict
 
+from bullpen._kernel.outcome import Outcome, Result
 from bullpen.errors import BullpenError
 from bullpen.ports.transport import Delivery, Features, Receipt_co
 
@@ -97,6 +98,10 @@ class Messaging(Protocol[Receipt_co]):
         timeout: int | timedelta | None = None,
     ) -> Consumer:
         """Handle the deliveries of a queue from now on; one consumer per queue and client."""
+        ...
+
+    def judge(self, delivery: Delivery, result: Result) -> Outcome:
+        """What will become of a delivery after this result: pure, and the same on every transport."""
         ...
 
     async def is_healthy(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from bullpen._kernel.backoff import Backoff, UnknownBackoff
 from bullpen._kernel.outcome import Outcome
-from bullpen.errors import BullpenError
+from bullpen.errors import BullpenError, ServerRefused
 from bullpen.ports.dead_letters import DeadLetterStore
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Event",
     "Features",
     "Health",
+    "NotTakenNow",
     "Published",
     "Receipt",
     "Settled",
@@ -40,6 +41,11 @@ class DeliveryLost(BullpenError):
     def __init__(self, source: str, event_id: str, why: str) -> None:
         super().__init__(f"delivery of {event_id!r} from {source!r} was lost, its outcome is not written: {why}")
         self.source, self.event_id, self.why = source, event_id, why
+
+
+class NotTakenNow(ServerRefused):
+    """The broker did not take the event, and may take it soon: its queue is full, or elects a leader. It was not
+    stored; sending it again is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +231,8 @@ class Features:
     """Attempts and backoff are stored with each event, so that the producer decides about them."""
     results: bool = False
     """Keeps what a handler returned, for whoever tracks the event; elsewhere it is dropped."""
+    marks_redelivered: bool = True
+    """`Delivery.is_redelivered` can be relied on; where it cannot, any delivery may be a repetition."""
     children: bool = False
     """Knows jobs that wait for other jobs."""
     options: frozenset[str] = frozenset()
@@ -259,7 +267,7 @@ class Transport(Protocol[Receipt_co]):
         """Hand one event to the broker; returns when the broker has it for certain.
 
         Raises ConnectionLost when the broker is away (the event may or may not have arrived), ServerRefused when it
-        does not take the event: no route, full, forbidden.
+        does not take the event: no route, forbidden; NotTakenNow when that may change by itself.
         """
         ...
 

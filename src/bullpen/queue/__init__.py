@@ -2,7 +2,8 @@
 
 from bullpen.queue._default import connection_for, set_resolver
 from bullpen.queue._redis import Connection
-from bullpen.queue.dead_letter import DeadLetter
+from bullpen.queue.browse import Children, ChildrenCounts, Metrics, SchedulerRecord, WorkerInfo, find_queues
+from bullpen.queue.dead_letter import DeadLetter, DeadLetterFilter, RedriveReport
 from bullpen.queue.durability import Durability
 from bullpen.queue.events import QueueEvents
 from bullpen.queue.job import Added, Job, JobState
@@ -12,17 +13,25 @@ from bullpen.queue.worker_options import RateLimit
 
 __all__ = [
     "Added",
+    "Children",
+    "ChildrenCounts",
     "Connection",
     "DeadLetter",
+    "DeadLetterFilter",
     "Durability",
     "Job",
     "JobCounts",
     "JobState",
+    "Metrics",
     "NewJob",
     "Queue",
     "QueueEvents",
     "RateLimit",
+    "RedriveReport",
+    "SchedulerRecord",
     "Worker",
+    "WorkerInfo",
     "connection_for",
+    "find_queues",
     "set_resolver",
 ]

@@ -16,6 +16,7 @@ from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.duration import to_ms
 from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
+from bullpen.queue._children import remove_pending_children
 from bullpen.queue._redis import Door
 from bullpen.queue.job import JobState
 from bullpen.wire.keys import QueueKeys
@@ -119,6 +120,9 @@ class QueueActions:
     async def read_logs(self, job_id: str) -> list[str]:
         lines = await self.command("LRANGE", self._keys.logs(job_id), 0, -1)
         return [line.decode("utf-8", "replace") for line in lines]
+
+    async def remove_unprocessed_children(self, job_id: str) -> int:
+        return await remove_pending_children(self, self._keys.job(job_id))
 
     async def read_result(self, job_id: str) -> tuple[bool, Any]:
         """(finished?, value). Raises JobFailed or JobNotFound."""

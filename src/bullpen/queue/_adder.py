@@ -12,12 +12,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from bullpen import _version
 from bullpen.errors import DurabilityUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._caller import Caller
+from bullpen.queue._packing import (
+    CALL_TTL_MS,
+    MOST_BYTES_PER_CALL,
+    MOST_JOBS_PER_CALL,
+    JobArguments,
+    add_arguments,
+    add_keys,
+    read_duplicates,
+)
 from bullpen.queue._redis import Door
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.job import Added, BlockedBy, Job, JobState
@@ -26,16 +34,11 @@ from bullpen.wire.options import JobOptions
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
 
-VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
-MOST_JOBS_PER_CALL: Final = 200
-MOST_BYTES_PER_CALL: Final = 1024 * 1024
-CALL_TTL_MS: Final = 600_000
 
+class PackedJob(JobArguments):
+    """A checked job and the future of whoever waits for it."""
 
-class PackedJob:
-    """A checked job, ready for the script, and the future of whoever waits for it."""
-
-    __slots__ = ("data", "durability", "future", "name", "options", "replaces", "size")
+    __slots__ = ("durability", "future")
 
     def __init__(
         self,
@@ -47,42 +50,8 @@ class PackedJob:
         replaces: bool,
         future: asyncio.Future[Job],
     ) -> None:
-        self.name, self.data, self.options, self.future = name, data, options, future
-        self.durability, self.replaces = durability, replaces
-        self.size = len(data) + len(options.wire_json)
-
-    def append_to(self, args: list[Any]) -> None:
-        options = self.options
-        at_ms = options.at_ms
-        args.extend(
-            (
-                options.job_id or "",
-                self.name,
-                self.data,
-                options.wire_json,
-                "" if options.timestamp_ms is None else options.timestamp_ms,
-                options.delay_ms,
-                "" if at_ms is None else at_ms,
-                options.wire_priority,
-                ("3" if options.lifo else "2") if self.replaces else "1" if options.lifo else "",
-            )
-        )
-
-    def created(self, number: int, now_ms: int) -> JobRecord:
-        """The record that the script stored."""
-        options = self.options
-        at_ms = options.at_ms
-        return JobRecord(
-            options.job_id or str(number),
-            {
-                b"name": self.name.encode(),
-                b"data": self.data,
-                b"opts": options.wire_json,
-                b"timestamp": b"%d" % (options.timestamp_ms or now_ms),
-                b"delay": b"%d" % (options.delay_ms if at_ms is None else max(0, at_ms - now_ms)),
-                b"priority": b"%d" % options.wire_priority,
-            },
-        )
+        super().__init__(name, data, options, replaces=replaces)
+        self.durability, self.future = durability, future
 
 
 class Adder:
@@ -177,7 +146,7 @@ class Adder:
             reply, is_late = await self._call(batch, caller, level)
             now_ms, first_number, taken = reply
             self._door.connection.clock.observe(now_ms - self._clock_offset_ms, sent_at, time.monotonic())
-            duplicates = {taken[at] - 1: (taken[at + 1], taken[at + 2]) for at in range(0, len(taken), 3)}
+            duplicates = read_duplicates(taken)
             for index, packed in enumerate(batch):
                 if packed.future.done():
                     continue
@@ -199,15 +168,9 @@ class Adder:
         keys = self._keys
 
         def make_args(number: int) -> list[Any]:
-            args: list[Any] = [keys.base, self._clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD]
-            for packed in batch:
-                packed.append_to(args)
-            return args
+            return add_arguments(keys, batch, number, self._clock_offset_ms)
 
-        names = [
-            *(keys.meta, keys.id, keys.wait, keys.prioritized, keys.pc, keys.marker, keys.events, keys.active),
-            keys.call(caller.id),
-        ]
+        names = add_keys(keys, caller.id)
         if level is MEMORY:
             return await caller.call(names, make_args, queue=keys.name, deadline_s=self._deadline_s), False
         if self._durable is None:

@@ -96,6 +96,9 @@ class ParentActions:
     async def read_logs(self, job_id: str) -> list[str]:
         return list(await self._ask("read_logs", job_id))
 
+    async def remove_unprocessed_children(self, job_id: str) -> int:
+        return int(await self._ask("remove_unprocessed_children", job_id))
+
     async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
 

@@ -170,7 +170,7 @@ class Exchange:
         job_id = fields.pop()
         ats = fields[_ATS]
         fields[_ATS] = ats if type(ats) is bytes else b"%d" % ats
-        stored = {name: value for name, value in zip(_FIELDS, fields, strict=True) if value is not None}
+        stored = dict(zip(_FIELDS, fields, strict=True))
         return Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
 
 

@@ -38,10 +38,9 @@ class Reports:
         self._callbacks.setdefault(event, []).append(callback)
         return callback
 
-    @property
-    def are_wanted(self) -> bool:
-        """False when nobody listens: the hot path then tells nothing."""
-        return bool(self._callbacks) or telemetry.is_enabled()
+    def are_wanted(self, event: WorkerEvent) -> bool:
+        """False when nobody listens to this: the hot path then tells nothing."""
+        return event in self._callbacks or telemetry.is_enabled()
 
     def tell(self, event: WorkerEvent, *details: Any) -> None:
         if telemetry.is_enabled():
@@ -56,7 +55,7 @@ class Reports:
         for callback in self._callbacks.get(event, ()):
             try:
                 result = callback(*details)
-                if inspect.isawaitable(result):
+                if result is not None and inspect.isawaitable(result):
                     task = asyncio.ensure_future(result)
                     self._pending.add(task)
                     task.add_done_callback(self._done)

@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 
 def is_suspect(job: Job) -> bool:
-    return job.stalled_count >= STALLS_THAT_MAKE_A_SUSPECT
+    return job.record.stalled_count >= STALLS_THAT_MAKE_A_SUSPECT
 
 
 class Suspects:

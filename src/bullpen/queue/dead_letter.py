@@ -11,13 +11,11 @@ Elsewhere: making entries (`_letter`), sweeping (`_sweep`), deciding that a fail
 from __future__ import annotations
 
 import asyncio
-import getpass
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -25,6 +23,7 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen.errors import CorruptJob, JobNotFound, JobStateConflict, NotJson, require
 from bullpen.queue._actions import QueueActions
+from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, original_data
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue.job import JobState
@@ -57,6 +56,24 @@ class DeadLetter:
     """Why the failure was final; None when a worker of another client decided it."""
     entry: dict[str, Any]
     """All stored fields, under their wire names."""
+
+    @classmethod
+    def from_entry(cls, entry_id: str, entry: dict[str, Any], *, queue: str) -> Self:
+        """The letter that stored fields tell of; what they lack is left empty, and of the queue it is `queue`."""
+        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
+        return cls(
+            id=entry_id,
+            job_id=entry.get("originalJobId", ""),
+            job_name=entry.get("originalJobName", ""),
+            queue=entry.get("originalQueue", queue),
+            data=entry.get("originalData"),
+            error_message=str(error.get("message", "")),
+            error_stack=error.get("stack"),
+            failed_at=entry.get("failedAt", ""),
+            attempts_made=entry.get("attemptsMade", 0),
+            cause=entry.get("cause"),
+            entry=entry,
+        )
 
     @property
     def redriven(self) -> list[dict[str, Any]]:
@@ -193,7 +210,7 @@ class DeadLetters:
                 job_id=entry_id,
             )
         opts = bytes(entry.get("originalOpts", msgspec.Raw(b"{}")))
-        note = msgspec.json.encode({"by": _check_name(by) or _who(), "entry": entry_id})[1:-1]
+        note = msgspec.json.encode({"by": check_actor(by), "entry": entry_id})[1:-1]
         keys, entries = self._keys, self._entries
         answer = await self._actions.evaluate(
             "redrive",
@@ -342,21 +359,7 @@ class DeadLetters:
         except NotJson:
             stored = None
         # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
-        entry: dict[str, Any] = stored if isinstance(stored, dict) else {}
-        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
-        return DeadLetter(
-            id=record.id,
-            job_id=entry.get("originalJobId", ""),
-            job_name=entry.get("originalJobName", ""),
-            queue=entry.get("originalQueue", self._keys.name),
-            data=entry.get("originalData"),
-            error_message=str(error.get("message", "")),
-            error_stack=error.get("stack"),
-            failed_at=entry.get("failedAt", ""),
-            attempts_made=entry.get("attemptsMade", 0),
-            cause=entry.get("cause"),
-            entry=entry,
-        )
+        return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
 
     @staticmethod
     def _parse(record: JobRecord) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
@@ -394,17 +397,3 @@ def _starts(entry_id: str, fields: dict[str, Any]) -> int:
         return told
     last = entry_id.rpartition("-")[2]
     return int(last) if last.isdecimal() else 0
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
-
-
-def _check_name(by: Any) -> str | None:
-    """Refuse what is no name of a person or program."""
-    require("by", by is None or (isinstance(by, str) and by != ""), "non-empty text", by)
-    return str(by) if by is not None else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from bullpen._kernel import json
 from bullpen.errors import BullpenError
-from bullpen.wire.options import WireOptions
+from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
 
 
@@ -64,6 +64,7 @@ class JobActions(Protocol):
     async def state_of(self, job_id: str) -> JobState: ...
     async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any: ...
     async def read_logs(self, job_id: str) -> list[str]: ...
+    async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
 
 class Job:
@@ -72,10 +73,11 @@ class Job:
     Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.
     """
 
-    __slots__ = ("_actions", "_loop", "added", "blocked_by", "cancelled", "durability", "record", "token")
+    __slots__ = ("_actions", "_loop", "added", "blocked_by", "cancelled", "durability", "id", "record", "token")
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
         self._actions = actions
+        self.id = record.id  # not a property: a worker reads it five times per job
         self.record = record
         """The stored fields, most of them also properties of this object."""
         self.token = token
@@ -91,10 +93,6 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job(queue={self._actions.name!r}, id={self.id!r}, name={self.name!r})"
-
-    @property
-    def id(self) -> str:
-        return self.record.id
 
     @property
     def queue_name(self) -> str:
@@ -198,9 +196,9 @@ class Job:
         await self._actions.update_progress(self.id, check_progress(value))
 
     async def log(self, line: str) -> int:
-        """Append a line to the job's log; the oldest beyond `keep_logs` go. Returns how many are kept."""
+        """Append a line to the job's log; the oldest beyond `keep_logs` (1000) go. Returns how many are kept."""
         keep = self.opts.keep_logs
-        return await self._actions.add_log(self.id, line, 1_000 if keep is None else keep)
+        return await self._actions.add_log(self.id, line, DEFAULT_KEEP_LOGS if keep is None else keep)
 
     async def logs(self) -> list[str]:
         return await self._actions.read_logs(self.id)
@@ -210,6 +208,15 @@ class Job:
         raw = json.encode({} if data is None else data)
         json.check_payload_size(len(raw), len(self.record.raw_opts))
         await self._actions.update_data(self.id, raw)
+
+    async def remove_unprocessed_children(self) -> int:
+        """Delete the children that this job still waits for, with all below them; those that run, and those that failed
+        and hold it up, stay. Returns how many.
+
+        For a parent that goes on after a child failed (`continueParentOnFailure`): it cannot complete while children
+        are pending.
+        """
+        return await self._actions.remove_unprocessed_children(self.id)
 
     async def state(self) -> JobState:
         """Where the job is now."""

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel.duration import check_int, to_ms
+from bullpen.errors import require
 from bullpen.queue._part import QueuePart
 from bullpen.queue.worker_options import RateLimit
 from bullpen.wire.records import read_int
@@ -82,6 +83,20 @@ class Limits(QueuePart):
         )
         limit = most if most is not None else read_int(stored) if stored else MANUAL_LIMIT
         return max(0, left_ms) if started is not None and read_int(started) >= limit else 0
+
+    async def take_turn(self, provider: str, *, most: int, duration: int | timedelta = 60_000) -> int:
+        """Count one call of a provider over all workers of this queue. 0: it may go; else for how many ms it may not.
+
+        At most `most` calls per `duration` (ms or timedelta). A window begins with the first call in it. For services
+        that jobs call several times, or that only some jobs call; a limit of the queue counts jobs.
+        """
+        check_int("most", most, minimum=1)
+        is_name = isinstance(provider, str) and 0 < len(provider) <= 120
+        require("provider", is_name, "1 to 120 characters", provider)
+        reply = await self._ready().evaluate(
+            "take_turn", [self._keys.turns(provider)], [most, to_ms("duration", duration, minimum=1)]
+        )
+        return int(reply)
 
     async def _configure(self, *fields: str | int, lifts_limit: bool = False) -> None:
         keys = self._keys

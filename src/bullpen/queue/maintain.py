@@ -17,6 +17,7 @@ from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import JOB_SUFFIXES, QUEUE_SUFFIXES
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, require
 from bullpen.queue._actions import QueueActions
+from bullpen.queue._children import children_of, remove_pending_children
 from bullpen.queue._part import QueuePart, id_of, literally
 from bullpen.queue.job import Job, JobState
 from bullpen.wire.keys import QueueKeys
@@ -115,7 +116,7 @@ class Maintenance(QueuePart):
         reply, was_repeated = await actions.evaluate_noting_repeats(
             "remove",
             [keys.job(job_id)],
-            [keys.base, self._clock_offset_ms, job_id, "1" if children else ""],
+            [keys.base, self._clock_offset_ms, job_id, "1" if children else "", ""],
         )
         match reply:
             case -2:
@@ -128,16 +129,26 @@ class Maintenance(QueuePart):
 
     async def _remove_tree(self, actions: QueueActions, job_id: str) -> bool:
         """Parents before children, so that no parent is released in between."""
-        below = [child async for child in _children_of(actions, self._keys.job(job_id))]
+        below = [child async for child in children_of(actions, self._keys.job(job_id))]
         removed = await self.remove(job_id, children=False)
         while below:
             key = below.pop()
             base, _, child_id = key.rpartition(":")
-            below += [child async for child in _children_of(actions, key)]
-            reply = await actions.evaluate("remove", [key], [f"{base}:", self._clock_offset_ms, child_id, ""])
+            below += [child async for child in children_of(actions, key)]
+            reply = await actions.evaluate("remove", [key], [f"{base}:", self._clock_offset_ms, child_id, "", ""])
             if reply == _LOCKED:
                 self._refuse(job_id, f"was removed, but not {key!r} below it, which began to run")
         return removed
+
+    async def remove_unprocessed_children(self, job: str | Job) -> int:
+        """Delete the children that a job still waits for, with all below them; those that run, and those that failed
+        and hold it up, stay. Returns how many.
+
+        A parent that waited for nothing else is released. Jobs have this too, for use in a handler.
+        """
+        return await remove_pending_children(
+            self._ready(), self._keys.job(id_of(job)), clock_offset_ms=self._clock_offset_ms
+        )
 
     # ---- many jobs --------------------------------------------------------------------------------------------
 
@@ -315,23 +326,6 @@ def _epoch_ms(option: str, instant: Any) -> int:
     if not isinstance(instant, datetime) or instant.tzinfo is None:
         raise InvalidOption(option, "an aware datetime", instant)
     return int(instant.timestamp() * 1000)
-
-
-async def _children_of(actions: QueueActions, job_key: str) -> AsyncIterator[str]:
-    """Keys of all children of a job, whatever became of them."""
-    for scan, part, stride in (
-        ("SSCAN", "dependencies", 1),
-        ("HSCAN", "processed", 2),
-        ("HSCAN", "failed", 2),
-        ("ZSCAN", "unsuccessful", 2),
-    ):
-        cursor: bytes = b"0"
-        while True:
-            cursor, elements = await actions.command(scan, f"{job_key}:{part}", cursor, "COUNT", _SCAN_COUNT)
-            for key in elements[::stride]:
-                yield key.decode("utf-8", "surrogateescape")
-            if cursor == b"0":
-                break
 
 
 # ---- orphans --------------------------------------------------------------------------------------------------

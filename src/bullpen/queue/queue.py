@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption, QueueClosed, require
+from bullpen.errors import InvalidOption, QueueClosed
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._adder import Adder, PackedJob
 from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._packing import check_job
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue.browse import Browsing
 from bullpen.queue.dead_letter import DeadLetters
 from bullpen.queue.durability import MEMORY, Durability
+from bullpen.queue.failed_set import FailedSetStore
 from bullpen.queue.job import Job, JobState
 from bullpen.queue.limits import Limits
 from bullpen.queue.maintain import Maintenance
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
-from bullpen.wire.records import check_job_name
 
 _COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
 
@@ -105,6 +105,11 @@ class Queue(Browsing, Maintenance, Limits):
         return self._keys.name
 
     @property
+    def connection(self) -> Connection:
+        """The connection this queue uses, to be shared with others on the same server."""
+        return self._connection
+
+    @property
     def keys(self) -> QueueKeys:
         """The Redis keys of this queue."""
         return self._keys
@@ -170,16 +175,10 @@ class Queue(Browsing, Maintenance, Limits):
 
     def _pack(self, name: str, data: Any, given: dict[str, Any], durability: Durability | str | None) -> PackedJob:
         self._must_be_open()
-        replaces = given.pop("replace_finished", False)
-        options = make_options(self._defaults, **given) if given else self._defaults
-        if replaces:
-            require("replace_finished", replaces is True, "True or False", replaces)
-            require("replace_finished", options.job_id is not None, "a job_id whose place is taken", replaces)
-        raw = json.encode({} if data is None else data)
-        json.check_payload_size(len(raw), len(options.wire_json))
+        checked, raw, options, replaces = check_job(name, data, self._defaults, given)
         level = self._durability if durability is None else Durability.read(durability)
         return PackedJob(
-            check_job_name(name),
+            checked,
             raw,
             options,
             durability=level,
@@ -249,6 +248,11 @@ class Queue(Browsing, Maintenance, Limits):
     def dead_letters(self) -> DeadLetters:
         """The finally failed jobs of this queue that wait for somebody."""
         return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
+
+    @property
+    def failed_set(self) -> FailedSetStore:
+        """The failed jobs of this queue as dead letters, for queues that have no dead-letter queue."""
+        return FailedSetStore(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     # ---- looking after it -------------------------------------------------------------------------------------
 

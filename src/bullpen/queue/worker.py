@@ -501,14 +501,18 @@ class Worker:
             self._settled.append(Settlement(job, Waiting()))
             return
         self._running[job] = self._loop.create_task(self._run_one(job))
-        if self._reports.are_wanted:
+        if self._reports.are_wanted("active"):
             self._reports.tell("active", job)
 
     async def _run_one(self, job: Job) -> None:
         started = time.monotonic()
         outcome: Outcome | None
         try:
-            outcome = await self._outcome_of(job)
+            outcome = self._refusal(job)
+            if outcome is None:
+                # A child that dies takes nobody with it, so with processes a suspect runs like any other.
+                is_dangerous = is_suspect(job) and self._processes is None
+                outcome = await (self._run_alone(job) if is_dangerous else self._run_handler(job))
         except asyncio.CancelledError as error:
             outcome = self._given_up_outcome(job) if job in self._given_up else self._judge(job, Raised(error))
         except BaseException as error:  # noqa: BLE001 - a bug of ours must not leave the slot taken for ever
@@ -540,20 +544,16 @@ class Worker:
             self._settled.append(Settlement(job, outcome))
         self._wakeups.changed.set()
 
-    async def _outcome_of(self, job: Job) -> Outcome | None:
-        """None: the lock is lost, and nothing may be written."""
-        refused = self._refusal(job)
-        if refused is not None:
-            return refused
-        if is_suspect(job) and self._processes is None:  # a child that dies takes nobody with it
-            async with self._suspects.alone(job, lambda: len(self._running)) as verdict:
-                if verdict is Verdict.CONDEMNED:
-                    reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
-                    return Failed(reason, reason, Cause.POISON)
-                return await self._run_handler(job) if verdict is Verdict.ALONE else None
-        return await self._run_handler(job)
+    async def _run_alone(self, job: Job) -> Outcome | None:
+        """Run a suspect when nothing else runs. None: the lock is lost, and nothing may be written."""
+        async with self._suspects.alone(job, lambda: len(self._running)) as verdict:
+            if verdict is Verdict.CONDEMNED:
+                reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
+                return Failed(reason, reason, Cause.POISON)
+            return await self._run_handler(job) if verdict is Verdict.ALONE else None
 
     async def _run_handler(self, job: Job) -> Outcome | None:
+        """None: the lock is lost, and nothing may be written."""
         if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
             return Waiting()
         result = await self._execute(job, self.options.timeout_s)  # the only line that runs user code
@@ -615,6 +615,11 @@ class Worker:
 
     def _on_code(self, settlement: Settlement, code: int) -> None:
         job, outcome = settlement
+        if code == DONE and type(outcome) is Completed:  # nearly all of them: straight through
+            self._forget_lock(job)
+            if self._reports.are_wanted("completed"):
+                self._reports.tell("completed", job, outcome.value_json)
+            return
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return
@@ -632,11 +637,9 @@ class Worker:
                 "queue %r: outcome of job %r dropped, %s", self.queue_name, job.id, _CODE_TEXT.get(code, f"code {code}")
             )
             self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
-        if code != DONE or not self._reports.are_wanted:
+        if code != DONE:
             return
         match outcome:
-            case Completed(value_json):
-                self._reports.tell("completed", job, value_json)
             case Failed(reason):
                 self._reports.tell("failed", job, reason)
             case Retry(reason, _, delay_ms):

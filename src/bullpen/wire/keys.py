@@ -39,6 +39,7 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
     "bp:lanes:": "zset; last fair-queuing tag of each lane of one priority class; trimmed at each add",
     "bp:held:": "zset; ids of one lane that wait in `delayed` for its limit; bounded by those jobs",
+    "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
 }
 """Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
 only reference to a job: all of them may vanish without losing one."""
@@ -161,6 +162,10 @@ class QueueKeys:
 
     def held(self, lane: str) -> str:
         return f"{self.base}bp:held:{encode_segment(lane)}"
+
+    def turns(self, provider: str) -> str:
+        """Counts the calls of a provider in the current window."""
+        return f"{self.base}bp:turns:{encode_segment(provider)}"
 
     def job_id_of(self, key: str) -> str | None:
         """The id behind a job key of this queue, else None."""

@@ -18,7 +18,8 @@ _MISSING: Final = object()
 
 
 class JobRecord:
-    """One job as it was stored at the moment of reading. Immutable; most fields are decoded on access.
+    """One job as it was stored at the moment of reading. Immutable; most fields are decoded on access. A field that
+    is None is absent.
 
     Times are Unix ms, 0 when not (yet) set. Numbers that cannot be read are 0.
     """
@@ -26,10 +27,10 @@ class JobRecord:
     __slots__ = ("_data", "_fields", "id")
 
     id: str
-    _fields: dict[bytes, bytes]
+    _fields: Mapping[bytes, bytes | None]
     _data: Any
 
-    def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
+    def __init__(self, job_id: str, fields: Mapping[bytes, bytes | None]) -> None:
         put = object.__setattr__
         put(self, "id", job_id)
         put(self, "_fields", fields)
@@ -50,7 +51,7 @@ class JobRecord:
         raise AttributeError(f"JobRecord is frozen: {attribute} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, JobRecord) and self.id == other.id and self._fields == other._fields
+        return isinstance(other, JobRecord) and self.id == other.id and self.fields() == other.fields()
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -62,7 +63,7 @@ class JobRecord:
     @property
     def exists(self) -> bool:
         """False for an id whose hash is gone or a stub: such a job must not be run."""
-        return b"name" in self._fields
+        return self._fields.get(b"name") is not None
 
     @property
     def name(self) -> str:
@@ -120,7 +121,8 @@ class JobRecord:
     @property
     def stalled_count(self) -> int:
         """How often a worker lost the job without a word."""
-        return max(0, self._int(b"stc" if self._fields.get(b"stc") else b"stalledCounter"))
+        raw = self._fields.get(b"stc") or self._fields.get(b"stalledCounter")
+        return max(0, read_int(raw)) if raw else 0
 
     @property
     def processed_on(self) -> int:
@@ -139,7 +141,7 @@ class JobRecord:
 
     @property
     def has_return_value(self) -> bool:
-        return b"returnvalue" in self._fields
+        return self._fields.get(b"returnvalue") is not None
 
     @property
     def return_value(self) -> Any:
@@ -207,7 +209,7 @@ class JobRecord:
 
     def fields(self) -> dict[bytes, bytes]:
         """A copy of all stored fields that were read."""
-        return dict(self._fields)
+        return {name: value for name, value in self._fields.items() if value is not None}
 
     def idempotency_key(self, queue: str) -> str:
         """The same for every run of this job and for no other.

@@ -94,6 +94,20 @@ _TABLE = (
             *("priority", "lifo", "attempts_started", "history", "note"),
         ),
     ),
+    Script(
+        "redrive_failed",
+        keys=("job", "failed"),
+        args=("base", "clock_offset", "dead_letter_base", "job_id", "attempts_started", "note"),
+    ),
+    Script("discard_failed", keys=("job", "failed"), args=("base", "clock_offset", "job_id", "attempts_started")),
+    Script(
+        "put_failed",
+        keys=("job", "failed", "meta", "events"),
+        args=(
+            *("clock_offset", "job_id", "name", "data", "opts", "timestamp", "finished_on", "attempts_started"),
+            *("attempts_made", "failed_reason", "stacktrace", "version"),
+        ),
+    ),
     Script("sweep", keys=("failed", "meta"), args=("base", "clock_offset", "interval_ms", "from_ms", "skip")),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
     Script(
@@ -123,7 +137,7 @@ _TABLE = (
         keys=("finished",),
         args=("base", "clock_offset", "state", "until_ms", "most", "resets_attempts", "dead_letter_base"),
     ),
-    Script("remove", keys=("job",), args=("base", "clock_offset", "job_id", "with_children")),
+    Script("remove", keys=("job",), args=("base", "clock_offset", "job_id", "with_children", "only_unfinished")),
     Script("drain", keys=("state_key",), args=("base", "clock_offset", "is_list", "kept", "most")),
     Script(
         "clean",
@@ -141,6 +155,7 @@ _TABLE = (
         keys=("entity", "applied", "outcomes", "history"),
         args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
     ),
+    Script("take_turn", keys=("turns",), args=("most", "window_ms")),
     Script("configure", keys=("meta", "limiter", "wait", "prioritized"), args=("base", "lifts_limit")),
 )
 

@@ -205,6 +205,7 @@ const ops = {
   getChildrenValues: async (r) => (await jobOf(r)).getChildrenValues(),
   getDependencies: async (r) => (await jobOf(r)).getDependencies(),
   promote: async (r) => (await jobOf(r)).promote(),
+  removeUnprocessedChildren: async (r) => (await jobOf(r)).removeUnprocessedChildren(),
   retryJob: async (r) => (await jobOf(r)).retry(r.state, r.opts),
   changeDelay: async (r) => (await jobOf(r)).changeDelay(r.delay),
   changePriority: async (r) => (await jobOf(r)).changePriority(r.opts),

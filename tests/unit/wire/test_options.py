@@ -47,13 +47,32 @@ def wire(**options: Any) -> Any:
 
 @pytest.mark.requirement("Q-43", "X-3", "X-32", "W-21")
 def test_a_job_without_options_says_what_we_mean() -> None:
-    """Attempts absent means one attempt to Node, so they are always written; logs and stacks are bounded."""
-    assert wire() == {
-        "attempts": 3,
-        "backoff": {"type": "exponential", "delay": 1000},
-        "kl": 1000,
-        "stackTraceLimit": 10,
-    }
+    """Attempts absent means one attempt to Node, so they are always written."""
+    assert wire() == {"attempts": 3, "backoff": {"type": "exponential", "delay": 1000}}
+
+
+def test_default_options_leave_a_small_job_compact() -> None:
+    """Servers store a hash with a value above 64 bytes in twice the memory; the options of most jobs are these."""
+    assert len(DEFAULT_OPTIONS.wire_json) <= 64
+
+
+@pytest.mark.parametrize(
+    ("given_options", "written"),
+    [
+        ({"attempts": 10}, {}),
+        ({"attempts": 11}, {"stackTraceLimit": 10}),
+        ({"attempts": 11, "stack_trace_limit": 20}, {"stackTraceLimit": 20}),
+        ({"stack_trace_limit": 10}, {"stackTraceLimit": 10}),
+        ({"keep_logs": 1000}, {"kl": 1000}),
+    ],
+)
+def test_bounds_are_written_when_given_or_when_they_can_bite(
+    given_options: dict[str, Any], written: dict[str, Any]
+) -> None:
+    """A job of ten attempts cannot have more than ten stacks; what the caller wrote is always passed on."""
+    bounds = {name: value for name, value in wire(**given_options).items() if name in ("kl", "stackTraceLimit")}
+
+    assert bounds == written
 
 
 @pytest.mark.requirement("Q-30", "W-22", "W-23")
@@ -426,7 +445,7 @@ def test_what_we_write_reads_back_the_same(attempts: int, delay: int, priority: 
 
     assert (read.attempts, read.backoff, read.priority, read.lifo) == (attempts, written.backoff, priority, lifo)
     assert (read.remove_on_complete, read.remove_on_fail) == (None, keep)
-    assert (read.keep_logs, read.stack_trace_limit) == (1000, 10)
+    assert (read.keep_logs, read.stack_trace_limit) == (None, 10 if attempts > 10 else None)
 
 
 def test_equal_options_are_parsed_once() -> None:

@@ -20,15 +20,15 @@ from bullpen._kernel.backoff import UnknownBackoff
 from bullpen._kernel.duration import is_text, to_ms
 from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Waiting
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, JobNotFound, require
+from bullpen.errors import ConnectionLost, require
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports._letters import who
 from bullpen.ports.bindings import BullMQ, RedisAddress
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetterNotFound
 from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
 from bullpen.queue import Connection, Job, Queue, Worker, connection_for
-from bullpen.queue import DeadLetter as JobLetter
+from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 
 __all__ = ["BullMQClient", "BullMQTransport"]
@@ -150,7 +150,7 @@ class BullMQTransport:
         require(
             "dead_letters", self._suffix_for(source) is not None, "a policy that keeps dead letters in a queue", source
         )
-        return _JobDeadLetters(self.queue(source), self.connection)
+        return _JobDeadLetters(self.queue(source))
 
     async def aclose(self) -> None:
         """Jobs that were handed out and not settled go back to the front of the line, with no attempt counted."""
@@ -342,64 +342,17 @@ def _tries_as_options(tries: Tries) -> dict[str, Any]:
     return {"attempts": tries.attempts, "backoff": tries.backoff}
 
 
-class _JobDeadLetters:
-    """The dead letters of one queue, in the words of the port."""
-
-    def __init__(self, queue: Queue, connection: Connection) -> None:
-        self._queue, self._connection, self._letters = queue, connection, queue.dead_letters
-
-    @property
-    def name(self) -> str:
-        return self._letters.queue_name
-
-    async def depth(self) -> int:
-        return await self._letters.depth()
-
-    async def put(self, letter: DeadLetter) -> None:
-        """Workers write entries with the move to failed; this is for work that failed elsewhere."""
-        keep: dict[str, Any] = {"attempts": 1, "remove_on_complete": False, "remove_on_fail": False}
-        async with Queue(self.name, connection=self._connection, prefix=self._queue.keys.prefix) as entries:
-            await entries.add(f"{letter.name}-failed", dict(letter.entry), job_id=letter.id, **keep)
-
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
-        return [_letter(one) for one in await self._letters.list(start=start, count=count)]
-
-    async def get(self, entry_id: str) -> DeadLetter | None:
-        found = await self._letters.get(entry_id)
-        return None if found is None else _letter(found)
+class _JobDeadLetters(DeadLetterQueueStore):
+    """The dead letters of one queue; redriving one is told as by every transport."""
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
         found = await self.get(entry_id)
         if found is None:
             raise DeadLetterNotFound(self.name, entry_id)
         by = by or who()
-        try:
-            job_id = await self._letters.redrive(entry_id, by=by)
-        except JobNotFound:
-            raise DeadLetterNotFound(self.name, entry_id) from None
+        job_id = await super().redrive(entry_id, by=by)
         Reports(LABEL).redriven(found, self.name, by)
         return job_id
-
-    async def discard(self, entry_id: str) -> bool:
-        return await self._letters.discard(entry_id)
-
-
-def _letter(found: JobLetter) -> DeadLetter:
-    tenant = found.entry.get("tenantId")
-    return DeadLetter(
-        id=found.id,
-        source=found.queue,
-        message_id=found.job_id,
-        name=found.job_name,
-        data=found.data,
-        error_message=found.error_message,
-        error_stack=found.error_stack,
-        cause=found.cause,
-        failed_at=found.failed_at,
-        attempts_made=found.attempts_made,
-        tenant_id=tenant if isinstance(tenant, str) else None,
-        entry=found.entry,
-    )
 
 
 class BullMQClient(MessagingClient[Job]):

@@ -22,24 +22,12 @@
 --#include lib/removal
 --#include lib/reprocess
 --#include lib/state
+--#include lib/notes
 
 local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
 local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 local history, note = ARGV[13], ARGV[14]
 local now_ms = server_now(ARGV[2])
-local MOST_NOTES = 20
-
--- with_note: the list with one more entry, the oldest out. It is only parsed when it must be cut.
-local function with_note(list)
-  local text = '{"at":' .. string.format("%.0f", now_ms) .. "," .. note .. "}"
-  if not list or not string.find(list, "^%[{.*}%]$") then return "[" .. text .. "]" end
-  list = string.sub(list, 1, -2) .. "," .. text .. "]"
-  local readable, notes = pcall(cjson.decode, list)
-  if not readable then return "[" .. text .. "]" end
-  if #notes <= MOST_NOTES then return list end
-  while #notes > MOST_NOTES do table.remove(notes, 1) end
-  return cjson.encode(notes)
-end
 
 if redis.call("EXISTS", entry_key) == 0 then return "gone" end
 local answer = "redriven"
@@ -47,12 +35,12 @@ redis.call("HSETNX", base .. "meta", "opts.maxLenEvents", 10000)
 trim_events(base)
 if redis.call("EXISTS", job_key) == 1 then
   if redis.call("ZREM", failed_key, job_id) == 0 then return "busy:" .. state_of(base, job_id) end
-  redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven")))
+  redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven"), note, now_ms))
   reprocess(base, job_id, "failed", true, dead_letter_base)
 else
   answer = "rebuilt"
   redis.call("HSET", job_key, "name", ARGV[6], "data", ARGV[7], "opts", ARGV[8], "timestamp", ARGV[9], "delay", 0,
-    "priority", priority_class(ARGV[10]), "ats", ARGV[12], "bpredriven", with_note(history))
+    "priority", priority_class(ARGV[10]), "ats", ARGV[12], "bpredriven", with_note(history, note, now_ms))
   redis.pcall("XADD", base .. "events", "*", "event", "added", "jobId", job_id, "name", ARGV[6])
   place_ready(base, job_id, priority_class(ARGV[10]), ARGV[11] == "1")
   redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", "failed")

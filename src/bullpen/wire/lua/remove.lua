@@ -5,8 +5,9 @@
   A parent of the job loses a child it waited for, and is released when it was the last.
 
   KEYS   1 job
-  ARGV   1 base   2 clock_offset   3 job_id   4 with_children ("1" or "")
-  Reply  1 removed, 0 no such job, -2 it or a descendant is running, -8 a scheduler's current iteration, -20 too large for one step
+  ARGV   1 base   2 clock_offset   3 job_id   4 with_children ("1" or "")   5 only_unfinished ("1" or "")
+  Reply  1 removed, 0 no such job, -2 it or a descendant is running, -3 it has finished and only_unfinished, -8 a scheduler's current
+         iteration, -20 too large for one step
 ]]
 --#include lib/clock
 --#include lib/trim
@@ -19,7 +20,7 @@
 --#include lib/removal
 
 local job_key = KEYS[1]
-local base, job_id, with_children = ARGV[1], ARGV[3], ARGV[4] == "1"
+local base, job_id, with_children, only_unfinished = ARGV[1], ARGV[3], ARGV[4] == "1", ARGV[5] == "1"
 local now_ms = server_now(ARGV[2])
 local MOST_PER_CALL = 1000
 local LISTED_LIKE_ONE_JOB = 1000
@@ -70,6 +71,9 @@ end
 if redis.call("EXISTS", job_key) == 0 then
   leave_state(base, job_id) -- an id without a job helps nobody
   return 0
+end
+if only_unfinished and (redis.call("ZSCORE", base .. "failed", job_id) or redis.call("ZSCORE", base .. "completed", job_id)) then
+  return -3
 end
 if is_current_iteration(base, job_id, redis.call("HGET", job_key, "rjk")) then return -8 end
 collect(job_key, true)

@@ -61,6 +61,7 @@ def upgrade() -> None:
         "bullpen_parked_events",
         sa.Column("id", number, sa.Identity(always=True), primary_key=True),
         sa.Column("projector", sa.String(120), nullable=False),
+        sa.Column("route", sa.String(120), nullable=False, server_default=sa.text("''")),
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("stream_id", sa.Text(), nullable=False),
         sa.Column("event_id", sa.Text(), nullable=False),
@@ -76,7 +77,7 @@ def upgrade() -> None:
         schema=schema,
         if_not_exists=True,
     )
-    index("ux_parked_event", "bullpen_parked_events", ["projector", "position"], unique=True)
+    index("ux_parked_event", "bullpen_parked_events", ["projector", "route", "position"], unique=True)
     index("ix_parked_retry", "bullpen_parked_events", ["projector"], where="retry_wanted")
     for statement in _postgres_rules(schema) if schema else _sqlite_rules():
         op.execute(statement)

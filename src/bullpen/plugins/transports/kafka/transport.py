@@ -60,7 +60,8 @@ class KafkaTransport:
         if isinstance(brokers, str):
             brokers = Brokers.parse(brokers, client_id=client_id)
         self.group, self.retry = group, retry
-        self.features = Features(ordered=retry == "pause", delays=False)  # a parked record is overtaken
+        # A parked record is overtaken. Whether a record was delivered before a crash, the log does not tell.
+        self.features = Features(ordered=retry == "pause", delays=False, marks_redelivered=False)
         self._retry_topics = check_int("retry_topics", retry_topics, minimum=1)
         self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
         self.door = KafkaDoor(brokers)

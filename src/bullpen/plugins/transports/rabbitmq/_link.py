@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from yarl import URL
 from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports.rabbitmq.topology import Binding, Declaration, Exchange, Queue, Topology
+from bullpen.ports.transport import NotTakenNow
 
 HEARTBEAT_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -47,7 +49,7 @@ def translate(error: BaseException) -> BullpenError:
     if isinstance(error, PublishError):
         return ServerRefused(f"no queue takes the message, it came back: {text}")
     if isinstance(error, DeliveryError):
-        return ServerRefused(f"RabbitMQ refused the message, its queue is full or away: {text}")
+        return NotTakenNow(f"RabbitMQ refused the message, its queue is full or has no leader: {text}")
     if isinstance(error, TimeoutError):
         return ConnectionLost("RabbitMQ did not answer in time")
     return ConnectionLost(f"connection to RabbitMQ: {text}")
@@ -67,6 +69,7 @@ class Link:
         self._connection: AbstractConnection | None = None
         self._declared: set[str] = set()
         self._publisher: AbstractChannel | None = None
+        self._publishes: Counter[AbstractChannel] = Counter()
         self._opening = asyncio.Lock()
         self._failures = 0
         self._was_connected = False
@@ -145,8 +148,35 @@ class Link:
         if connection is self._connection:
             self._declared.add(key)
 
-    async def publisher(self) -> AbstractChannel:
-        """The channel for publishing: with confirms, and a returned message is an error."""
+    def forget(self, key: str) -> None:
+        """It may be gone although the connection is not: declare it again before it is used the next time."""
+        self._declared.discard(key)
+
+    @contextlib.asynccontextmanager
+    async def publishing(self) -> AsyncIterator[AbstractChannel]:
+        """The channel for publishing: with confirms, and a returned message is an error.
+
+        A channel remembers which node led a queue when it published there first; some brokers refuse everything after
+        that until that node is back. So after a refusal the next publish gets a new channel, and the old one is closed
+        when the last publish on it has ended.
+        """
+        channel = await self._ready_publisher()
+        self._publishes[channel] += 1
+        try:
+            yield channel
+        except DeliveryError as refusal:
+            if not isinstance(refusal, PublishError) and self._publisher is channel:
+                self._publisher = None
+            raise
+        finally:
+            self._publishes[channel] -= 1
+            if not self._publishes[channel]:
+                del self._publishes[channel]
+                if self._publisher is not channel:
+                    with contextlib.suppress(*TRANSLATED):
+                        await channel.close()
+
+    async def _ready_publisher(self) -> AbstractChannel:
         connection = await self.connection()
         if self._publisher is None or self._publisher.is_closed:
             async with self._opening:
@@ -214,7 +244,7 @@ class Link:
 
     def _on_closed(self, connection: Any, error: BaseException | None = None) -> None:
         if not self._is_closed and connection is self._connection:
-            self._note_lost(self._name, error or "closed by the broker")
+            self._note_lost(self._name, str(error or "") or "closed by the broker")
 
     def _note_lost(self, endpoint: str, reason: object) -> None:
         if not self._is_lost and not self._is_closed:

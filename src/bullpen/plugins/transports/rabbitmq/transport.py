@@ -32,7 +32,17 @@ from bullpen.plugins.transports.rabbitmq._messages import (
 )
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec, Topology
 from bullpen.ports.dead_letters import DeadLetter
-from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Published, Settled
+from bullpen.ports.transport import (
+    Delivery,
+    DeliveryLost,
+    Depth,
+    Event,
+    Features,
+    Health,
+    NotTakenNow,
+    Published,
+    Settled,
+)
 
 __all__ = ["RabbitMQTransport"]
 
@@ -98,7 +108,13 @@ class RabbitMQTransport:
             exchange, key = self._topology.exchange, self._topology.routing_key(spec, event.name)
             message = message_of(named)
         await self.declare(spec)
-        await self.send(exchange, key, message)
+        try:
+            await self.send(exchange, key, message)
+        except NotTakenNow:
+            raise
+        except ServerRefused:
+            self.forget(spec)  # somebody may have deleted it
+            raise
         return Published(event_id, event.source)
 
     async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> _Consumption:
@@ -186,6 +202,9 @@ class RabbitMQTransport:
     async def declare(self, spec: QueueSpec) -> None:
         await self._link.declare(spec.name, self._topology.declarations_of(spec))
 
+    def forget(self, spec: QueueSpec) -> None:
+        self._link.forget(spec.name)
+
     async def send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
         """Publish, and wait until the broker has it on disk. A message that no queue takes is an error."""
         message_id = message.message_id or ""
@@ -199,12 +218,26 @@ class RabbitMQTransport:
             del self._publishing[message_id]
             ended.set()
 
+    async def _send_patiently(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
+        """For what replaces a delivery: giving up puts the original back, and each time counts against its delivery
+        limit. A queue that elects a leader takes it a moment later."""
+        give_up_at = asyncio.get_running_loop().time() + self._publish_timeout_s
+        pause_s = 0.05
+        while True:
+            try:
+                return await self.send(exchange, routing_key, message)
+            except NotTakenNow:
+                if asyncio.get_running_loop().time() + pause_s > give_up_at:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
     async def _send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
-        channel = await self._link.publisher()
         try:
-            target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
-            async with asyncio.timeout(self._publish_timeout_s):
-                await target.publish(message, routing_key, mandatory=True)
+            async with self._link.publishing() as channel:
+                target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+                async with asyncio.timeout(self._publish_timeout_s):
+                    await target.publish(message, routing_key, mandatory=True)
         except TimeoutError as error:
             await self._link.give_up("a publish was not confirmed in time")
             raise translate(error) from error
@@ -214,7 +247,7 @@ class RabbitMQTransport:
     async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
         assert spec.letter_key is not None
         await self.declare(spec)
-        await self.send(self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
+        await self._send_patiently(self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
 
     async def park(self, message: AbstractIncomingMessage, spec: QueueSpec, delay_ms: int, *, failures: int) -> None:
         """Publish a copy that arrives after the delay, then acknowledge the original."""
@@ -222,7 +255,7 @@ class RabbitMQTransport:
         if delay_ms:
             exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
         copy = copy_of(message, failures=failures, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
-        await self.send(exchange, key, copy)
+        await self._send_patiently(exchange, key, copy)
         await message.ack()
 
     async def _again(self, held: _Held, delay_ms: int, *, failures: int) -> None:
@@ -333,6 +366,7 @@ class _Consumption:
                 self._transport_refused(error)
             if not self._stopping.is_set():
                 self._lose_all()
+                self._transport.forget(self.spec)  # it may have been deleted under us
                 await asyncio.sleep(self._link.pause_s)
 
     async def _consume_until_broken(self) -> None:

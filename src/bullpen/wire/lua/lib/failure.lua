@@ -1,25 +1,17 @@
--- append_stack: add one JSON text to the job's stack list and keep the last `limit` ("" = all). The list is only parsed when
--- it must be cut; a foreign list that cannot be parsed is started anew.
-local function append_stack(job_key, stack, limit)
-  if stack == "" then return end
-  local stored = redis.call("HGET", job_key, "stacktrace")
-  local list
-  if limit == "0" then
-    list = "[]"
-  elseif not stored or stored == "" or stored == "[]" or stored == "null" then
-    list = "[" .. stack .. "]"
-  else
-    list = string.sub(stored, 1, -2) .. "," .. stack .. "]"
-    local readable, entries = pcall(cjson.decode, list)
-    if not readable or type(entries) ~= "table" then
-      list = "[" .. stack .. "]"
-    elseif limit ~= "" and #entries > tonumber(limit) then
-      local kept = {}
-      for index = #entries - tonumber(limit) + 1, #entries do kept[#kept + 1] = entries[index] end
-      list = cjson.encode(kept)
-    end
-  end
-  redis.call("HSET", job_key, "stacktrace", list)
+-- append_stack: the job's stored stack list with one JSON text more, of which the last `limit` ("" = all) stay. The list is only
+-- parsed when it must be cut; a foreign list that cannot be parsed is started anew.
+local function append_stack(stored, stack, limit)
+  if stack == "" then return stored or "[]" end
+  if limit == "0" then return "[]" end
+  local alone = "[" .. stack .. "]"
+  if not stored or stored == "" or stored == "[]" or stored == "null" then return alone end
+  local list = string.sub(stored, 1, -2) .. "," .. stack .. "]"
+  local readable, entries = pcall(cjson.decode, list)
+  if not readable or type(entries) ~= "table" then return alone end
+  if limit == "" or #entries <= tonumber(limit) then return list end
+  local kept = {}
+  for index = #entries - tonumber(limit) + 1, #entries do kept[#kept + 1] = entries[index] end
+  return cjson.encode(kept)
 end
 
 -- write_dead_letter: put the entry of a finally failed job into the dead-letter queue, an ordinary queue whose name and place

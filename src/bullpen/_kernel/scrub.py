@@ -1,0 +1,85 @@
+"""Take secrets and personal data out of error texts before they are stored, logged or shown.
+
+In: the text of an error, whoever wrote it. Out: the same text with stars in their place, for jobs and dead letters;
+or a line of it that may stand in a row, an API's answer or a page, without the stack. It knows forms, not meanings:
+credentials in addresses, `password=…` and its relatives, tokens of well-known shapes, mail addresses, card numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+# Every repetition is bounded or ends at its first other character: the text may come from somebody hostile.
+_SECRETS: Final = (
+    (re.compile(r"(?<=://)[^/@\s]{1,200}@"), "***@"),
+    (
+        re.compile(
+            r"(?i)((?:password|passwd|pwd|secret|token|api[-_ ]?key|access[-_]?key|signature)"
+            r"[\"']?\s{0,5}[=:]\s{0,5}[\"']?)[^\s&,;\"']+"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)\b(bearer|basic)\s{1,5}[a-z0-9._~+/=-]{8,}"), r"\1 ***"),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "***"),
+    (re.compile(r"\b(whsec_|AKIA)[A-Za-z0-9+/=]+"), r"\1***"),
+    (re.compile(r"\b(sk|pk|rk|ghp|xox[abprs])([-_])[A-Za-z0-9_-]{8,}"), r"\1\2***"),
+    (re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}"), "***@***"),
+)
+_CARD: Final = re.compile(r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d.-])")
+_is_secret_name = re.compile(
+    r"(?i)(password|passwd|secret|token|api[-_]?key|authorization|cookie|credential|private[-_]?key)"
+).search
+_STACK: Final = "Traceback (most recent call last)"
+_HIDDEN: Final = "***"
+
+
+def scrub(text: str) -> str:
+    """A reason as a row may keep it: one line, without credentials and mail addresses."""
+    return " ".join(scrub_lines(text).split())
+
+
+def scrub_lines(text: str) -> str:
+    """The same text, line breaks and all, without credentials, tokens, mail addresses and card numbers.
+
+    Scrubbing it again changes nothing.
+    """
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return _CARD.sub(_hide_card, text)
+
+
+def summary(text: str, limit: int = 500) -> str:
+    """What a person needs of an error: its first line, scrubbed; of a stack the line that says what it was."""
+    lines = [line.strip() for line in text.replace("\0", " ").splitlines() if line.strip()]
+    if not lines:
+        return "unknown error"
+    line = scrub(lines[-1] if _STACK in text else lines[0])
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def hide_secrets(value: Any) -> Any:
+    """The same JSON value with what looks like a secret replaced: by the name of its field, or by its form."""
+    match value:
+        case dict():
+            return {
+                name: _HIDDEN if _is_secret_name(str(name)) and item is not None else hide_secrets(item)
+                for name, item in value.items()
+            }
+        case list():
+            return [hide_secrets(item) for item in value]
+        case str():
+            for pattern, instead in _SECRETS[:-1]:  # mail addresses are data here
+                value = pattern.sub(instead, value)
+            return value
+    return value
+
+
+def _hide_card(found: re.Match[str]) -> str:
+    """Long numbers are mostly ids and instants; only those with a card's check digit are hidden."""
+    digits = [int(character) for character in found[0] if character.isdecimal()]
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        doubled = digit * 2 if place % 2 else digit
+        total += doubled - 9 if doubled > 9 else doubled
+    return _HIDDEN if total % 10 == 0 and any(digits) else found[0]

@@ -1,0 +1,335 @@
+"""Follow an event store and keep the outbox up with it.
+
+A projector reads behind its own checkpoint, stores what each batch becomes together with the new checkpoint, and goes
+on; after an outage of the event store or the database it begins again where the checkpoint is. Any number may run under
+one name: one of them works, the others stand by and take over when it stops moving. In: a source, routes, a ledger.
+Out: rows for the dispatcher. Elsewhere: one batch (`projection`), old events for a new route (`backfill`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.ticker import Ticker
+from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, require
+from bullpen.ledger import Ledger
+from bullpen.outbox.backfill import Backfilled, Progress, backfill, resume_at
+from bullpen.outbox.mapping import EventRoute, EventRoutes, Since
+from bullpen.outbox.projection import Overtaken, Projected, Projection, ProjectorOptions
+from bullpen.ports.source import BEGINNING, EventSource, SourceEvent, SourceUnavailable
+
+_log = logging.getLogger("bullpen.outbox")
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 10.0
+_PARKED_AT_ONCE: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorStatus:
+    """Where a projector is, as the database and the event store say; any process may ask."""
+
+    name: str
+    source: str
+    position: int | None
+    """Its checkpoint; None before the first batch, and for a source that keeps it itself."""
+    head: int | None
+    """Position of the newest event; None when the event store does not answer."""
+    parked: int
+    routes: dict[str, str] = field(default_factory=dict)
+    """From where on each route is live."""
+    backfills: dict[str, int] = field(default_factory=dict)
+    """Positions that backfills have reached, by route."""
+
+    @property
+    def lag(self) -> int | None:
+        """Distance to the newest event, in the event store's own positions. None: unknown."""
+        if self.head is None or self.position is None:
+            return None
+        return max(0, self.head - self.position)
+
+
+class Projector:
+    """Turns events into rows of the outbox, until closed.
+
+        projector = Projector(ledger, SqlEvents(ledger), routes)
+        app.add(projector)
+
+    `name` is whose checkpoint it is: two projectors of one name share the work of one, two names do it twice (and the
+    second finds duplicates). `prepare` is awaited before the first read.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        source: EventSource,
+        routes: EventRoutes,
+        *,
+        name: str = "default",
+        options: ProjectorOptions | None = None,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        require("name", isinstance(name, str) and 0 < len(name) <= 60, "1 to 60 characters", name)
+        self.name, self.routes, self.source = name, routes, source
+        self.options = options or ProjectorOptions()
+        self.state = "new"
+        """What it does now: starting, reading, caught up, standing by, waiting, stopped."""
+        self.projected = Projected()
+        """What this process has done."""
+        self._ledger, self._prepare = ledger, prepare
+        self._starts: dict[str, int | datetime] = {}
+        self._projection = self._make_projection(self._checkpoint, self._live)
+        self._retries = Ticker("parked events", self.retry_parked, every=self.options.parked_interval_ms)
+        self._life = Lifecycle(f"projector {name!r}", self._begin, self._end)
+        self._busy = asyncio.Lock()
+        self._hurry = False
+        self._task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._outages = 0
+        self._last_event: datetime | None = None
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed. Signals are for the app, or whoever calls this."""
+        await self._life.start()
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def start(self) -> None:
+        """Begin to project in the background."""
+        await self._life.start()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Let the batch that is being stored end, then stop; 0 does not wait. Safe to call twice."""
+        self._hurry = timeout is not None and not timeout
+        await self._life.stop()
+        self._ended.set()
+
+    async def _begin(self) -> None:
+        require("routes", len(self.routes) > 0, "at least one route", self.routes)
+        if self._ledger.database.tenant_required:
+            raise NotConfigured("a projector stores rows of all tenants: it needs a ledger with duty='service'")
+        self.state = "starting"
+        if self._prepare is not None:
+            await self._prepare()
+        self._task = asyncio.create_task(self._follow_for_ever(), name=f"bullpen projector {self.name}")
+        self._task.add_done_callback(self._on_end)
+        await self._retries.start()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failure = task.exception()
+        self.state = "stopped"
+        self._ended.set()
+
+    async def _end(self) -> None:
+        await self._retries.stop()
+        if self._task is not None:
+            async with contextlib.nullcontext() if self._hurry else self._busy:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- following ----------------------------------------------------------------------------------------------
+
+    async def _follow_for_ever(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except Overtaken:
+                await self._stand_by()
+            except (SourceUnavailable, LedgerError) as error:
+                await self._wait_after(error)
+
+    async def _follow(self) -> None:
+        await self._resolve_starts()
+        checkpoint = await self._ledger.checkpoints.read(self._checkpoint)
+        after = self._first() if checkpoint is None else int(checkpoint)
+        telemetry.emit("projector.subscribing", projector=self.name, after=after)
+        async with contextlib.aclosing(self.source.subscribe(after)) as batches:
+            self.state = "reading"
+            async for batch in batches:
+                async with self._busy:
+                    done = await self._projection.project(batch.events, expected=checkpoint, position=batch.position)
+                    await self.source.confirm(batch)
+                if batch.position is not None:
+                    checkpoint = str(batch.position)
+                self._account(done, batch.events, caught_up=batch.caught_up)
+        raise SourceUnavailable(f"{self.source.name} ended the subscription")
+
+    def _account(self, done: Projected, events: Sequence[SourceEvent], *, caught_up: bool) -> None:
+        self.projected += done
+        if events:
+            self._last_event = events[-1].recorded_at
+        self.state = "caught up" if caught_up else "reading"
+        if self._outages:
+            _log.warning("projector %s works again after %d failures", self.name, self._outages)
+            self._outages = 0
+        if caught_up:
+            telemetry.emit("projector.caught_up", projector=self.name)
+
+    async def _wait_after(self, error: Exception) -> None:
+        """Nothing is lost: the checkpoint has not moved. Said once when it begins and once when it ends."""
+        self.state = "waiting"
+        self._outages += 1
+        if self._outages == 1:
+            away = isinstance(error, SourceUnavailable | DatabaseUnavailable)
+            level = logging.WARNING if away else logging.ERROR
+            _log.log(level, "projector %s stopped (%s); it goes on trying", self.name, error)
+        telemetry.emit("projector.interrupted", projector=self.name, error=error, failures=self._outages)
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._outages - 1, 10), _LONGEST_PAUSE_S)
+        await asyncio.sleep(pause_s * (0.5 + random.random() / 2))
+
+    async def _stand_by(self) -> None:
+        """Another one of this name works. Wait until its checkpoint stands still although there are events."""
+        self.state = "standing by"
+        telemetry.emit("projector.standing_by", projector=self.name)
+        seen = None
+        while True:
+            with contextlib.suppress(SourceUnavailable, LedgerError):
+                position = await self._ledger.checkpoints.read(self._checkpoint)
+                if position == seen and await self.source.head() > int(position or BEGINNING):
+                    return
+                seen = position
+            await asyncio.sleep(self.options.standby_ms / 1000 * (0.75 + random.random() / 2))
+
+    # ---- routes and where they begin ----------------------------------------------------------------------------
+
+    @property
+    def _checkpoint(self) -> str:
+        return f"projector/{self.name}"
+
+    def _start_name(self, route: EventRoute) -> str:
+        return f"{self._checkpoint}/route/{route.name}"
+
+    async def _resolve_starts(self) -> None:
+        """Where each route begins. Only `now` has to be remembered; the others are said in the program."""
+        for route in self.routes:
+            if route.name not in self._starts:
+                self._starts[route.name] = await self._resolve(route)
+
+    async def _resolve(self, route: EventRoute) -> int | datetime:
+        if route.since == "now":
+            name = self._start_name(route)
+            known = await self._ledger.checkpoints.read(name)
+            if known is None:
+                # Behind the checkpoint, if there is one: nothing between it and the head may be passed over.
+                reached = await self._ledger.checkpoints.read(self._checkpoint)
+                now = await self.source.head() if reached is None else int(reached)
+                async with self._ledger.database.transaction() as connection:
+                    await self._ledger.checkpoints.advance(connection, name, None, str(now))
+                known = await self._ledger.checkpoints.read(name)  # another projector may have been first
+            assert known is not None
+            return int(known)
+        return BEGINNING if isinstance(route.since, str) else route.since
+
+    def _first(self) -> int:
+        """Where to begin without a checkpoint: where the earliest route does."""
+        starts = self._starts.values()
+        return min((BEGINNING if isinstance(start, datetime) else start for start in starts), default=BEGINNING)
+
+    def _live(self, event: SourceEvent) -> list[EventRoute]:
+        return [route for route in self.routes.of(event.type) if route.is_live(event, self._starts[route.name])]
+
+    def _make_projection(
+        self, checkpoint: str, pick: Callable[[SourceEvent], Sequence[EventRoute]], route: str | None = None
+    ) -> Projection:
+        return Projection(
+            self._ledger,
+            name=self.name,
+            checkpoint=checkpoint,
+            pick=pick,
+            declared=lambda event_type: len(self.routes.of(event_type)),
+            options=self.options,
+            route=route,
+        )
+
+    # ---- what failed, and what was before -----------------------------------------------------------------------
+
+    async def retry_parked(self) -> bool:
+        """Try again what somebody asked for. True: there is more."""
+        wanted = await self._ledger.parked.find(projector=self.name, retry_wanted=True, limit=_PARKED_AT_ONCE)
+        if wanted:
+            await self._resolve_starts()
+        for parked in wanted:
+            projection = self._projection if parked.route is None else self._for_route(self.routes.get(parked.route))
+            await projection.retry(parked)
+        return len(wanted) == _PARKED_AT_ONCE
+
+    async def backfill(
+        self, route: str, *, since: Since, restart: bool = False, progress: Progress | None = None
+    ) -> Backfilled:
+        """Send events of the past through one route, up to where it is live. Only this sends history.
+
+        It may be interrupted and goes on where it was; `restart` begins again. What is stored already is a duplicate.
+        """
+        chosen = self.routes.get(route)
+        await self._resolve_starts()
+        checkpoint = f"{self._checkpoint}/backfill/{route}"
+        start = self._starts[route]
+        reached = await self._ledger.checkpoints.read(self._checkpoint)
+        until = start if isinstance(start, int) and start > BEGINNING else int(reached or BEGINNING)
+        return await backfill(
+            self._ledger,
+            self.source,
+            self._for_route(chosen),
+            checkpoint=checkpoint,
+            after=await resume_at(self._ledger, checkpoint, since, restart=restart),
+            until=until,
+            since=since if isinstance(since, datetime) else None,
+            progress=progress,
+        )
+
+    def _for_route(self, route: EventRoute) -> Projection:
+        checkpoint = f"{self._checkpoint}/backfill/{route.name}"
+        return self._make_projection(checkpoint, lambda event: [route] if route.takes(event.type) else [], route.name)
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    async def status(self) -> ProjectorStatus:
+        """Where it is. An event store that is away leaves `head` unknown; a database that is away raises."""
+        stored = await self._ledger.checkpoints.list(self._checkpoint)
+        position = stored.get(self._checkpoint)
+        head: int | None = None
+        with contextlib.suppress(SourceUnavailable):
+            head = await self.source.head()
+        backfills = f"{self._checkpoint}/backfill/"
+        return ProjectorStatus(
+            name=self.name,
+            source=self.source.name,
+            position=None if position is None else int(position),
+            head=head,
+            parked=await self._ledger.parked.count(self.name),
+            routes={route.name: self._show_start(route, stored.get(self._start_name(route))) for route in self.routes},
+            backfills={
+                name.removeprefix(backfills): int(reached)
+                for name, reached in stored.items()
+                if name.startswith(backfills)
+            },
+        )
+
+    def _show_start(self, route: EventRoute, stored: str | None) -> str:
+        if route.since == "now":
+            return "now" if stored is None else f"behind {stored}"
+        if isinstance(route.since, datetime):
+            return f"from {route.since.astimezone(UTC).isoformat()}"
+        return route.since if isinstance(route.since, str) else f"behind {route.since}"
+
+    @property
+    def behind_s(self) -> float:
+        """Age of the newest event that was handled, while there are more; 0 when caught up or idle."""
+        if self.state != "reading" or self._last_event is None:
+            return 0.0
+        return max(0.0, time.time() - self._last_event.timestamp())

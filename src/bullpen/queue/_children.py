@@ -1,0 +1,58 @@
+"""The jobs below a job in its flow: find them, and delete those that it still waits for.
+
+In: something that can reach the server, and the key of a parent. Its children may be jobs of other queues.
+Elsewhere: reading what became of them (`browse`), removing a job with all below it (`maintain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+_SCAN_COUNT: Final = 1_000
+_TOO_LARGE: Final = -20
+
+
+class Server(Protocol):
+    """Send a script or a command, again if its reply is lost."""
+
+    async def evaluate(self, script: str, keys: list[str], args: list[Any]) -> Any: ...
+    async def command(self, *command: str | bytes | int) -> Any: ...
+
+
+async def children_of(actions: Server, job_key: str) -> AsyncIterator[str]:
+    """Keys of all children of a job, whatever became of them."""
+    for scan, part, stride in (
+        ("SSCAN", "dependencies", 1),
+        ("HSCAN", "processed", 2),
+        ("HSCAN", "failed", 2),
+        ("ZSCAN", "unsuccessful", 2),
+    ):
+        cursor: bytes = b"0"
+        while True:
+            cursor, elements = await actions.command(scan, f"{job_key}:{part}", cursor, "COUNT", _SCAN_COUNT)
+            for key in elements[::stride]:
+                yield key.decode("utf-8", "surrogateescape")
+            if cursor == b"0":
+                break
+
+
+async def remove_pending_children(server: Server, parent_key: str, *, clock_offset_ms: int = 0) -> int:
+    """Delete the pending children with all below them; one that runs, failed, or has such below it, stays."""
+    removed, cursor = 0, b"0"
+    while True:
+        cursor, found = await server.command("SSCAN", f"{parent_key}:dependencies", cursor, "COUNT", _SCAN_COUNT)
+        for raw in found:
+            removed += await _remove_child(server, raw.decode("utf-8", "surrogateescape"), clock_offset_ms)
+        if cursor == b"0":
+            return removed
+
+
+async def _remove_child(server: Server, key: str, clock_offset_ms: int) -> int:
+    base, _, child_id = key.rpartition(":")
+    arguments = [f"{base}:", clock_offset_ms, child_id]
+    reply = await server.evaluate("remove", [key], [*arguments, "1", "1"])
+    if reply == _TOO_LARGE:  # then from the leaves up, so that each step is small
+        await remove_pending_children(server, key, clock_offset_ms=clock_offset_ms)
+        reply = await server.evaluate("remove", [key], [*arguments, "", "1"])
+    return int(reply == 1)

@@ -1,0 +1,377 @@
+"""Submit runs, look at them, cancel them, send failed ones back.
+
+In: a tenant and what it wants. Out: a run and the intent to run it, stored in one transaction: the outbox adds the job
+when that has committed. The row is the lasting fence: however often a run is submitted, and whether or not its job is
+still known to Redis, it is run once.
+Elsewhere: running (`processor`), runs whose job got lost (`maintenance`), the rows (`bullpen.ledger.runs`).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.policy import WORKFLOW_RUN
+from bullpen._kernel.scrub import hide_secrets, summary
+from bullpen.errors import (
+    BullpenError,
+    InvalidOption,
+    JobNotFound,
+    JobStateConflict,
+    RowNotFound,
+    RowStateConflict,
+    require,
+)
+from bullpen.ledger import (
+    NewRun,
+    OutboxItem,
+    RunRow,
+    RunStatus,
+    StepRow,
+    TenantRuns,
+    TransactionManager,
+    check_run_id,
+    check_tenant,
+)
+from bullpen.queue import Connection, DeadLetter, JobState, Queue
+from bullpen.runs._logs import log
+from bullpen.runs.payload import RunPayload, read_payload
+from bullpen.runs.processor import redrive_row
+from bullpen.wire.deferred import options_to_json
+
+__all__ = [
+    "DEAD_LETTER_QUEUE",
+    "QUEUE",
+    "EnqueuedRun",
+    "RunService",
+    "Submitted",
+    "job_options",
+    "run_id_for",
+    "run_queue",
+]
+
+QUEUE: Final = "workflow-execution"
+DEAD_LETTER_QUEUE: Final = "workflow-execution-dlq"
+"""Nobody processes it: its entries wait for a person."""
+JOB_NAME: Final = "workflow-run"
+TABLE: Final = "bullpen_runs"
+_STREAM: Final = "runs"
+# The words by which the outbox knows a job and its options.
+_CHANNEL, _OPTIONS_HEADER = "bullmq", "jobOptions"
+_NAMESPACE: Final = uuid.UUID("6f1c2b9e-6c0b-5d0e-9a55-0e3b8a1f7c21")
+_MOST_LISTED: Final = 200
+_GONE: Final = (JobState.UNKNOWN, JobState.COMPLETED)
+
+
+class EnqueuedRun(dict[str, str]):
+    """`{"jobId": run_id}`, and whether this call stored the run or found it."""
+
+    def __init__(self, run_id: str, *, created: bool) -> None:
+        super().__init__(jobId=run_id)
+        self.created = created
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A run, and whether it is new."""
+
+    run: RunRow
+    created: bool
+
+
+def run_id_for(tenant_id: str, idempotency_key: str) -> str:
+    """The id of the run that a tenant submits under a key: the same for every repetition, and for no other tenant."""
+    require("idempotency_key", 0 < len(idempotency_key) <= 200, "1 to 200 characters", idempotency_key)
+    return str(uuid.uuid5(_NAMESPACE, f"{len(tenant_id)}:{tenant_id}:{idempotency_key}"))
+
+
+def job_options() -> dict[str, Any]:
+    """The options of a run's job: attempts 3, exponential from 5 s, the last 100 completed and all failed are kept."""
+    preset = WORKFLOW_RUN
+    return {
+        "attempts": preset.policy.attempts,
+        "backoff": preset.policy.backoff,
+        "remove_on_complete": False if preset.keep_completed is None else preset.keep_completed,
+        "remove_on_fail": False if preset.keep_failed is None else preset.keep_failed,
+    }
+
+
+def run_queue(connection: Connection, *, prefix: str | None = None) -> Queue:
+    """The queue of runs, with the options that every job of it has."""
+    return Queue(QUEUE, connection=connection, prefix=prefix, **job_options())
+
+
+class RunService:
+    """What other modules use: `enqueue_run` and what people do with runs afterwards.
+
+    Give it the transactions of a ledger and the queue that runs go to (`run_queue`).
+    """
+
+    def __init__(self, transactions: TransactionManager, queue: Queue) -> None:
+        self._transactions, self._queue = transactions, queue
+
+    # ---- submitting ---------------------------------------------------------------------------------------------
+
+    async def enqueue_run(self, run_id: str, payload: Mapping[str, Any] | RunPayload, **options: Any) -> EnqueuedRun:
+        """Store a run and the intent to run it. The job's id is the run's, without prefix.
+
+        `payload` has the wire's names (`tenantId`, `versionId`, `definition`, …); `options` are those of `submit`. A
+        second call for the same run stores nothing and says `created=False`.
+        """
+        given = payload.to_data() if isinstance(payload, RunPayload) else dict(payload)
+        named = given.setdefault("runId", run_id)
+        require("payload.runId", named == run_id, f"the run that is enqueued, {run_id}", named)
+        submitted = await self.submit(read_payload(given), **options)
+        return EnqueuedRun(submitted.run.id, created=submitted.created)
+
+    async def submit(
+        self,
+        payload: RunPayload,
+        *,
+        cost: int = 0,
+        is_test_run: bool = False,
+        payload_in_job: bool = True,
+        actor: str | None = None,
+    ) -> Submitted:
+        """Store a run, reserve what it costs, and store the intent to run it, all in one transaction.
+
+        `payload_in_job=False` keeps the payload in the ledger only: the job carries a reference. Raises
+        InsufficientCredits, PayloadTooLarge (10 MiB), InvalidOption; then nothing is stored. A known run with another
+        payload is refused.
+        """
+        new = self._new_run(payload, cost=cost, is_test_run=is_test_run, payload_in_job=payload_in_job)
+        item = self._intent(payload, in_job=payload_in_job)
+        return await self._transactions.run(payload.tenant_id, lambda runs: self._store(runs, new, item, actor))
+
+    async def submit_in(self, runs: TenantRuns, payload: RunPayload, **options: Any) -> Submitted:
+        """As `submit`, inside a transaction of yours (`transactions.run`), with `runs.connection` for your own rows."""
+        require(
+            "payload.tenantId", payload.tenant_id == runs.tenant_id, "the tenant of the transaction", payload.tenant_id
+        )
+        actor = options.pop("actor", None)
+        in_job = options.get("payload_in_job", True)
+        return await self._store(runs, self._new_run(payload, **options), self._intent(payload, in_job=in_job), actor)
+
+    @staticmethod
+    def _new_run(
+        payload: RunPayload, *, cost: int = 0, is_test_run: bool = False, payload_in_job: bool = True
+    ) -> NewRun:
+        check_int("cost", cost, minimum=0)
+        for name, value in (("is_test_run", is_test_run), ("payload_in_job", payload_in_job)):
+            require(name, isinstance(value, bool), "True or False", value)
+        return NewRun(
+            id=payload.run_id,
+            version_id=payload.version_id,
+            payload_json=json.encode(payload.to_data(), what="payload").decode(),
+            payload_in_job=payload_in_job,
+            is_test_run=is_test_run,
+            cost=cost,
+        )
+
+    def _intent(self, payload: RunPayload, *, in_job: bool) -> OutboxItem:
+        # Made before the transaction: what cannot be a job is refused before anything is stored.
+        return OutboxItem(
+            integration_type=f"{_CHANNEL}:{self._queue.name}",
+            event_type=JOB_NAME,
+            payload=_job_data(payload, in_job=in_job),
+            headers={_OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id})},
+            source_stream_id=_STREAM,
+            source_event_id=payload.run_id,
+            tenant_id=payload.tenant_id,
+        )
+
+    @staticmethod
+    async def _store(runs: TenantRuns, new: NewRun, item: OutboxItem, actor: str | None) -> Submitted:
+        created = await runs.add(new)
+        row = await runs.get(new.id)
+        if row is None:
+            # The id exists and this tenant does not see it: it is another's. Nothing more is told.
+            raise InvalidOption("run_id", "an id that is not in use", new.id)
+        if not created:
+            if await runs.payload(new.id) != json.decode(new.payload_json):
+                raise RowStateConflict(TABLE, new.id, "known with another payload", "new")
+            return Submitted(row, False)
+        await runs.reserve(row)
+        await runs.enqueue(item)
+        if actor is not None:
+            await runs.audit(actor, "run.submit", new.id)
+        return Submitted(row, True)
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    async def get(self, tenant_id: str, run_id: str) -> RunRow:
+        """One run of this tenant. Raises RowNotFound."""
+        known = check_run_id(run_id)
+        row = await self._transactions.run(tenant_id, lambda runs: runs.get(known))
+        if row is None:
+            raise RowNotFound(TABLE, known)
+        return row
+
+    async def find(
+        self,
+        tenant_id: str,
+        *,
+        status: RunStatus | None = None,
+        before: tuple[datetime, str] | None = None,
+        limit: int = 50,
+    ) -> list[RunRow]:
+        """Runs of this tenant, newest first; `before` is `created_at` and `id` of the last run of the page before."""
+        check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
+        return await self._transactions.run(
+            tenant_id, lambda runs: runs.find(status=status, before=before, limit=limit)
+        )
+
+    async def steps(self, tenant_id: str, run_id: str) -> list[StepRow]:
+        """Steps of a run that are done."""
+        return await self._transactions.run(tenant_id, lambda runs: runs.steps(check_run_id(run_id)))
+
+    async def balance(self, tenant_id: str) -> int:
+        """Credits that the tenant may still spend."""
+        return await self._transactions.run(tenant_id, lambda runs: runs.balance())
+
+    async def grant(self, tenant_id: str, amount: int, *, reference: str, actor: str) -> bool:
+        """Give a tenant credits, once per reference. On PostgreSQL with roles this needs the service role."""
+        check_int("amount", amount, minimum=1)
+        require("reference", 0 < len(reference) <= 200, "1 to 200 characters", reference)
+
+        async def grant(runs: TenantRuns) -> bool:
+            granted = await runs.grant(amount, reference=reference)
+            if granted:
+                await runs.audit(actor, "credits.grant", reference, amount=amount)
+            return granted
+
+        return await self._transactions.run(tenant_id, grant)
+
+    # ---- changing -----------------------------------------------------------------------------------------------
+
+    async def cancel(self, tenant_id: str, run_id: str, *, actor: str) -> RunRow:
+        """End a run that has not ended, and refund it. A worker that has it stops at its next heartbeat or step.
+
+        Raises RowNotFound, or RowStateConflict when it has ended already. Cancelling a cancelled run changes nothing.
+        """
+        known = check_run_id(run_id)
+
+        async def cancel(runs: TenantRuns) -> tuple[RunRow | None, RunRow | None]:
+            cancelled = await runs.cancel(known)
+            if cancelled is not None:
+                await runs.refund(cancelled)
+                await runs.audit(actor, "run.cancel", known)
+            return cancelled, cancelled or await runs.get(known)
+
+        cancelled, row = await self._transactions.run(tenant_id, cancel)
+        if row is None:
+            raise RowNotFound(TABLE, known)
+        if cancelled is None and row.status is not RunStatus.CANCELLED:
+            raise RowStateConflict(TABLE, known, row.status.value, "QUEUED or RUNNING")
+        await self._remove_job(row)
+        return row
+
+    async def retry(self, tenant_id: str, run_id: str, *, actor: str) -> RunRow:
+        """Send a FAILED run back: QUEUED, its cost reserved again, its job in line with id and key kept, its dead
+        letter gone. Steps that are done stay done.
+
+        Raises RowNotFound, RowStateConflict unless it is FAILED, InsufficientCredits. Should this process die half way,
+        maintenance gives the run its job.
+        """
+        known = check_run_id(run_id)
+
+        async def redrive(runs: TenantRuns) -> tuple[RunRow | None, RunRow | None]:
+            redriven = await redrive_row(runs, known, by=actor)
+            return redriven, redriven or await runs.get(known)
+
+        redriven, row = await self._transactions.run(tenant_id, redrive)
+        if row is None:
+            raise RowNotFound(TABLE, known)
+        if redriven is None:
+            raise RowStateConflict(TABLE, known, row.status.value, "FAILED")
+        try:
+            await self.give_job(row)
+        except BullpenError as error:
+            log(logging.WARNING, f"Run {known} is QUEUED and gets its job later", job_id=known, run_id=known,
+                tenant_id=tenant_id, error=summary(str(error)))  # fmt: skip
+        return row
+
+    async def give_job(self, row: RunRow) -> bool:
+        """See that a QUEUED run has a job that will run. True when one had to be made or sent back.
+
+        A failed job goes back in one script, its dead letter with it; one that is gone is made anew from the row.
+        """
+        state = await self._queue.state_of(row.id)
+        if state is JobState.FAILED:
+            try:
+                await self._queue.retry(row.id, reset_attempts=True)
+            except (JobNotFound, JobStateConflict):
+                return False  # somebody was faster; the next look tells
+            return True
+        if state not in _GONE:
+            return False
+
+        async def expect(runs: TenantRuns) -> RunPayload | None:
+            expected = await runs.expect_new_job(row.id, row.fence)
+            return None if expected is None else read_payload(await runs.payload(row.id))
+
+        payload = await self._transactions.run(row.tenant_id, expect)
+        if payload is None:
+            return False
+        data = _job_data(payload, in_job=row.payload_in_job)
+        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True)
+        return True
+
+    async def _remove_job(self, row: RunRow) -> None:
+        """A job that still waits is not needed. One that runs notices by itself; one out of reach is skipped later."""
+        try:
+            await self._queue.remove(row.id)
+        except BullpenError as error:
+            log(logging.INFO, f"The job of cancelled run {row.id} was left where it is", job_id=row.id, run_id=row.id,
+                tenant_id=row.tenant_id, error=summary(str(error)))  # fmt: skip
+
+    # ---- dead letters -------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, tenant_id: str, *, actor: str, limit: int = 50) -> list[DeadLetter]:
+        """Dead letters of this tenant, oldest first, secrets in their payloads hidden. Looking is written down."""
+        tenant = check_tenant(tenant_id)
+        check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
+        found: list[DeadLetter] = []
+        async for letter in self._queue.dead_letters:
+            if letter.entry.get("tenantId") == tenant:
+                found.append(_hidden(letter))
+                if len(found) == limit:
+                    break
+        await self._transactions.run(
+            tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", self._queue.name, count=len(found))
+        )
+        return found
+
+    async def dead_letter_depth(self) -> int:
+        """How many dead letters wait for somebody, of all tenants."""
+        return await self._queue.dead_letters.depth()
+
+
+def _job_data(payload: RunPayload, *, in_job: bool) -> dict[str, Any]:
+    data = payload.to_data()
+    if in_job:
+        return data
+    reference = {name: data[name] for name in ("runId", "tenantId", "versionId")}
+    return {**reference, "payloadRef": f"{TABLE}/{payload.run_id}"}
+
+
+def _hidden(letter: DeadLetter) -> DeadLetter:
+    return DeadLetter(
+        id=letter.id,
+        job_id=letter.job_id,
+        job_name=letter.job_name,
+        queue=letter.queue,
+        data=hide_secrets(letter.data),
+        error_message=summary(letter.error_message),
+        error_stack=None,
+        failed_at=letter.failed_at,
+        attempts_made=letter.attempts_made,
+        cause=letter.cause,
+        entry={},
+    )

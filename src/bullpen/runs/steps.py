@@ -1,0 +1,157 @@
+"""What a handler gets: the run it works on, and steps that are never paid twice.
+
+In: a run whose attempt has begun. Out: results of steps, stored under the run's fence; progress; keys for providers. A
+step that is done is not done again, by whichever attempt. A crash between the effect and its storing repeats the step
+with the same key, so the provider must take the key: that is the most anybody can promise.
+Elsewhere: beginning and ending attempts (`processor`), the rows (`bullpen.ledger.runs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from bullpen._kernel import json, telemetry
+from bullpen._kernel.duration import is_text
+from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError, require
+from bullpen.ledger import RunRow, TenantRuns, TransactionManager
+from bullpen.queue import Job
+from bullpen.runs.payload import RunPayload
+from bullpen.runs.providers import ProviderLimits
+from bullpen.wire.records import check_progress
+
+__all__ = ["Run", "RunInterrupted", "encode_result"]
+
+T = TypeVar("T")
+
+MAX_RESULT_BYTES: Final = 1024 * 1024
+"""A step's result is a receipt, not a file."""
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+class RunInterrupted(Exception):
+    """The run is no longer this attempt's: it was cancelled, or another worker has taken it over. Stop working."""
+
+
+class Run:
+    """One attempt at a run, as the handler sees it."""
+
+    def __init__(
+        self,
+        transactions: TransactionManager,
+        row: RunRow,
+        payload: RunPayload,
+        job: Job,
+        *,
+        done_steps: frozenset[str] = frozenset(),
+        providers: ProviderLimits | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        self._transactions, self._row = transactions, row
+        self.payload = payload
+        """What the run was submitted with."""
+        self.job = job
+        self._done, self._used = done_steps, set[str]()
+        self._providers = providers
+        self._patience_s = patience_s
+
+    @property
+    def id(self) -> str:
+        return self._row.id
+
+    @property
+    def tenant_id(self) -> str:
+        return self._row.tenant_id
+
+    @property
+    def is_test_run(self) -> bool:
+        """True when nothing may be charged: call the provider's sandbox, or nobody."""
+        return self._row.is_test_run
+
+    @property
+    def attempt(self) -> int:
+        """1 in the first attempt."""
+        return self._row.attempts + 1
+
+    @property
+    def fence(self) -> int:
+        """Grows with every attempt: store it with writes of your own and refuse smaller ones."""
+        return self._row.fence
+
+    def key(self, step: str) -> str:
+        """The same for every attempt at this step, also after a redrive, and for no other: give it to the provider."""
+        return f"{self.id}/{step}"
+
+    async def step(self, name: str, work: Callable[[str], Awaitable[T]]) -> T:
+        """Do `work` once: a later attempt gets the stored result and does not call it.
+
+            receipt = await run.step("charge", lambda key: payments.charge(100, idempotency_key=key))
+
+        `name` is unique in a run; the result is JSON of at most 1 MiB. Raises RunInterrupted when the run is no longer
+        ours: the result is then not stored, and the next attempt asks the provider again with the same key.
+        """
+        require("name", is_text(name) and len(name) <= 120, "1 to 120 characters", name)
+        if name in self._used:
+            raise InvalidOption("name", "a name of its own for each step of a run", name)
+        self._used.add(name)
+        if name in self._done:
+            done, result = await self.persist(lambda runs: runs.step_result(self.id, name))
+            if done:
+                return result  # type: ignore[no-any-return]  # what `work` returned, by way of JSON
+        telemetry.emit("runs.step_begins", run_id=self.id, step=name)
+        result_json = encode_result(await work(self.key(name)), f"result of step {name!r}")
+        telemetry.emit("runs.step_done", run_id=self.id, step=name)
+        kept = await self.persist(lambda runs: runs.save_step(self.id, name, self.fence, result_json))
+        if not kept:
+            raise RunInterrupted(f"step {name!r} of run {self.id} ended after the run had been cancelled or taken over")
+        telemetry.emit("runs.step_kept", run_id=self.id, step=name)
+        return json.decode(result_json)  # type: ignore[no-any-return]  # the same in this attempt and in later ones
+
+    async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
+        """Show how far it is: 0 to 100, or any JSON object. Counts as a sign of life. Raises RunInterrupted."""
+        text = check_progress(value).decode()
+        if not await self.persist(lambda runs: runs.beat(self.id, self.fence, progress_json=text)):
+            raise RunInterrupted(f"run {self.id} was cancelled or taken over")
+
+    @asynccontextmanager
+    async def provider(self, name: str) -> AsyncIterator[None]:
+        """Around each call of a provider: waits its turn under `rate_limit_rpm` and stops while it is known to be down.
+
+        When there is no room the run goes back to the queue until there is; no attempt is counted.
+        """
+        if self._providers is None:
+            raise InvalidOption("provider", "one that is configured", name)
+        async with self._providers.call(name):
+            yield
+
+    async def persist(self, fn: Callable[[TenantRuns], Awaitable[T]]) -> T:
+        """Write or read the ledger, patiently: work that is done and paid must not be lost to a database restart.
+
+        Raises DelayJob when it stays away: the run comes back later with no attempt counted.
+        """
+        give_up_at, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._transactions.run(self.tenant_id, fn)
+            except DatabaseUnavailable as error:
+                if time.monotonic() + pause_s > give_up_at:
+                    raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def encode_result(value: Any, what: str) -> str:
+    """JSON of a result. What cannot be stored fails for good: running again would end here again."""
+    try:
+        encoded = json.encode(value, what=what)
+    except InvalidOption as error:
+        raise PermanentError(f"{what} cannot be stored: {error}") from error
+    if len(encoded) > MAX_RESULT_BYTES:
+        raise PermanentError(f"{what} has {len(encoded)} bytes, more than {MAX_RESULT_BYTES}; store it elsewhere")
+    if b"\\u0000" in encoded:
+        raise PermanentError(f"{what} holds the character U+0000, which PostgreSQL cannot store")
+    return encoded.decode()

@@ -1,0 +1,186 @@
+"""What every store of dead letters promises, as tests. Subclass `DeadLetterContract` and give it a `letters` fixture.
+
+    class TestMyStore(DeadLetterContract):
+        @pytest.fixture
+        async def letters(self) -> AsyncIterator[DeadLetterHarness]: ...
+
+The suite knows the port; making work fail for good, and seeing it come back, the harness plays. `TransportLetters` is
+the harness of every transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import pytest
+
+from bullpen._kernel.outcome import Cause, Completed, Failed
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
+from bullpen.ports.transport import Deliveries, Transport
+from bullpen.testing.contracts.transport import an_event, nothing_comes, take
+
+__all__ = ["DeadLetterContract", "DeadLetterHarness", "TransportLetters"]
+
+
+class DeadLetterHarness(Protocol):
+    """What the suite asks of a store's surroundings."""
+
+    redrives_once: bool
+    """Two redrives at the same time send the work once. Where store and work are not one system it may be twice, with
+    the same identity."""
+
+    @property
+    def store(self) -> DeadLetterStore:
+        """The store, empty when the test begins."""
+        ...
+
+    async def bury(self, number: int) -> None:
+        """Let work fail for good: its payload holds the number, its error is `no <number>`."""
+        ...
+
+    def number_of(self, letter: DeadLetter) -> int:
+        """The number in a letter's payload."""
+        ...
+
+    async def came_back(self) -> tuple[str, int]:
+        """Wait for work that was sent back, finish it, and tell its identity and number."""
+        ...
+
+    async def nothing_comes(self) -> None:
+        """Fail if more work comes back."""
+        ...
+
+
+class DeadLetterContract:
+    """List, get, put, redrive, discard, depth; each may be repeated, at any time and by many."""
+
+    @pytest.mark.requirement("X-5", "X-6")
+    async def test_letters_are_listed_oldest_first_and_in_pages(self, letters: DeadLetterHarness) -> None:
+        for number in range(5):
+            await letters.bury(number)
+
+        listed = await letters.store.list()
+        pages = [await letters.store.list(start=start, count=2) for start in (0, 2, 4, 6)]
+
+        assert [letters.number_of(letter) for letter in listed] == [0, 1, 2, 3, 4]
+        assert [letter.error_message for letter in listed] == [f"no {number}" for number in range(5)]
+        assert [letter for page in pages for letter in page] == listed
+        assert [len(page) for page in pages] == [2, 2, 1, 0]
+        assert await letters.store.depth() == 5
+        assert len({letter.id for letter in listed}) == 5
+
+    @pytest.mark.requirement("X-5", "X-6")
+    async def test_one_letter_tells_what_the_list_tells(self, letters: DeadLetterHarness) -> None:
+        await letters.bury(7)
+        (listed,) = await letters.store.list()
+
+        found = await letters.store.get(listed.id)
+
+        assert found == listed
+        assert all((found.message_id, found.source, found.name))
+        assert found.failed_at.endswith("Z")
+        assert found.attempts_made >= 1
+        assert found.entry
+
+    @pytest.mark.requirement("X-5")
+    async def test_a_letter_that_nobody_has_is_told_as_such(self, letters: DeadLetterHarness) -> None:
+        await letters.bury(1)
+
+        assert await letters.store.get("dl-unknown-1") is None
+        assert not await letters.store.discard("dl-unknown-1")
+        with pytest.raises(DeadLetterNotFound) as refused:
+            await letters.store.redrive("dl-unknown-1")
+        assert refused.value.entry_id == "dl-unknown-1"
+        assert refused.value.store == letters.store.name
+        assert await letters.store.depth() == 1
+
+    @pytest.mark.requirement("X-5", "X-40")
+    async def test_redriving_sends_the_work_back_once(self, letters: DeadLetterHarness) -> None:
+        await letters.bury(1)
+        await letters.bury(2)
+        first, second = await letters.store.list()
+
+        sent = await letters.store.redrive(first.id, by="ada")
+
+        assert await letters.came_back() == (sent, 1)
+        assert sent == first.message_id
+        assert await letters.store.get(first.id) is None
+        assert [letter.id for letter in await letters.store.list()] == [second.id]
+        with pytest.raises(DeadLetterNotFound):
+            await letters.store.redrive(first.id, by="ada")
+        assert not await letters.store.discard(first.id)
+        await letters.nothing_comes()
+
+    @pytest.mark.requirement("X-5", "X-40")
+    async def test_two_that_redrive_the_same_letter_do_no_harm(self, letters: DeadLetterHarness) -> None:
+        await letters.bury(1)
+        (letter,) = await letters.store.list()
+
+        answers = await asyncio.gather(
+            *(letters.store.redrive(letter.id, by=name) for name in ("ada", "bob", "eve")), return_exceptions=True
+        )
+
+        sent = {answer for answer in answers if isinstance(answer, str)}
+        refused = [answer for answer in answers if not isinstance(answer, str)]
+        assert sent == {letter.message_id}
+        assert all(isinstance(error, DeadLetterNotFound) for error in refused), refused
+        assert await letters.came_back() == (letter.message_id, 1)
+        if letters.redrives_once:
+            await letters.nothing_comes()
+        assert await letters.store.depth() == 0
+
+    @pytest.mark.requirement("X-5", "X-40")
+    async def test_discarding_is_for_good(self, letters: DeadLetterHarness) -> None:
+        for number in range(3):
+            await letters.bury(number)
+        before = await letters.store.list()
+
+        assert await letters.store.discard(before[1].id)
+
+        assert not await letters.store.discard(before[1].id)
+        assert await letters.store.get(before[1].id) is None
+        with pytest.raises(DeadLetterNotFound):
+            await letters.store.redrive(before[1].id)
+        assert [letter.id for letter in await letters.store.list()] == [before[0].id, before[2].id]
+        assert await letters.store.depth() == 2
+        await letters.nothing_comes()
+
+    @pytest.mark.requirement("X-5", "X-119")
+    async def test_a_letter_that_is_put_twice_is_there_once(self, letters: DeadLetterHarness) -> None:
+        """A crash between writing the letter and settling the work repeats the writing."""
+        await letters.bury(1)
+        (letter,) = await letters.store.list()
+
+        await letters.store.put(letter)
+
+        assert [(one.id, one.failed_at) for one in await letters.store.list()] == [(letter.id, letter.failed_at)]
+        assert await letters.store.depth() == 1
+
+
+class TransportLetters:
+    """The dead letters of one source of any transport."""
+
+    redrives_once = False
+
+    def __init__(self, transport: Transport[Any], source: str, deliveries: Deliveries) -> None:
+        self.store = transport.dead_letters(source)
+        self._transport, self._source, self._deliveries = transport, source, deliveries
+
+    async def bury(self, number: int) -> None:
+        # One urn: a transport that keeps order per entity has one partition of letters then, which is read in order.
+        await self._transport.publish(an_event(self._source, number, urn="urn:order:same"))
+        await self._transport.settle(await take(self._deliveries), Failed(f"no {number}", "", Cause.PERMANENT))
+
+    def number_of(self, letter: DeadLetter) -> int:
+        return int(letter.data["payload"]["number"])
+
+    async def came_back(self) -> tuple[str, int]:
+        delivery = await take(self._deliveries)
+        payload: Any = delivery.payload
+        assert delivery.attempt == 1
+        await self._transport.settle(delivery, Completed(b"null"))
+        return delivery.id, int(payload["number"])
+
+    async def nothing_comes(self) -> None:
+        await nothing_comes(self._deliveries, for_s=0.2)

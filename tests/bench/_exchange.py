@@ -1,0 +1,34 @@
+"""Exchanges without a worker around them: batches of exactly the size that a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bullpen.queue import Connection, Queue
+from bullpen.queue._actions import QueueActions
+from bullpen.queue._exchange import Exchange
+from bullpen.queue._redis import Door
+
+
+@asynccontextmanager
+async def exchange_of(queue: Queue, url: str) -> AsyncIterator[Exchange]:
+    """The numbered calls of one worker that has no pump."""
+    connection = Connection(url)
+    door = Door(connection, key=queue.keys.base)
+    try:
+        yield Exchange(
+            door,
+            queue.keys,
+            QueueActions(door, queue.keys, deadline_s=60.0),
+            worker_name="bench",
+            lock_ms=600_000,
+            limit=None,
+            keep_completed=None,
+            keep_failed=None,
+            dead_letters=None,
+            clock_offset_ms=0,
+        )
+    finally:
+        door.close()
+        await connection.aclose()

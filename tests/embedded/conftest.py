@@ -1,0 +1,15 @@
+"""Short temporary directories: the path of a unix socket has room for about a hundred characters."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bp-") as directory:
+        yield Path(directory)

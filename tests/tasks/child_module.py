@@ -1,0 +1,21 @@
+"""Tasks that a child process imports."""
+
+from __future__ import annotations
+
+import os
+
+from bullpen import Bullpen
+from bullpen.queue import Connection
+
+app = Bullpen(Connection("redis://127.0.0.1:1"))  # never used: the child only runs functions
+app.task_queue("heavy", concurrency=1)
+
+
+@app.task("heavy")
+def square(number: int) -> int:
+    return number * number
+
+
+@app.task("heavy")
+def pid() -> int:
+    return os.getpid()
