@@ -109,7 +109,13 @@ def test_every_example_is_listed_and_tested() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".cjs")}
 
     assert {name for name in files if f"`{name}`" not in page} == set()
-    assert files == {*(command.split()[0] for command in SAYS), "shop.py", "shop_producer.py", "node_worker.cjs"}
+    assert files == {
+        *(command.split()[0] for command in SAYS),
+        "shop.py",
+        "shop_producer.py",
+        "node_worker.cjs",
+        "order_workflow.py",
+    }
 
 
 def test_the_examples_are_typed() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from bullpen.errors import DelayJob, InvalidOption, NotConfigured, PermanentError
+from bullpen.errors import ConnectionLost, DelayJob, InvalidOption, NotConfigured, PermanentError
 from bullpen.ports.entity import EntityNotFound
 from bullpen.workflow.actions import Hooks, on_event, on_status_changed
 from bullpen.workflow.context import step
+from bullpen.workflow.engine import Engine
 from bullpen.workflow.machine import EndlessSteps, NoTransition
+from bullpen.workflow.stores.direct import as_store
 from tests.transports._listening import lines, listening
 from tests.workflow.kit import (
     Event,
@@ -364,6 +368,28 @@ async def test_two_events_of_one_entity_never_overlap_and_two_entities_do() -> N
     assert [order.amount for order in shelf.orders.values()] == [20, 20]
     assert ("urn:1", "urn:1") not in overlaps and ("urn:2", "urn:2") not in overlaps
     assert any(len(set(each)) == 2 for each in overlaps)
+
+
+class Away:
+    """Locks on a server that does not answer."""
+
+    @contextlib.asynccontextmanager
+    async def hold(self, urn: str) -> AsyncIterator[None]:
+        raise ConnectionLost("no route to host")
+        yield
+
+
+@pytest.mark.requirement("X-52", "W-55")
+async def test_a_lock_or_store_that_is_away_costs_no_attempt() -> None:
+    """An outage of a minute would otherwise dead-letter everything that arrives in it."""
+    definition = define()
+    access: Any = definition.entity
+    engine = Engine("order", definition, as_store(access), Hooks([]), locks=Away())
+
+    with pytest.raises(DelayJob, match="no attempt counted: no route to host"):
+        await engine.emit(Event.PAY, "urn:1", None, delivery(3))
+    with pytest.raises(ConnectionLost):
+        await engine.emit(Event.PAY, "urn:1", None, call())
 
 
 # ---- what surrounds a step -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -22,13 +22,25 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.outcome import cut, describe
 from bullpen.errors import (
     BullpenError,
+    ConnectionLost,
+    DatabaseUnavailable,
     DelayJob,
     PermanentError,
     RateLimited,
     ReturnToWait,
     WaitForChildren,
 )
-from bullpen.ports.entity import Change, EntityChanged, EntityNotFound, EntityStore, Loaded, Move, UrnLocks, word
+from bullpen.ports.entity import (
+    Change,
+    EntityBusy,
+    EntityChanged,
+    EntityNotFound,
+    EntityStore,
+    Loaded,
+    Move,
+    UrnLocks,
+    word,
+)
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
@@ -49,6 +61,8 @@ logger = logging.getLogger("bullpen.workflow")
 _MOST_CONFLICTS: Final = 10
 """How often a change is decided anew because somebody else was faster."""
 _LONGEST_PAUSE_S: Final = 0.05
+_PAUSE_MS: Final = 1_000
+"""When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
 """What an action may raise without having failed."""
 
@@ -98,7 +112,7 @@ class Engine(Generic[T, P, E, S]):
     async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
         """Apply one event; returns the entity. An event whose key was applied before changes nothing."""
         payload = self._typed(event, payload)
-        async with self._alone(urn):
+        async with self._alone(urn, trigger):
             return await self._repeating(urn, lambda: self._apply(event, urn, payload, trigger, [trigger.key]))
 
     async def emit_batch(self, event: E, urn: str, items: Sequence[tuple[Any, Trigger]]) -> list[Exception | None]:
@@ -116,7 +130,7 @@ class Engine(Generic[T, P, E, S]):
                 good.append(at)
             except PermanentError as error:
                 results[at] = error
-        async with self._alone(urn):
+        async with self._alone(urn, items[0][1]):
             try:
                 await self._together(event, urn, [(at, payloads[at], items[at][1]) for at in good], results)
             except Exception as error:  # noqa: BLE001 - user code; each event is judged by its transport
@@ -174,7 +188,8 @@ class Engine(Generic[T, P, E, S]):
         return await self._change(loaded, event, urn, payload, trigger, lambda: keys)
 
     async def _read(self, urn: str, keys: list[str], trigger: Trigger) -> Loaded[T]:
-        loaded = await self.store.read(self.name, urn, keys, tenant_id=trigger.tenant_id)
+        with _nobody_counts(trigger):
+            loaded = await self.store.read(self.name, urn, keys, tenant_id=trigger.tenant_id)
         if loaded is None:
             raise EntityNotFound(self.name, urn)
         return loaded
@@ -281,23 +296,23 @@ class Engine(Generic[T, P, E, S]):
     async def _commit(
         self, walk: _Walk[T], version: int, urn: str, trigger: Trigger, keys: list[str], reason: str = ""
     ) -> T:
-        entity = await self.store.commit(
-            Change(
-                workflow=self.name,
-                urn=urn,
-                entity=walk.entity,
-                version=version,
-                moves=tuple(walk.moves),
-                keys=tuple(keys),
-                reason=reason,
-                messages=tuple(walk.messages),
-                job_id=trigger.job_id,
-                attempt=trigger.attempt,
-                tenant_id=trigger.tenant_id,
-                user_id=trigger.user_id,
-                correlation_id=trigger.correlation_id,
-            )
+        change = Change(
+            workflow=self.name,
+            urn=urn,
+            entity=walk.entity,
+            version=version,
+            moves=tuple(walk.moves),
+            keys=tuple(keys),
+            reason=reason,
+            messages=tuple(walk.messages),
+            job_id=trigger.job_id,
+            attempt=trigger.attempt,
+            tenant_id=trigger.tenant_id,
+            user_id=trigger.user_id,
+            correlation_id=trigger.correlation_id,
         )
+        with _nobody_counts(trigger):
+            entity = await self.store.commit(change)
         fields = log_fields(urn, trigger)
         for move in walk.moves:
             logger.info(
@@ -347,13 +362,12 @@ class Engine(Generic[T, P, E, S]):
     # ---- small things -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _alone(self, urn: str) -> Any:
-        async with self._local.hold(urn):
-            if self._locks is None:
-                yield
-            else:
-                async with self._locks.hold(urn):
-                    yield
+    async def _alone(self, urn: str, trigger: Trigger) -> AsyncIterator[None]:
+        async with self._local.hold(urn), contextlib.AsyncExitStack() as held:
+            if self._locks is not None:
+                with _nobody_counts(trigger):
+                    await held.enter_async_context(self._locks.hold(urn))
+            yield
 
     def _typed(self, event: E, payload: Any) -> Any:
         kind = self.definition.payloads.get(event)
@@ -363,3 +377,15 @@ class Engine(Generic[T, P, E, S]):
             return msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise PermanentError(f"payload of {word(event)}: {error}") from error
+
+
+@contextlib.contextmanager
+def _nobody_counts(trigger: Trigger) -> Iterator[None]:
+    """A store or lock that is away is not the event's fault: it comes again, and no attempt is counted. Otherwise an
+    outage of a minute would dead-letter everything that arrives in it."""
+    try:
+        yield
+    except (ConnectionLost, DatabaseUnavailable, EntityBusy) as error:
+        if trigger.attempt is None:
+            raise
+        raise DelayJob(_PAUSE_MS, f"tried again, no attempt counted: {error}") from error

@@ -160,10 +160,12 @@ class Workflow(Generic[T, P, E, S]):
     ) -> Simulation:
         """What a sequence of events, each perhaps with a payload, would do. Conditions are asked, actions do not run.
 
-        Begins with `entity`, else with a new one; `start` overrides its status.
+        Begins with `entity`, else with a new one in the initial state; `start` overrides the state.
         """
         shown = self.store.new() if entity is None else entity
-        status = self.store.status(shown) if start is None else start
+        status = self.definition.states.initial if start is None and entity is None else start
+        if status is None:
+            status = self.store.status(shown)
         pairs: list[tuple[Any, Any]] = [each if isinstance(each, tuple) else (each, None) for each in events]
         return simulate(self.definition, status, shown, pairs)
 

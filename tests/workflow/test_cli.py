@@ -1,0 +1,139 @@
+"""`bullpen workflows`, as somebody types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flows._cli import Answer, cli, environment
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+Type = Callable[..., Answer]
+
+DOUBTFUL = """
+from bullpen import Bullpen
+from bullpen.workflow import *
+app = Bullpen("redis://localhost:1")
+empty = Bullpen("redis://localhost:1")
+shelf = {"urn:1": "new"}
+app.workflow(Definition(
+    name="[parcel]",
+    states=States(idles=["new"], failed="lost"),
+    transitions=[
+        Transition(event="send", from_="new", to="sent", conditions=[lambda entity, payload: payload == "now"]),
+    ],
+    entity=InlineEntities(new=lambda: "new", load=shelf.get, update=lambda e, s: s, status=str, urn=str),
+))
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    (tmp_path / "doubtful.py").write_text(DOUBTFUL)
+    (tmp_path / "order_workflow.py").write_text((EXAMPLES / "order_workflow.py").read_text())
+    return tmp_path
+
+
+@pytest.fixture
+def type_(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
+    # Modules of the test's directory are imported by the command; the next test has another directory.
+    monkeypatch.syspath_prepend(str(there))
+    known = {*sys.modules}
+
+    def typed(*words: str, stdin: str = "") -> Answer:
+        env = {"BULLPEN_DATA_DIR": str(there / "data"), "BULLPEN_TRANSPORT": "memory", "NO_COLOR": "1"}
+        return cli("workflows", *words, cwd=there, env=env, stdin=stdin)
+
+    yield typed
+    for name in {"doubtful", "order_workflow"} - known:
+        sys.modules.pop(name, None)
+
+
+def test_workflows_are_listed_and_shown(type_: Type) -> None:
+    listed = type_("list", "order_workflow")
+    assert (listed.code, listed.out.splitlines()[1].split()) == (
+        0,
+        ["order", "Memory", "order-events", "5", "3", "0"],
+    )
+    assert json.loads(type_("list", "order_workflow:app", "--json").out)[0]["sources"] == ["order-events"]
+    shown = type_("show", "order_workflow", "order")
+    assert shown.out.splitlines()[1].split() == ["new", "pay", "paid", "charge"]
+    told = json.loads(type_("show", "order_workflow", "order", "--json").out)
+    assert (told["idles"], told["finals"], told["failed"]) == (["new", "packed"], ["shipped"], "failed")
+    assert told["moves"][0] == {
+        "from": ["new"],
+        "event": ["pay"],
+        "to": "paid",
+        "conditions": [],
+        "actions": ["charge"],
+    }
+    missing = type_("show", "order_workflow", "parcel")
+    assert (missing.code, missing.err) == (2, "bullpen: the app has no workflow 'parcel'; there is order\n")
+    assert "has no workflows" in type_("list", "doubtful:empty").err
+
+
+def test_lint_tells_and_ends_with_one(type_: Type) -> None:
+    found = type_("lint", "doubtful")
+    assert found.code == 1
+    line = "[parcel]: warning: no event leads out of state sent, which is not final [dead-end]"
+    assert found.out.splitlines() == [line]
+    as_json = type_("lint", "doubtful", "--json")
+    assert (as_json.code, [each["code"] for each in json.loads(as_json.out)]) == (1, ["dead-end"])
+    fine = type_("lint", "order_workflow")
+    assert (fine.code, fine.out) == (0, "nothing is doubtful\n")
+
+
+def test_diagrams_go_to_stdout_or_to_a_file(type_: Type, there: Path) -> None:
+    assert type_("diagram", "order_workflow", "order").out.startswith("stateDiagram-v2\n    [*] --> new\n")
+    written = type_("diagram", "order_workflow", "order", "--format", "svg", "-o", "order.svg")
+    assert (written.code, written.out) == (0, "")
+    assert (there / "order.svg").read_text().startswith("<svg")
+    wrong = type_("diagram", "order_workflow", "order", "--format", "png")
+    assert (wrong.code, wrong.err) == (2, "bullpen: 'png' is no format; write mermaid or svg\n")
+
+
+def test_events_are_simulated(type_: Type) -> None:
+    told = type_("simulate", "order_workflow", "order", "pay", "ship")
+    assert told.out.splitlines() == [
+        "begins at new",
+        "new --pay--> paid (event)",
+        "paid --pack--> packed (automatic)",
+        "packed --ship--> shipped (event)",
+        "ends at shipped",
+    ]
+    as_json = json.loads(type_("simulate", "order_workflow", "order", "ship", "--from", "new", "--json").out)
+    assert (as_json["end"], as_json["moves"], len(as_json["refused"])) == ("new", [], 1)
+    assert "no event 'pya'" in type_("simulate", "order_workflow", "order", "pya", "--from", "new").err
+    assert "no state 'old'" in type_("simulate", "order_workflow", "order", "pay", "--from", "old").err
+
+
+def test_an_entity_is_explained(type_: Type, there: Path) -> None:
+    # The example has run before, and left two orders in its ledger.
+    env = environment({"BULLPEN_DATA_DIR": str(there / "data"), "BULLPEN_TRANSPORT": "memory"})
+    subprocess.run([sys.executable, "order_workflow.py"], cwd=there, env=env, check=True, capture_output=True)
+
+    past = json.loads(type_("history", "order_workflow", "order", "urn:order:1", "--json").out)
+    assert [(each["from"], each["to"]) for each in past] == [("new", "paid"), ("paid", "packed"), ("packed", "shipped")]
+    assert past[-1]["correlationId"] == "truck-7"
+    table = type_("history", "order_workflow", "order", "urn:order:2").out
+    assert "card is stolen" in table
+    told = type_("explain", "order_workflow", "order", "urn:order:2")
+    assert told.out.startswith("urn:order:2 is failed (failed)\n")
+    assert json.loads(type_("explain", "order_workflow", "order", "urn:order:1", "--json").out)["kind"] == "final"
+    nobody = type_("explain", "order_workflow", "order", "urn:order:9")
+    assert nobody.code == 1 and "no entity 'urn:order:9'" in nobody.err
+
+
+def test_a_payload_is_shown_to_conditions(type_: Type) -> None:
+    waits = type_("explain", "doubtful", "[parcel]", "urn:1")
+    goes = type_("explain", "doubtful", "[parcel]", "urn:1", "--payload", "-", stdin='"now"')
+
+    assert "send leads to sent, but not now" in waits.out
+    assert "send leads to sent\n" in goes.out
+    assert "keep none" in type_("history", "doubtful", "[parcel]", "urn:1").err
