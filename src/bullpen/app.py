@@ -31,9 +31,12 @@ from bullpen.queue.tasks import Task, TaskMaker, TaskSet
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen._parts.ops import QueueViews
     from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
+    from bullpen.ops.health import Health
+    from bullpen.ops.metrics import WorkerMetrics
     from bullpen.outbox import Outbox
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -104,6 +107,9 @@ class Bullpen:
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._health: Health | None = None
+        self._views: QueueViews | None = None
+        self._observed: WorkerMetrics | None = None
 
     @property
     def connection(self) -> Connection:
@@ -163,6 +169,11 @@ class Bullpen:
     @property
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._workers.values())
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        """What `run` runs."""
+        return tuple(self._services)
 
     def queue(self, name: str, **defaults: Any) -> Queue:
         """The queue of this name, one object for all callers. `defaults` are those of `Queue`, given the first time."""
@@ -311,6 +322,33 @@ class Bullpen:
         """Let `metrics` show these too."""
         self._metric_sources.append(source)
 
+    @property
+    def health(self) -> Health:
+        """What is checked of this process; add your own checks with `app.health.add(name, check)`."""
+        if self._health is None:
+            from bullpen._parts.ops import check_connection, check_workers
+            from bullpen.ops.health import Health
+
+            self._health = Health()
+            check_connection(self._health, lambda: self.connection)
+            check_workers(self._health, lambda: self.workers if self._group is not None else ())
+        return self._health
+
+    def observe(self) -> None:
+        """Let `metrics` also show queues and workers. From then on each job costs a little more."""
+        if self._views is not None:
+            return
+        from bullpen._parts.ops import QueueViews
+        from bullpen.ops.metrics import QueueMetrics, WorkerMetrics
+
+        self._views = QueueViews(
+            lambda: (*self._queues, *self._workers),
+            lambda name: Queue(name, connection=self.connection, prefix=self.prefix),
+        )
+        self._observed = WorkerMetrics(lambda: self.workers)
+        self.add_metrics(self._observed)
+        self.add_metrics(QueueMetrics(self._views))
+
     async def metrics(self) -> list[Metric]:
         """What the parts of this app count, under the names that dashboards know."""
         return [metric for source in self._metric_sources for metric in await source.collect()]
@@ -363,6 +401,10 @@ class Bullpen:
         await self.stop()
         for queue in self._queues.values():
             await queue.close()
+        if self._views is not None:
+            await self._views.aclose()
+        if self._observed is not None:
+            self._observed.close()
         if self._outbox is not None:
             await self._outbox.aclose()
         if self._messages is not None:

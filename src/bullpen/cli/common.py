@@ -23,6 +23,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from bullpen.app import Bullpen
+from bullpen.ops.logs import configure
 
 T = TypeVar("T")
 
@@ -74,10 +75,9 @@ def speak_plainly(*, as_json: bool) -> None:
     logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.WARNING)
 
 
-def speak_fully(level: int) -> None:
-    """Log lines of a program that stays: everything, with time and process."""
-    line = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
-    logging.basicConfig(level=level, format=line, stream=sys.stderr, force=True)
+def speak_fully(level: int, *, as_json: bool = False) -> None:
+    """Log lines of a program that stays: everything, with time, process and fields."""
+    configure(sys.stderr, level=level, as_json=as_json)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of every plug-in it loads
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
 

@@ -30,10 +30,21 @@ def run(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")
+    ] = "console",
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
+    slot: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
@@ -42,15 +53,31 @@ def run(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise WrongCommand(f"{log_level!r} is no log level; write debug, info, warning or error")
-    speak_fully(level)
+    if log_format not in ("console", "json"):
+        raise WrongCommand(f"{log_format!r} is no log format; write console or json")
+    speak_fully(level, as_json=log_format == "json")
     # Through the environment, because the module makes its own Bullpen; an address in its code still wins.
     for variable, value in (("BULLPEN_REDIS_URL", redis), ("BULLPEN_PREFIX", prefix)):
         if value is not None:
             os.environ[variable] = value
     if processes > 1:
-        options = ["--log-level", log_level, *(["--concurrency", str(concurrency)] if concurrency else [])]
+        options = ["--log-level", log_level, "--log-format", log_format]
+        options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
+        options += ["--http", http] if http else []
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
-    _run_here(load_app(target), concurrency, lifeline)
+    app = load_app(target)
+    if http is not None and app.services:  # without any, running it says so
+        _serve(app, http, slot)
+    _run_here(app, concurrency, lifeline)
+
+
+def _serve(app: Bullpen, address: str, slot: int) -> None:
+    from bullpen.http.ops import OpsApp
+    from bullpen.http.serve import HttpService, parse_address
+
+    host, port = parse_address(address)
+    app.observe()
+    app.add(HttpService(OpsApp(app.health.report, app.metrics), host, port and port + slot - 1))
 
 
 def load_app(target: str) -> Bullpen:

@@ -64,7 +64,9 @@ class Supervisor:
         while not self._stopping.is_set():
             started = time.monotonic()
             child = await asyncio.create_subprocess_exec(
-                *self._command, "--lifeline", str(lifeline), pass_fds=(lifeline,), process_group=0
+                *(*self._command, "--slot", str(slot), "--lifeline", str(lifeline)),
+                pass_fds=(lifeline,),
+                process_group=0,
             )
             self._children[slot] = child
             logger.info("worker process %d is pid %d", slot, child.pid)

@@ -44,6 +44,9 @@ _HASHES_PER_PAGE: Final = 100
 _STORED_STATES: Final = tuple(state for state in JobState if state is not JobState.UNKNOWN)
 
 
+_IN_LINE = (JobState.WAITING, JobState.PRIORITIZED)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerRecord:
     """A job scheduler as it is stored. Times are Unix ms."""
@@ -121,6 +124,12 @@ class WorkerInfo:
     """All that the server tells of the connection."""
 
 
+async def server_now_ms(actions: QueueActions) -> int:
+    """The server's clock now."""
+    seconds, micros = await actions.command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 class Browsing(QueuePart):
     """The reads of a `Queue`."""
 
@@ -166,6 +175,15 @@ class Browsing(QueuePart):
                         for job in await _read(actions, keys, ids[first : first + _HASHES_PER_PAGE]):
                             if job is not None:
                                 yield job
+
+    async def oldest_age_ms(self) -> int | None:
+        """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
+        job waits. A retried job counts from its creation."""
+        next_in_line = [job for state in _IN_LINE for job in await self.jobs(state, count=1)]
+        if not next_in_line:
+            return None
+        now_ms = await server_now_ms(self._ready())
+        return max(0, now_ms - min(job.timestamp + job.delay for job in next_in_line))
 
     async def counts_per_priority(self, priorities: Iterable[int] | None = None) -> dict[int, int]:
         """How many jobs wait with each priority; without arguments, with each that has any. 0 is none."""

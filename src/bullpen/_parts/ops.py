@@ -1,0 +1,51 @@
+"""What an application counts and checks of itself.
+
+In: an app's workers, queues and connection. Out: metric sources and health checks. Elsewhere: the numbers and checks
+themselves (`bullpen.ops`), serving them (`bullpen.http.ops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from bullpen.ops.health import Health
+from bullpen.queue import Connection, Queue, Worker
+
+__all__ = ["QueueViews", "check_connection", "check_workers"]
+
+
+class QueueViews:
+    """One queue object per name, for looking only: the program's own may have defaults and be closed at any time."""
+
+    def __init__(self, names: Callable[[], Iterable[str]], open_queue: Callable[[str], Queue]) -> None:
+        self._names, self._open_queue = names, open_queue
+        self._queues: dict[str, Queue] = {}
+
+    def __call__(self) -> Iterator[Queue]:
+        for name in sorted(set(self._names())):
+            if name not in self._queues:
+                self._queues[name] = self._open_queue(name)
+            yield self._queues[name]
+
+    async def aclose(self) -> None:
+        for queue in self._queues.values():
+            await queue.close()
+
+
+def check_connection(health: Health, connection: Callable[[], Connection]) -> None:
+    """Not ready while the server of the queues is away; a restart of this process would not help."""
+
+    async def check() -> str | None:
+        return None if await connection().is_healthy() else f"{connection().address} does not answer"
+
+    health.add("redis", check)
+
+
+def check_workers(health: Health, workers: Callable[[], Iterable[Worker]]) -> None:
+    """Vital: a worker that neither takes nor polls is hung, and its process should be started again."""
+
+    async def check() -> str | None:
+        hung = [worker.queue_name for worker in workers() if not worker.is_alive]
+        return f"no sign of life from the workers of {', '.join(hung)}" if hung else None
+
+    health.add("workers", check, vital=True)

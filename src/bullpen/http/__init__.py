@@ -1,0 +1,1 @@
+"""ASGI applications: they mount in any framework, and `bullpen run --http` serves them."""

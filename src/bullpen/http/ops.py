@@ -1,0 +1,72 @@
+"""`/livez`, `/readyz` and `/metrics` as one small ASGI application.
+
+In: functions that answer. Out: 200 or 503 with reasons as JSON, and the metrics as text. No framework: it mounts in any
+(`app.mount("/ops", OpsApp(...))`). Payloads, names of tenants and secrets are in none of the answers.
+Elsewhere: what is checked (`bullpen.ops.health`), what is counted (`bullpen.ops.metrics`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from bullpen.ops.exposition import CONTENT_TYPE, render
+from bullpen.ops.health import HealthReport
+from bullpen.ports.metrics import Metric
+
+__all__ = ["OpsApp"]
+
+_JSON: Final = "application/json"
+_Receive = Callable[[], Awaitable[dict[str, Any]]]
+_Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class OpsApp:
+    """The ASGI application."""
+
+    def __init__(
+        self, health: Callable[[], Awaitable[HealthReport]], metrics: Callable[[], Awaitable[Iterable[Metric]]]
+    ) -> None:
+        self._health, self._metrics = health, metrics
+
+    async def __call__(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, send)
+        else:
+            raise ValueError(f"only http is served here, not {scope['type']}")
+
+    async def _serve(self, scope: dict[str, Any], send: _Send) -> None:
+        # Mounted below another application the path begins with where we are.
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        match path:
+            case _ if scope["method"] not in ("GET", "HEAD"):
+                await _answer(send, 405, _JSON, b'{"error":"GET only"}', allow=b"GET, HEAD")
+            case "/livez" | "/readyz":
+                report = await self._health()
+                good = report.live if path == "/livez" else report.ready
+                await _answer(send, 200 if good else 503, _JSON, json.dumps(report.to_json()).encode())
+            case "/metrics":
+                await _answer(send, 200, CONTENT_TYPE, render(await self._metrics()).encode())
+            case _:
+                await _answer(send, 404, _JSON, b'{"error":"there is /livez, /readyz and /metrics"}')
+
+
+async def _answer(send: _Send, status: int, content_type: str, body: bytes, **headers: bytes) -> None:
+    names = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
+    names += [(name.encode(), value) for name, value in headers.items()]
+    names.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": names})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _lifespan(receive: _Receive, send: _Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return

@@ -1,0 +1,69 @@
+"""Serve an ASGI application beside the workers of a process.
+
+In: an application and where to listen. Out: a service that an app runs: it starts, stops and fails with the others.
+Needs the extra `http` (uvicorn).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from bullpen.errors import InvalidOption, NotConfigured
+
+__all__ = ["HttpService", "parse_address"]
+
+logger = logging.getLogger("bullpen.http")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `[HOST]:PORT` or `:PORT` (this machine only)."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise InvalidOption("http", "HOST:PORT, such as 127.0.0.1:9464", text)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class HttpService:
+    """Listens as soon as it is made, so that a taken port is told before any job is; serves while it runs."""
+
+    def __init__(self, application: Any, host: str, port: int) -> None:
+        try:
+            import uvicorn
+        except ImportError:
+            raise NotConfigured("serving HTTP needs uvicorn: pip install 'bullpen[http]'") from None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise InvalidOption("http", f"an address that is free ({error.strerror})", f"{host}:{port}") from None
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off")
+
+        class Server(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield  # the app that runs us handles them for all
+
+        self._server = Server(config)
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        logger.info("serving http on port %d", self.port)
+        self._running = asyncio.current_task()
+        await self._server.serve(sockets=[self._socket])
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        self._server.should_exit = True
+        if self._running is None:
+            self._socket.close()
+        elif self._running is not asyncio.current_task():
+            await asyncio.wait([self._running], timeout=5)

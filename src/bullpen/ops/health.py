@@ -1,0 +1,67 @@
+"""Is this process alive, and can it do its work? Answers with reasons, and changes nothing.
+
+In: named checks, each a coroutine that returns None when all is well, or the reason why not. Out: a report that never
+raises: a check that fails or takes too long is a reason too. `live` is false only for what a restart would mend (a hung
+worker), `ready` also while a server is away. Elsewhere: the HTTP page (`bullpen.http.ops`), which checks an app has
+(`bullpen.app`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Check", "Health", "HealthReport"]
+
+Check = Callable[[], Awaitable[str | None]]
+"""None: all is well. A text: why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """The answer of every check: None, or its reason."""
+
+    live: bool
+    ready: bool
+    checks: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "live": self.live,
+            "ready": self.ready,
+            "checks": {name: "ok" if reason is None else reason for name, reason in self.checks.items()},
+        }
+
+
+@dataclass(slots=True)
+class Health:
+    """The checks of one process."""
+
+    timeout_s: float = 5.0
+    _checks: dict[str, tuple[Check, bool]] = field(default_factory=dict)
+
+    def add(self, name: str, check: Check, *, vital: bool = False) -> None:
+        """`vital`: without it the process should be restarted; else it only should get no work."""
+        self._checks[name] = (check, vital)
+
+    async def report(self) -> HealthReport:
+        """All checks now, at the same time."""
+        reasons = await asyncio.gather(*(self._ask(check) for check, _ in self._checks.values()))
+        answers = dict(zip(self._checks, reasons, strict=True))
+        vital = [reason for (_, is_vital), reason in zip(self._checks.values(), reasons, strict=True) if is_vital]
+        return HealthReport(
+            live=not any(reason is not None for reason in vital),
+            ready=not any(reason is not None for reason in reasons),
+            checks=answers,
+        )
+
+    async def _ask(self, check: Check) -> str | None:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await check()
+        except TimeoutError:
+            return f"no answer within {self.timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever is wrong is the answer
+            return f"{type(error).__name__}: {error}"

@@ -1,0 +1,180 @@
+"""The numbers of queues and workers.
+
+Counters and histograms tell what this process did, from its telemetry; gauges are read from the server when somebody
+asks. A dead-letter queue has no worker, so its depth is what waits in it. In: telemetry, and the queues of an app. Out:
+plain records. Elsewhere: the numbers of the outbox and of messages, which their own parts count; the text format
+(`exposition`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.clock import ServerClock
+from bullpen._kernel.histogram import Histogram
+from bullpen.errors import BullpenError
+from bullpen.ports.metrics import Kind, Metric, Sample
+from bullpen.queue import Queue, Worker
+from bullpen.queue.job import Job
+
+__all__ = ["BUCKETS_S", "QueueMetrics", "WorkerMetrics"]
+
+BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0),
+)
+_RETRY_BUCKETS: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
+
+_WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
+    "bullpen_job_duration_seconds": ("histogram", "Time from taking a job until its outcome was stored."),
+    "bullpen_job_wait_seconds": ("histogram", "Time from when a job could run until it was taken."),
+    "bullpen_job_retries": ("histogram", "Failed attempts before a job ended."),
+    "bullpen_jobs_completed_total": ("counter", "Jobs that succeeded."),
+    "bullpen_jobs_failed_total": ("counter", "Jobs that failed finally."),
+    "bullpen_jobs_retried_total": ("counter", "Failed attempts that will be tried again."),
+    "bullpen_jobs_stalled_total": ("counter", "Jobs whose worker died or froze."),
+    "bullpen_jobs_lock_lost_total": ("counter", "Runs that lost their lock."),
+    "bullpen_jobs_returned_total": ("counter", "Jobs given back without an attempt counted."),
+    "bullpen_worker_errors_total": ("counter", "Errors of workers themselves, not of jobs."),
+}
+_COUNTED: Final = {
+    "job.completed": "bullpen_jobs_completed_total",
+    "job.failed": "bullpen_jobs_failed_total",
+    "job.retrying": "bullpen_jobs_retried_total",
+    "job.stalled": "bullpen_jobs_stalled_total",
+    "job.lock_lost": "bullpen_jobs_lock_lost_total",
+    "job.returned": "bullpen_jobs_returned_total",
+    "worker.error": "bullpen_worker_errors_total",
+}
+_MOST_REMEMBERED: Final = 100_000
+
+
+class WorkerMetrics:
+    """What the workers of this process did and do. Listens until closed."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._histograms: dict[str, dict[str, Histogram]] = defaultdict(dict)
+        self._begun: dict[tuple[str, str], float] = {}
+        self._unsubscribe = telemetry.subscribe(self._on_event)
+
+    def close(self) -> None:
+        """Stop listening. Safe to call twice."""
+        self._unsubscribe()
+
+    async def collect(self) -> Sequence[Metric]:
+        with self._lock:
+            counted = [
+                Metric(name, kind, text, self._samples(name, kind)) for name, (kind, text) in _WORKER_METRICS.items()
+            ]
+        workers = list(self._workers())
+        return [
+            *counted,
+            Metric(
+                "bullpen_worker_running_jobs",
+                "gauge",
+                "Jobs being handled now.",
+                [Sample({"queue": worker.queue_name}, worker.running) for worker in workers],
+            ),
+            Metric(
+                "bullpen_worker_utilisation",
+                "gauge",
+                "Share of the worker's slots that are taken, 0 to 1.",
+                [
+                    Sample({"queue": worker.queue_name}, worker.running / worker.options.concurrency)
+                    for worker in workers
+                ],
+            ),
+            Metric(
+                "bullpen_worker_alive",
+                "gauge",
+                "1 if the worker took or polled recently, else 0.",
+                [Sample({"queue": worker.queue_name}, float(worker.is_alive)) for worker in workers],
+            ),
+        ]
+
+    def _samples(self, name: str, kind: Kind) -> list[Sample]:
+        if kind == "histogram":
+            return [
+                Sample({"queue": queue}, values.sum, values.cumulative(), values.count)
+                for queue, values in sorted(self._histograms[name].items())
+            ]
+        return [Sample({"queue": queue}, count) for queue, count in sorted(self._counts[name].items())]
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        if not event.startswith(("job.", "worker.")) or "queue" not in fields:
+            return
+        queue: str = fields["queue"]
+        details = fields.get("details") or (None,)
+        job = details[0] if isinstance(details[0], Job) else None
+        with self._lock:
+            if event == "job.active" and job is not None:
+                self._take(queue, job)
+                return
+            if (name := _COUNTED.get(event)) is not None:
+                self._counts[name][queue] += 1
+            if job is None:
+                return
+            if (began := self._begun.pop((queue, job.id), None)) is not None:
+                self._observe("bullpen_job_duration_seconds", queue, time.monotonic() - began)
+            if event in ("job.completed", "job.failed"):
+                self._observe("bullpen_job_retries", queue, job.attempts_made)
+
+    def _take(self, queue: str, job: Job) -> None:
+        if len(self._begun) < _MOST_REMEMBERED:
+            self._begun[queue, job.id] = time.monotonic()
+        clock: ServerClock | None = getattr(job.actions, "clock", None)
+        if clock is not None and job.attempts_made == 0:
+            # By the server's clock. When a retry became due is not known: the hash keeps the creation time only.
+            waited_ms = max(0, clock.now_ms() - job.timestamp - job.delay)
+            self._observe("bullpen_job_wait_seconds", queue, waited_ms / 1000)
+
+    def _observe(self, name: str, queue: str, value: float) -> None:
+        bounds = _RETRY_BUCKETS if name == "bullpen_job_retries" else BUCKETS_S
+        self._histograms[name].setdefault(queue, Histogram(bounds)).observe(value)
+
+
+class QueueMetrics:
+    """How much lies in queues, how old the next job is, and whether the server answers; read when asked."""
+
+    def __init__(self, queues: Callable[[], Iterable[Queue]], *, timeout_s: float = 5.0) -> None:
+        self._queues = queues
+        self._timeout_s = timeout_s
+
+    async def collect(self) -> Sequence[Metric]:
+        depth: list[Sample] = []
+        oldest: list[Sample] = []
+        dead: list[Sample] = []
+        up: list[Sample] = []
+        for queue in self._queues():
+            labels = {"queue": queue.name}
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    counts = await queue.counts()
+                    age_ms = await queue.oldest_age_ms()
+                    letters = await queue.dead_letters.depth()
+            except (BullpenError, TimeoutError):
+                # A server that is away must not hide the numbers of everything else.
+                up.append(Sample(labels, 0))
+                continue
+            up.append(Sample(labels, 1))
+            depth += [
+                Sample({**labels, "state": state}, getattr(counts, state))
+                for state in ("waiting", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
+            ]
+            oldest.append(Sample(labels, (age_ms or 0) / 1000))
+            dead.append(Sample(labels, letters))
+        return [
+            Metric("bullpen_queue_jobs", "gauge", "Jobs of a queue by state.", depth),
+            Metric("bullpen_queue_oldest_waiting_seconds", "gauge", "Age of the next job, 0 if none.", oldest),
+            Metric("bullpen_queue_dead_letters", "gauge", "Dead letters that wait for somebody.", dead),
+            Metric("bullpen_redis_up", "gauge", "1 if the queue's server answered, else 0.", up),
+        ]

@@ -1,0 +1,160 @@
+"""The numbers of queues and workers: counted from what happened, and readable by Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bullpen import Bullpen, Job
+from bullpen._kernel.histogram import Histogram
+from bullpen.errors import DelayJob
+from bullpen.ops.exposition import render
+from bullpen.ports.metrics import Metric, Sample
+from bullpen.testing import FaultProxy, RedisServer
+
+
+@asynccontextmanager
+async def running(app: Bullpen) -> AsyncIterator[None]:
+    run = asyncio.create_task(app.run(signals=False))
+    try:
+        yield
+    finally:
+        await app.stop()
+        await run
+
+
+async def numbers(app: Bullpen) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """The page as a Prometheus server would read it."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(render(await app.metrics()))
+        for sample in family.samples
+    }
+
+
+def at(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+@pytest.mark.requirement("W-68", "W-82", "X-25", "X-42")
+async def test_what_workers_do_and_what_queues_hold(redis_url: str) -> None:
+    app = Bullpen(redis_url)
+    app.observe()
+    app.observe()
+    queue = app.queue("mails", attempts=2, backoff=1)
+    hold, held = asyncio.Event(), asyncio.Event()
+
+    @app.handler("mails", concurrency=4, dead_letters=True)
+    async def handle(job: Job) -> None:
+        match job.name:
+            case "bad":
+                raise ValueError("no such address")
+            case "unsure" if job.attempts_made == 0:
+                raise OSError("away")
+            case "later" if job.attempts_started == 1:
+                raise DelayJob(1)
+            case "long":
+                held.set()
+                await hold.wait()
+
+    async with running(app):
+        for name in ("good", "unsure", "later"):
+            await (await queue.add(name)).result(timeout=20_000)
+        bad = await queue.add("bad")
+        with pytest.raises(Exception, match="no such address"):
+            await bad.result(timeout=20_000)
+        await queue.add("long")
+        await held.wait()
+        await queue.add("future", delay=600_000)
+        seen = await numbers(app)
+        hold.set()
+
+    assert seen[at("bullpen_jobs_completed_total", queue="mails")] == 3
+    assert seen[at("bullpen_jobs_failed_total", queue="mails")] == 1
+    assert seen[at("bullpen_jobs_retried_total", queue="mails")] == 2
+    assert seen[at("bullpen_jobs_returned_total", queue="mails")] == 1
+    assert seen[at("bullpen_job_duration_seconds_count", queue="mails")] == 7
+    assert seen[at("bullpen_job_wait_seconds_count", queue="mails")] >= 5
+    assert seen[at("bullpen_job_retries_count", queue="mails")] == 4
+    assert seen[at("bullpen_job_retries_bucket", queue="mails", le="0")] == 2
+    assert seen[at("bullpen_worker_running_jobs", queue="mails")] == 1
+    assert seen[at("bullpen_worker_utilisation", queue="mails")] == 0.25
+    assert seen[at("bullpen_worker_alive", queue="mails")] == 1
+    assert seen[at("bullpen_queue_jobs", queue="mails", state="active")] == 1
+    assert seen[at("bullpen_queue_jobs", queue="mails", state="delayed")] == 1
+    assert seen[at("bullpen_queue_jobs", queue="mails", state="completed")] == 3
+    assert seen[at("bullpen_queue_dead_letters", queue="mails")] == 1
+    assert seen[at("bullpen_redis_up", queue="mails")] == 1
+
+
+async def test_the_age_of_the_next_job_is_the_servers(redis_url: str, redis_server: RedisServer) -> None:
+    app = Bullpen(redis_url)
+    app.observe()
+    queue = app.queue("mails")
+    assert (await numbers(app))[at("bullpen_queue_oldest_waiting_seconds", queue="mails")] == 0
+    await queue.add("new", priority=5)
+    job = await queue.add("old")
+    client: Any = redis_server.client()
+    client.hset(f"bull:mails:{job.id}", "timestamp", job.timestamp - 3_600_000)
+
+    age = (await numbers(app))[at("bullpen_queue_oldest_waiting_seconds", queue="mails")]
+
+    assert 3_600 <= age < 3_700
+    assert await queue.oldest_age_ms() is not None
+    await app.aclose()
+
+
+@pytest.mark.requirement("W-68")
+async def test_a_server_that_is_away_is_a_number_and_hides_nothing_else(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    with FaultProxy(redis_server) as proxy:
+        app = Bullpen(proxy.url)
+        app.observe()
+        queue = app.queue("mails", add_deadline_ms=200)
+        await queue.add("mail")
+        assert (await numbers(app))[at("bullpen_redis_up", queue="mails")] == 1
+        with proxy.outage():
+            from bullpen.ops.metrics import QueueMetrics
+
+            down = await QueueMetrics(lambda: [queue], timeout_s=0.3).collect()
+            assert [
+                sample.value for metric in down if metric.name == "bullpen_redis_up" for sample in metric.samples
+            ] == [0]
+        await app.aclose()
+
+
+def test_text_is_escaped_and_families_stand_together() -> None:
+    histogram = Histogram((1.0, 2.5))
+    for value in (0.5, 2.0, 9.0):
+        histogram.observe(value)
+    page = render(
+        [
+            Metric("a_total", "counter", "first\nline \\ backslash", [Sample({"name": 'quote " back \\ line\n'}, 2)]),
+            Metric(
+                "b", "histogram", "b", [Sample({"queue": "q"}, histogram.sum, histogram.cumulative(), histogram.count)]
+            ),
+            Metric("a_total", "counter", "first", [Sample({}, math.inf)]),
+            Metric("c", "gauge", "c", [Sample({}, 0.25), Sample({"x": "1"}, math.nan), Sample({"x": "2"}, -math.inf)]),
+        ]
+    )
+
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+
+    assert page.count("# TYPE a_total counter") == 1
+    assert [sample.labels for sample in families["a"].samples] == [{"name": 'quote " back \\ line\n'}, {}]
+    assert [(sample.name, sample.labels.get("le"), sample.value) for sample in families["b"].samples] == [
+        ("b_bucket", "1", 1),
+        ("b_bucket", "2.5", 2),
+        ("b_bucket", "+Inf", 3),
+        ("b_sum", None, 11.5),
+        ("b_count", None, 3),
+    ]
+    assert families["c"].samples[0].value == 0.25
+    assert math.isnan(families["c"].samples[1].value)
