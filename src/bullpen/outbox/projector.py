@@ -132,6 +132,7 @@ class Projector:
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._failure = task.exception()
+            _log.error("projector %s has failed and does nothing any more", self.name, exc_info=self._failure)
         self.state = "stopped"
         self._ended.set()
 
@@ -163,10 +164,10 @@ class Projector:
             async for batch in batches:
                 async with self._busy:
                     done = await self._projection.project(batch.events, expected=checkpoint, position=batch.position)
+                    self._account(done, batch.events, caught_up=batch.caught_up)
                     await self.source.confirm(batch)
                 if batch.position is not None:
                     checkpoint = str(batch.position)
-                self._account(done, batch.events, caught_up=batch.caught_up)
         raise SourceUnavailable(f"{self.source.name} ended the subscription")
 
     def _account(self, done: Projected, events: Sequence[SourceEvent], *, caught_up: bool) -> None:
