@@ -92,10 +92,11 @@ class Stage:
         )
 
     async def dispatch(self) -> None:
-        """Let the outbox add what was submitted, once."""
+        """Let the outbox add what was submitted so far."""
         async with self.outbox.dispatcher() as dispatcher:
-            await dispatcher.tick()
-            await dispatcher.idle()
+            while await self.ledger.outbox.open_types():
+                await dispatcher.tick()
+                await dispatcher.idle()
 
     @contextlib.asynccontextmanager
     async def working(
