@@ -223,14 +223,10 @@ class Queue(Browsing, Maintenance, Limits):
 
     async def counts(self) -> JobCounts:
         """How many jobs are in each state."""
-        self._ready()
         keys = self._keys
-        replies = await self._door.call_many(
+        replies = await self._ready().commands(
             [("LLEN" if state in ("wait", "paused", "active") else "ZCARD", getattr(keys, state)) for state in _COUNTED]
         )
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
         wait, paused, active, prioritized, delayed, waiting_children, completed, failed = map(int, replies)
         return JobCounts(wait + paused, active, prioritized, delayed, waiting_children, completed, failed)
 
