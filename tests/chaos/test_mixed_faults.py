@@ -12,7 +12,7 @@ import redis
 
 from bullpen.queue import Queue
 from bullpen.testing import Child, FaultProxy
-from tests.chaos.arena import LONG, Arena, note, scaled, until
+from tests.chaos.arena import LONG, PATIENCE_S, Arena, note, scaled, until
 
 LOCK_MS = 2_000
 STALLED_INTERVAL_MS = 300
@@ -77,7 +77,7 @@ async def _strike(fault: str, arena: Arena, proxy: FaultProxy, workers: list[Chi
             victim = random.choice(workers)
             victim.kill()
             replacement = arena.start_worker(url=proxy.url, **options)
-            await replacement.seen("^ready")
+            await replacement.seen("^ready", PATIENCE_S)
             workers[workers.index(victim)] = replacement
         case "death":
             await asyncio.to_thread(arena.server.kill)

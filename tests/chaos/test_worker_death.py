@@ -85,11 +85,11 @@ async def test_a_worker_frozen_beyond_its_lock_cannot_finish_a_job_of_another_wo
 @pytest.mark.requirement("X-103", "Q-23")
 async def test_a_handler_that_blocks_the_loop_keeps_its_lock_and_is_reported(arena: Arena) -> None:
     """Blocking code in `async def` is the commonest mistake; it must cost time, not a second run of the same job."""
-    lock_ms = 500
+    lock_ms, jobs = 500, scaled(2, 8)
     async with arena.queue() as queue:
         with arena.following():
-            (blocked,) = await arena.start_workers(1, lock=lock_ms, stalled_interval=50, concurrency=2)
-            await arena.add(queue, 2, block_ms=3 * lock_ms)
+            (blocked,) = await arena.start_workers(1, lock=lock_ms, stalled_interval=50, concurrency=jobs)
+            await arena.add(queue, jobs, block_ms=3 * lock_ms)
             await blocked.seen("^began")
             async with arena.worker(lock=lock_ms, stalled_interval=50):  # would take whatever looks stalled
                 lag = await blocked.seen(r"^lag \d+")
@@ -99,10 +99,12 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lock_and_is_reported(are
 
     arena.audit(max_extra_runs=0)
 
-    assert arena.count("completed") == 2
+    assert arena.count("completed") == jobs
     assert arena.heard("stalled") == []
     assert "blocks the event loop" in blocked.errors
-    note(f"loop blocked for {3 * lock_ms} ms with a lock of {lock_ms} ms: reported as {lag!r}, no second run")
+    note(
+        f"loop blocked by {jobs} jobs for {3 * lock_ms} ms each, lock {lock_ms} ms: reported as {lag!r}, no second run"
+    )
 
 
 @pytest.mark.requirement("X-103", "Q-67")
