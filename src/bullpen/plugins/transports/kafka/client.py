@@ -45,15 +45,9 @@ class KafkaClient(MessagingClient[Published]):
 
     @classmethod
     def from_binding(cls, binding: Kafka[Any], *, workflow: str, **options: Any) -> KafkaClient:
-        """The client that a workflow's `kafka` describes."""
-        return cls(
-            ",".join(binding.broker_list()),
-            workflow=workflow,
-            client_id=binding.client_id,
-            policy=binding.policy(),
-            retry=binding.retry,
-            **options,
-        )
+        """The client that a workflow's `kafka` describes; options win over it."""
+        described = {"client_id": binding.client_id, "policy": binding.policy(), "retry": binding.retry}
+        return cls(",".join(binding.broker_list()), workflow=workflow, **{**described, **options})
 
     async def produce_keyed(self, topic: str, key: str, data: Any) -> Published:
         """Send a value under a key, as Kafka's own clients do: the key is the urn, the value is the payload."""
