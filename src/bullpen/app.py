@@ -31,6 +31,7 @@ from bullpen.queue.tasks import Task, TaskMaker, TaskSet
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen._parts.channels import Channels
     from bullpen._parts.ops import QueueViews
     from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, Workflows
     from bullpen.ledger import Ledger
@@ -151,6 +152,13 @@ class Bullpen:
             self.add_metrics(self._messages.metrics)
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
+
+    @property
+    def channels(self) -> Channels:
+        """Makes channels with what is configured: `app.outbox.route("kafka:*", app.channels.kafka())`."""
+        from bullpen._parts.channels import Channels
+
+        return Channels(self.settings)
 
     @property
     def has_outbox(self) -> bool:

@@ -37,6 +37,8 @@ __all__ = [
     "RunSettings",
     "Setting",
     "Settings",
+    "SmsSettings",
+    "SmtpSettings",
     "WebhookSettings",
     "WorkflowSettings",
 ]
@@ -161,6 +163,25 @@ _TOPIC = _Kind(
     lambda value: isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f]{1,100}", value) is not None,
     str.strip,
 )
+
+_is_smtp = re.compile(r"(?:smtps?|smtp\+plain)://[^\x00-\x20]+").fullmatch
+_SMTP = _Kind(
+    "smtp://user:password@host:587 (STARTTLS), smtps://… (TLS) or smtp+plain://… (no encryption)",
+    lambda value: isinstance(value, str) and _is_smtp(value) is not None,
+    str.strip,
+    _without_password,
+)
+_is_https = re.compile(r"https?://[^\x00-\x20]+").fullmatch
+_HTTPS = _Kind(
+    "an address that starts with https://",
+    lambda value: isinstance(value, str) and _is_https(value) is not None,
+    str.strip,
+    _without_password,
+)
+_WORDS = _Kind(
+    "printable text", lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "", str.strip
+)
+_SECRET = _Kind("printable text", _WORDS.accepts, str.strip, lambda _: "***")
 
 
 def _is_pattern(value: object) -> bool:
@@ -310,6 +331,28 @@ class WebhookSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmtpSettings:
+    """The server that mail leaves through."""
+
+    url: str | None = _option(None, _SMTP, "BULLPEN_SMTP_URL", secret=True)
+    """Address with user and password: `smtp://` is STARTTLS, `smtps://` TLS, `smtp+plain://` no encryption."""
+    sender: str | None = _option(None, _WORDS, "BULLPEN_SMTP_SENDER")
+    """Who mail comes from: `Shop <shop@example.com>`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmsSettings:
+    """The provider of short messages."""
+
+    url: str | None = _option(None, _HTTPS, "BULLPEN_SMS_URL", secret=True)
+    """Where messages are posted to."""
+    account: str | None = _option(None, _WORDS, "BULLPEN_SMS_ACCOUNT")
+    token: str | None = _option(None, _SECRET, "BULLPEN_SMS_TOKEN", secret=True)
+    sender: str | None = _option(None, _WORDS, "BULLPEN_SMS_SENDER")
+    """Number or name that messages come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Workers of the workflow-run preset."""
 
@@ -400,6 +443,8 @@ class Settings:
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
+    smtp: SmtpSettings = field(default_factory=SmtpSettings)
+    sms: SmsSettings = field(default_factory=SmsSettings)
     runs: RunSettings = field(default_factory=RunSettings)
     messages: MessageSettings = field(default_factory=MessageSettings)
     rabbitmq: RabbitMQSettings = field(default_factory=RabbitMQSettings)

@@ -21,7 +21,7 @@ from standardwebhooks import Webhook as Verifier
 from bullpen.errors import InvalidOption
 from bullpen.plugins._http import AddressGuard, HttpClient, HttpFailed, check_url
 from bullpen.plugins.channels.webhook import Webhook
-from bullpen.ports.channel import Accepted, Channel, Message, Refused, Unavailable
+from bullpen.ports.channel import Accepted, Channel, Message, Refused, Unavailable, Unknown
 from bullpen.testing import need
 from bullpen.testing.receivers import Answer, HttpReceiver
 
@@ -186,15 +186,15 @@ async def test_the_time_is_for_the_whole_exchange(receiver: HttpReceiver, answer
     result = await channel.send(message())
     await channel.aclose()
 
-    assert result == Unavailable("no answer within 150 ms", "NO_ANSWER")
+    assert result == Unknown("no answer within 150 ms", "NO_ANSWER")
 
 
-async def test_a_target_that_hangs_up_is_unavailable(webhook: Webhook, receiver: HttpReceiver) -> None:
+async def test_a_target_that_hangs_up_may_have_it(webhook: Webhook, receiver: HttpReceiver) -> None:
     receiver.default = Answer(drop=True)
 
     result = await webhook.send(message())
 
-    assert isinstance(result, Unavailable)
+    assert isinstance(result, Unknown)
     assert result.code == "NO_ANSWER"
 
 
@@ -207,6 +207,7 @@ async def test_a_target_that_is_not_there_is_unavailable() -> None:
         await channel.aclose()
 
     assert isinstance(result, Unavailable)
+    assert result.code == "NO_CONNECTION"
 
 
 async def test_a_huge_answer_is_not_read_to_its_end(webhook: Webhook, receiver: HttpReceiver) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
@@ -20,11 +21,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpcore2
+from bullpen.errors import InvalidOption, MissingExtra
 
-from bullpen.errors import InvalidOption
+try:
+    import httpcore2
+except ImportError as error:
+    raise MissingExtra("http", "webhooks and other targets over HTTP") from error
 
-__all__ = ["AddressGuard", "AddressRefused", "HttpAnswer", "HttpClient", "HttpFailed", "check_url"]
+__all__ = ["AddressGuard", "AddressRefused", "HttpAnswer", "HttpClient", "HttpFailed", "check_url", "hide_path"]
+
+# At DEBUG it writes headers, among them credentials. Whoever wants that asks for this logger by its name.
+if logging.getLogger("httpcore2").level == logging.NOTSET:
+    logging.getLogger("httpcore2").setLevel(logging.INFO)
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -48,7 +56,14 @@ _NOT_PUBLIC: Final = tuple(
 
 
 class HttpFailed(Exception):
-    """No answer: the connection failed, broke, or the time was over. Nobody knows whether the target acted."""
+    """No answer: the connection failed, broke, or the time was over.
+
+    `was_sent`: the request had begun to leave, so nobody knows whether the target acted. Otherwise it did not.
+    """
+
+    def __init__(self, reason: str, *, was_sent: bool) -> None:
+        super().__init__(reason)
+        self.was_sent = was_sent
 
 
 class AddressRefused(Exception):
@@ -120,6 +135,12 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
     return url
 
 
+def hide_path(url: str) -> str:
+    """An address for people: many carry their secret in the path or the query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/…"
+
+
 class HttpClient:
     """Keeps connections open between requests. Belongs to one event loop."""
 
@@ -139,21 +160,27 @@ class HttpClient:
 
         Raises AddressRefused before anything was sent, HttpFailed otherwise.
         """
-        timeout_s = timeout_ms / 1000
+        timeout_s, progress = timeout_ms / 1000, _Progress()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(url, headers, content, timeout_s)
+                return await self._exchange(url, headers, content, timeout_s, progress)
         except AddressRefused:
             raise
         except (TimeoutError, httpcore2.TimeoutException) as error:
-            raise HttpFailed(f"no answer within {timeout_ms} ms") from error
+            raise HttpFailed(f"no answer within {timeout_ms} ms", was_sent=progress.was_sent) from error
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, OSError, ssl.SSLError) as error:
-            raise HttpFailed(f"{type(error).__name__}: {error}") from error
+            raise HttpFailed(f"{type(error).__name__}: {error}", was_sent=progress.was_sent) from error
 
-    async def _exchange(self, url: str, headers: Mapping[str, str], content: bytes, timeout_s: float) -> HttpAnswer:
+    async def _exchange(
+        self, url: str, headers: Mapping[str, str], content: bytes, timeout_s: float, progress: _Progress
+    ) -> HttpAnswer:
         timeouts = {"connect": timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
         async with self._pool.stream(
-            "POST", url, headers=list(headers.items()), content=content, extensions={"timeout": timeouts}
+            "POST",
+            url,
+            headers=list(headers.items()),
+            content=content,
+            extensions={"timeout": timeouts, "trace": progress},
         ) as response:
             body = b""
             # Closed explicitly: a body that is not read to its end must give up its connection now, not when collected.
@@ -167,6 +194,16 @@ class HttpClient:
 
     async def aclose(self) -> None:
         await self._pool.aclose()
+
+
+class _Progress:
+    """Watches one request: has any of it left?"""
+
+    was_sent = False
+
+    async def __call__(self, event: str, _info: Mapping[str, Any]) -> None:
+        if event.endswith("send_request_headers.started"):
+            self.was_sent = True
 
 
 class _PinnedBackend(httpcore2.AsyncNetworkBackend):

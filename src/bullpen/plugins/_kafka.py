@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
+
+from bullpen.errors import BullpenError, ConnectionLost, MissingExtra, ServerRefused, require
+
+if find_spec("aiokafka") is None:
+    raise MissingExtra("kafka", "Kafka")
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
@@ -31,9 +38,12 @@ from aiokafka.errors import (
 )
 
 from bullpen._kernel.duration import is_text
-from bullpen.errors import BullpenError, ConnectionLost, ServerRefused, require
 
-__all__ = ["Brokers", "GroupMember", "KafkaDoor", "Partition", "PartitionLost", "Record", "translate"]
+__all__ = ["Brokers", "GroupMember", "KafkaDoor", "Partition", "PartitionLost", "Record", "RecordRefused", "translate"]
+
+# At DEBUG it writes whole records. Whoever wants that asks for this logger by its name.
+if logging.getLogger("aiokafka").level == logging.NOTSET:
+    logging.getLogger("aiokafka").setLevel(logging.INFO)
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _REQUEST_TIMEOUT_MS: Final = 10_000
@@ -43,9 +53,6 @@ _LARGEST_RECORD_BYTES: Final = 11 * 1024 * 1024
 _REFUSALS: Final = (
     AuthenticationFailedError,
     GroupAuthorizationFailedError,
-    InvalidTopicError,
-    MessageSizeTooLargeError,
-    RecordTooLargeError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
 )
@@ -60,6 +67,10 @@ class Partition(NamedTuple):
 
 class PartitionLost(BullpenError):
     """The partition belongs to somebody else by now; nothing was committed."""
+
+
+class RecordRefused(ServerRefused):
+    """This record will never be taken; others may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,8 @@ def translate(error: BaseException) -> BullpenError:
         return error
     if isinstance(error, CommitFailedError | IllegalStateError):
         return PartitionLost(f"Kafka gave the partition to somebody else: {text}")
+    if isinstance(error, InvalidTopicError | MessageSizeTooLargeError | RecordTooLargeError):
+        return RecordRefused(f"Kafka refused it: {text}")
     if isinstance(error, _REFUSALS):
         return ServerRefused(f"Kafka refused it: {text}")
     if isinstance(error, TimeoutError):
@@ -136,6 +149,11 @@ class KafkaDoor:
         self._admin: AIOKafkaAdminClient | None = None
         self._opening = asyncio.Lock()
         self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a producer that once reached the cluster; without one nothing has left."""
+        return self._producer is not None
 
     async def send(
         self,

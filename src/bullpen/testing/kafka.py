@@ -96,6 +96,11 @@ class MockKafka:
         finally:
             self.bring_up()
 
+    def slow_down(self, milliseconds: int) -> None:
+        """Let every answer take so long from now on."""
+        for broker in range(1, self._brokers + 1):
+            self._call("rd_kafka_mock_broker_set_rtt", c.c_int, self._cluster, c.c_int32(broker), c.c_int(milliseconds))
+
     def fail_next(self, request: int, *errors: int) -> None:
         """Answer the next requests of a kind with these error codes, one each."""
         codes = (c.c_int * len(errors))(*errors)

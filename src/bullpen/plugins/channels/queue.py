@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
-from bullpen.ports.channel import Accepted, ChannelHealth, Message, NotTried, Refused, SendResult
+from bullpen.ports.channel import Accepted, ChannelHealth, Message, NotTried, Refused, SendResult, WhenUnknown
 from bullpen.queue import Added, Connection, Queue
 from bullpen.wire.deferred import options_from_json
 
@@ -24,8 +24,14 @@ _REDIS_RETRY_MS: Final = 2_000
 class QueueChannel:
     """Adds jobs to any queue of one Redis; the target of a message is the queue's name."""
 
-    def __init__(self, connection: Connection, *, prefix: str | None = None) -> None:
+    when_unknown = WhenUnknown.RESEND
+    """A job with the same id is not added twice."""
+
+    def __init__(
+        self, connection: Connection, *, prefix: str | None = None, deadline_ms: int = _ADD_DEADLINE_MS
+    ) -> None:
         self._connection, self._prefix = connection, prefix
+        self._deadline_ms = deadline_ms
         self._queues: dict[str, Queue] = {}
 
     async def send(self, message: Message) -> SendResult:
@@ -53,7 +59,7 @@ class QueueChannel:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(
-                name, connection=self._connection, prefix=self._prefix, add_deadline_ms=_ADD_DEADLINE_MS
+                name, connection=self._connection, prefix=self._prefix, add_deadline_ms=self._deadline_ms
             )
         return queue
 

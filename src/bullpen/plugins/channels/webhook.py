@@ -17,20 +17,17 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._version import __version__
 from bullpen.errors import InvalidOption, require
-from bullpen.plugins._http import AddressGuard, AddressRefused, HttpAnswer, HttpClient, HttpFailed, check_url
-from bullpen.ports.channel import Accepted, ChannelHealth, Message, Refused, SendResult, Unavailable
+from bullpen.plugins._http import AddressGuard, AddressRefused, HttpClient, HttpFailed, check_url, hide_path
+from bullpen.plugins.channels._answers import read_answer, read_failure
+from bullpen.ports.channel import ChannelHealth, Message, SendResult, WhenUnknown
 
 __all__ = ["Webhook"]
-
-TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""The 4xx that mean "not now"; all others mean "never"."""
 
 _SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - how secrets begin, not one of them
 _OURS: Final = frozenset(
@@ -54,6 +51,9 @@ class Webhook:
     `body="event"` sends `{"type", "timestamp", "data"}`, `body="payload"` the payload alone. Private addresses are
     refused unless their network is in `allowed_networks`.
     """
+
+    when_unknown = WhenUnknown.RESEND
+    """The target gets the same `webhook-id` and `Idempotency-Key` again."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Webhook:
         self._client = HttpClient(AddressGuard.allowing(allowed_networks), tls=tls)
 
     def __repr__(self) -> str:
-        return f"Webhook({self._url!r})"
+        return f"Webhook({hide_path(self._url)!r})"
 
     async def send(self, message: Message) -> SendResult:
         content = self._content(message)
@@ -87,11 +87,9 @@ class Webhook:
             answer = await self._client.post(
                 self._url, headers=self._all_headers(message, content), content=content, timeout_ms=self._timeout_ms
             )
-        except AddressRefused as error:
-            return Refused(str(error), "ADDRESS_REFUSED")
-        except HttpFailed as error:
-            return Unavailable(str(error), "NO_ANSWER")
-        return self._read(answer)
+        except (AddressRefused, HttpFailed) as error:
+            return read_failure(error)
+        return read_answer(answer, now=self._now())
 
     async def check(self) -> ChannelHealth:
         """Nothing can be said about a target without sending it something."""
@@ -129,29 +127,6 @@ class Webhook:
         }
         headers |= {name: value for name, value in ids.items() if isinstance(value, str) and value}
         return {name: _header_text(value) for name, value in {**headers, **self._headers}.items()}
-
-    def _read(self, answer: HttpAnswer) -> SendResult:
-        status, code = answer.status, f"HTTP_{answer.status}"
-        if 200 <= status < 300:
-            return Accepted(f"{status}")
-        if status in TRY_AGAIN or status >= 500:
-            return Unavailable(f"the target answered {status}", code, self._retry_after_ms(answer.headers))
-        if 300 <= status < 400:
-            return Refused(
-                f"the target answered {status}; redirects are not followed, configure the final address", code
-            )
-        return Refused(f"the target answered {status}", code)
-
-    def _retry_after_ms(self, headers: Mapping[str, str]) -> int | None:
-        value = headers.get("retry-after", "").strip()
-        if re.fullmatch(r"[0-9]{1,9}", value):
-            return int(value) * 1000
-        try:
-            moment = parsedate_to_datetime(value)
-        except (ValueError, TypeError):
-            return None
-        instant = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return max(0, int((instant.timestamp() - self._now()) * 1000))
 
 
 def _read_secret(text: Any) -> bytes:
