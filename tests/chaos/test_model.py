@@ -123,8 +123,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.name = f"q-{uuid.uuid4().hex[:12]}"
         self.base = f"bull:{self.name}:"
         self.handlers: dict[str, asyncio.Future[str]] = {}
-        self.runner = asyncio.Runner()
+        self.runner = self._open_runner()
         self.runner.run(self._begin())
+
+    def _open_runner(self) -> asyncio.Runner:
+        return asyncio.Runner()
 
     async def _begin(self) -> None:
         self.queue = Queue(self.name, connection=self.proxy.url, backoff=Backoff.fixed(LATER_MS))
@@ -150,6 +153,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.runner.run(self._finish())
+        self._close_runner()
+
+    def _close_runner(self) -> None:
         self.runner.close()
 
     async def _finish(self) -> None:
@@ -276,10 +282,15 @@ class QueueMachine(RuleBasedStateMachine):
 def test_any_sequence_of_operations_and_faults_matches_the_model(server: RedisServer, proxy: FaultProxy) -> None:
     """Nobody thinks of the sequence that breaks it; Hypothesis tries hundreds and shrinks the one it finds."""
     QueueMachine.server, QueueMachine.proxy = server, proxy
+    run_machine(QueueMachine, examples=scaled(15, 1_000))
+
+
+def run_machine(machine: type[QueueMachine], *, examples: int) -> None:
+    """Try so many sequences of rules."""
     run_state_machine_as_test(
-        QueueMachine,
+        machine,
         settings=settings(
-            max_examples=scaled(15, 1_000),
+            max_examples=examples,
             stateful_step_count=12,
             deadline=None,
             derandomize=not LONG,
