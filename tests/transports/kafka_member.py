@@ -27,7 +27,7 @@ async def main(brokers: str, group: str, topic: str, log: Path) -> None:
         nonlocal last, count
         await asyncio.sleep(0.01)
         with log.open("a") as applied:
-            applied.write(f"{delivery.urn}\n")
+            applied.write(f"{delivery.urn} {delivery.idempotency_key}\n")
         last = asyncio.get_running_loop().time()
         count += 1
         if count % 5 == 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from bullpen.ports.transport import Delivery, DeliveryLost
 from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, nothing_comes, quick_policy, take
 from bullpen.testing.kafka import OFFSET_COMMIT, MockKafka
-from tests.transports._listening import PATIENCE_S, listening
+from tests.transports._listening import PATIENCE_S, lines, listening
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -165,6 +167,48 @@ async def test_nothing_is_committed_beyond_a_record_that_failed(
     await nothing_comes(deliveries, for_s=0.3)
 
 
+@pytest.mark.requirement("X-39", "X-55")
+async def test_the_next_member_waits_for_what_is_left_of_a_rest(make_transport: MakeTransport, topic: str) -> None:
+    """A deployment in the middle of an outage must not use up the attempts."""
+    first, second = (make_transport(session_timeout=2_000) for _ in range(2))
+    await first.publish(an_event(topic))
+    failed_at = time.monotonic()
+    await first.settle(await take(await first.deliveries(topic, prefetch=1)), Retry("no", "", 3_000))
+    await first.aclose()
+
+    again = await take(await second.deliveries(topic, prefetch=1))
+
+    assert again.attempt == 2
+    assert time.monotonic() - failed_at >= 3.0
+    await second.settle(again, DONE)
+
+
+async def test_a_full_prefetch_waits_for_a_settled_delivery_and_for_nothing_else(
+    make_transport: MakeTransport, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With work ready in another partition it must not ask again and again."""
+    transport = make_transport()
+    for urn in (await urns_by_partition(transport, topic)).values():
+        await transport.publish(an_event(topic, urn=urn))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+    held = await take(deliveries)
+    looks = 0
+    look = deliveries._membership.lines_of
+
+    def counted(topics: set[str]) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(topics)
+
+    monkeypatch.setattr(deliveries._membership, "lines_of", counted)
+    waiting = asyncio.create_task(take(deliveries))
+    await asyncio.sleep(0.3)
+    assert looks < 20
+    await transport.settle(held, DONE)
+
+    await transport.settle(await waiting, DONE)
+
+
 @pytest.mark.requirement("X-55")
 async def test_only_the_partition_of_a_failed_record_waits(make_transport: MakeTransport, topic: str) -> None:
     transport = make_transport()
@@ -294,8 +338,9 @@ async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
             assert await third.ended() == 0
     await client.close()
 
-    runs = log.read_text().splitlines()
-    assert sorted(set(runs)) == sorted(sent)
+    runs = [tuple(line.split()) for line in log.read_text().splitlines()]
+    assert {urn for urn, _ in runs} == set(sent), "nothing is skipped"
+    assert len({key for _, key in runs}) == len(sent), "who remembers the keys applies nothing twice"
     assert len(runs) - len(sent) <= 40, "only what was in flight or not committed yet may run again"
 
 
@@ -333,8 +378,12 @@ async def test_letters_of_a_topic_that_does_not_exist_are_none(make_transport: M
 
 
 @pytest.mark.requirement("W-55", "S-36")
-async def test_an_outage_is_told_once_and_so_is_its_end(kafka: MockKafka, topic: str) -> None:
-    client = KafkaClient(kafka.address, workflow=uuid.uuid4().hex[:8], policy=quick_policy())
+async def test_an_outage_is_told_once_and_so_is_its_end(
+    kafka: MockKafka, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also to a consumer that has nothing to do; afterwards it goes on."""
+    caplog.set_level(logging.INFO)
+    client = KafkaClient(kafka.address, workflow=uuid.uuid4().hex[:8], policy=quick_policy(), session_timeout=2_000)
     seen = asyncio.Queue[str]()
 
     async def handle(delivery: Delivery) -> None:
@@ -344,6 +393,14 @@ async def test_an_outage_is_told_once_and_so_is_its_end(kafka: MockKafka, topic:
         await client.consume(topic, handle)
         await client.produce(topic, "pay", {"urn": "urn:1"})
         assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "urn:1"
+        with kafka.down():
+            await heard.wait("transport.disconnected")
+            assert not await client.is_healthy()
+        await heard.wait("transport.connected", 2)
+        await client.produce(topic, "pay", {"urn": "urn:2"})
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "urn:2"
 
-    assert len(heard.of("transport.connected")) == 1
+    assert len(lines(caplog.records, "Kafka connection is back")) == 1
+    lost = [record for record in caplog.records if record.getMessage().startswith("Kafka connection lost")]
+    assert len(lost) == 1
     await client.close()

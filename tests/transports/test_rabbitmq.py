@@ -218,6 +218,28 @@ async def test_a_transient_error_is_six_deliveries_with_doubling_pauses(rabbit: 
     await client.close()
 
 
+@pytest.mark.requirement("S-20", "S-44", "X-70")
+async def test_deliveries_are_handled_at_the_same_time_up_to_the_prefetch(rabbit: RabbitServer) -> None:
+    """Five at once make 600 a minute of half a second each; one after the other they would make 120."""
+    topology = messages()
+    queue = topology.queues[0].name
+    client = RabbitMQClient.for_scheduled_messages(rabbit.url, topology=topology)
+    all_in, most = asyncio.Barrier(5), 0
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal most
+        most = max(most, consumer.running)
+        await all_in.wait()  # opens when five are here
+
+    with listening() as heard:
+        consumer = await client.consume(queue, handle)
+        await client.produce_many(queue, [("birthday", {"urn": f"urn:user:{number}"}) for number in range(20)])
+        await heard.wait("delivery.settled", 20)
+
+    assert most == 5
+    await client.close()
+
+
 @pytest.mark.requirement("S-41", "S-42", "X-1", "X-2")
 def test_the_preset_follows_its_settings() -> None:
     usual = RabbitMQClient.for_scheduled_messages("amqp://localhost").policy

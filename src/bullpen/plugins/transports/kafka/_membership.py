@@ -95,6 +95,7 @@ class Membership:
         self._member: GroupMember | None = None
         self._subscribed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._last_commit = 0.0
         self._trouble: BullpenError | None = None
         self._is_lost = False
@@ -110,6 +111,7 @@ class Membership:
         view = self._views[source] = TopicDeliveries(self, source, set(self._transport.topics_of(source)), prefetch)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"bullpen kafka {self._transport.group}")
+            self._watcher = asyncio.create_task(self._watch(), name=f"bullpen kafka watch {self._transport.group}")
         return view
 
     def lines_of(self, topics: set[str]) -> list[Line]:
@@ -119,9 +121,11 @@ class Membership:
         self._is_closed = True
         for view in self._views.values():
             await view.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        tasks = [task for task in (self._task, self._watcher) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # ---- settling ---------------------------------------------------------------------------------------------
 
@@ -280,6 +284,19 @@ class Membership:
         if member is not None:
             await member.stop()
             self._reports.closed(self._transport.group)
+
+    async def _watch(self) -> None:
+        """A consumer with nothing to commit never hears that its cluster is gone: the driver waits in silence."""
+        while True:
+            await asyncio.sleep(self._session_timeout_ms / 4000)
+            try:
+                async with asyncio.timeout(self._session_timeout_ms / 1000):
+                    await self._transport.door.topics()
+            except (BullpenError, TimeoutError) as error:
+                self._note_lost(str(error) or "no answer")
+            else:
+                if self._is_lost and self._member is not None:
+                    self._note_connected()
 
     def _note_connected(self) -> None:
         self._reports.connected(self._transport.group, again=self._was_connected)
