@@ -129,11 +129,11 @@ class Stage:
 
     async def until_job(self, run_id: str, *states: str) -> Job:
         async with asyncio.timeout(PATIENCE_S):
-            while True:
-                job = await self.runs.queue.get_job(run_id)
-                if job is not None and await job.state() in states:
-                    return job
+            while await self.runs.queue.state_of(run_id) not in states:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.02)
+        job = await self.runs.queue.get_job(run_id)
+        assert job is not None
+        return job
 
     async def aclose(self) -> None:
         await self.outbox.aclose()
