@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.ops.health import Health
     from bullpen.ops.metrics import WorkerMetrics
     from bullpen.outbox import Outbox
+    from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
 
@@ -105,6 +106,7 @@ class Bullpen:
         self._workflows: Workflows | None = None
         self._container = Container()
         self._messages: Messages | None = None
+        self._safe_runs: Runs | None = None
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -159,6 +161,20 @@ class Bullpen:
         from bullpen._parts.channels import Channels
 
         return Channels(self.settings)
+
+    @property
+    def runs(self) -> Runs:
+        """Charged, long operations: `@app.runs.handler` runs them, `app.runs.service` submits them.
+
+        An app that names them dispatches its outbox, which their jobs leave by, and looks after runs.
+        """
+        if self._safe_runs is None:
+            from bullpen._parts.runs import RunsService, make_runs
+
+            _ = self.outbox
+            self._safe_runs = make_runs(self.settings, self.ledger, self.connection, self.prefix, self._container)
+            self.add(RunsService(self._safe_runs, self.prepare, self._workers))
+        return self._safe_runs
 
     @property
     def has_outbox(self) -> bool:
@@ -417,6 +433,8 @@ class Bullpen:
             await self._outbox.aclose()
         if self._messages is not None:
             await self._messages.aclose()
+        if self._safe_runs is not None:
+            await self._safe_runs.aclose()
         if self._ledger is not None:
             await self._ledger.aclose()
         if self._connection is not None and self._owns_connection:

@@ -299,6 +299,8 @@ class LedgerSettings:
     """Database role of dispatchers, which see all tenants."""
     duty: Literal["service", "tenant"] = _option("service", _one_of("service", "tenant"), "BULLPEN_DATABASE_DUTY")
     """Which of the two roles this process has. Only with roles."""
+    pool_size: int = _option(10, _whole_number(1), "BULLPEN_DATABASE_POOL_SIZE")
+    """Connections to PostgreSQL that this process holds at most. Ten runs at the same time need one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

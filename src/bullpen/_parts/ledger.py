@@ -20,6 +20,7 @@ def make_ledger(settings: Settings) -> Ledger:
         schema=settings.ledger.schema,
         roles=roles_of(settings),
         duty=settings.ledger.duty,
+        pool_size=settings.ledger.pool_size,
         max_attempts=settings.outbox.max_attempts,
         dead_letter_type=settings.outbox.dead_letter_type,
         make_directory=settings.ledger.url is None,
