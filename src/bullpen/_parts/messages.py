@@ -13,6 +13,7 @@ from typing import Any
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen.errors import require
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages, SchedulerOptions, SenderOptions
 from bullpen.ports.messaging import Messaging
@@ -75,6 +76,8 @@ def make_client(
         return MemoryClient(policy=policy, concurrency=chosen.concurrency)
     from bullpen.plugins.transports.bullmq import BullMQClient
 
+    known = chosen.retry_backoff == "exponential"
+    require("messages.retry_backoff", known, "'exponential' on BullMQ: Node's workers know no other growth", "linear")
     return BullMQClient(connection(), prefix=prefix, policy=policy, concurrency=chosen.concurrency)
 
 

@@ -9,7 +9,19 @@ from typing import Annotated, Any, Final
 import typer
 
 from bullpen import _version
-from bullpen.cli import common, config, dead_letters, destinations, jobs, migrate, outbox, queues, run_app, workflows
+from bullpen.cli import (
+    common,
+    config,
+    dead_letters,
+    destinations,
+    jobs,
+    messages,
+    migrate,
+    outbox,
+    queues,
+    run_app,
+    workflows,
+)
 from bullpen.cli.bench.command import bench
 from bullpen.cli.demo.command import demo
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
@@ -52,6 +64,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 destinations.add_to(outbox.app)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(workflows.app, name="workflows")
+app.add_typer(messages.app, name="messages")
 app.command("migrate")(migrate.migrate)
 app.command("bench")(bench)
 app.add_typer(config.app, name="config")

@@ -31,7 +31,7 @@ from bullpen.messages.orders import make_order
 from bullpen.messages.planner import Planner
 from bullpen.ports.messaging import Messaging, PublishFailed
 
-__all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions"]
+__all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions", "read_health"]
 
 logger = logging.getLogger("bullpen.messages")
 
@@ -199,36 +199,41 @@ class Scheduler:
             await self._ended.wait()
 
     async def health(self) -> SchedulerHealth:
-        """What is known about the last runs of all schedulers, and how far behind messages are.
-
-        A missed run makes it unhealthy, whoever should have made it.
-        """
-        run, success = await self._checkpoints.read(_RUN), await self._checkpoints.read(_SUCCESS)
-        queue_lag_ms, send_lag_ms = await self._store.lags_ms()
-        last_run, _, _ = _read_note(run)
-        last_success, found, published = _read_note(success)
-        return SchedulerHealth(
-            last_run=last_run,
-            last_success=last_success,
-            found=found,
-            published=published,
-            queue_lag_ms=queue_lag_ms,
-            send_lag_ms=send_lag_ms,
-            reason=self._reason(last_success, await self._store.now()),
-        )
-
-    def _reason(self, last_success: datetime | None, now: datetime) -> str:
-        if last_success is None:
-            return "no run has succeeded yet"
-        # The run of the next slot must have succeeded by the slot after it.
-        slot = cron.next_after(self.options.schedule, "UTC", _epoch_ms(last_success))
-        if _epoch_ms(now) <= cron.next_after(self.options.schedule, "UTC", slot):
-            return ""
-        return f"a run was missed: the last success was {last_success:%Y-%m-%d %H:%M:%S} UTC"
+        """How all schedulers of this ledger are; see `read_health`."""
+        return await read_health(self._store, self._checkpoints, self.options)
 
     async def _note(self, name: str, at: datetime, found: int, published: int) -> None:
         async with self._store.database.transaction_without_tenant() as connection:
             await self._checkpoints.write(connection, name, f"{_epoch_ms(at)} {found} {published}")
+
+
+async def read_health(store: SqlMessages, checkpoints: Checkpoints, options: SchedulerOptions) -> SchedulerHealth:
+    """What is known about the last runs of all schedulers, and how far behind messages are.
+
+    A missed run makes it unhealthy, whoever should have made it.
+    """
+    last_run, _, _ = _read_note(await checkpoints.read(_RUN))
+    last_success, found, published = _read_note(await checkpoints.read(_SUCCESS))
+    queue_lag_ms, send_lag_ms = await store.lags_ms()
+    return SchedulerHealth(
+        last_run=last_run,
+        last_success=last_success,
+        found=found,
+        published=published,
+        queue_lag_ms=queue_lag_ms,
+        send_lag_ms=send_lag_ms,
+        reason=_ill_because(options.schedule, last_success, await store.now()),
+    )
+
+
+def _ill_because(schedule: str, last_success: datetime | None, now: datetime) -> str:
+    if last_success is None:
+        return "no run has succeeded yet"
+    # The run of the next slot must have succeeded by the slot after it.
+    slot = cron.next_after(schedule, "UTC", _epoch_ms(last_success))
+    if _epoch_ms(now) <= cron.next_after(schedule, "UTC", slot):
+        return ""
+    return f"a run was missed: the last success was {last_success:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _read_note(note: str | None) -> tuple[datetime | None, int, int]:

@@ -29,7 +29,7 @@ from bullpen.messages.calendar import (
     TimePolicy,
     read_time,
 )
-from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions
+from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions, read_health
 from bullpen.messages.imports import Imported, import_csv
 from bullpen.messages.metrics import MessageMetrics
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
@@ -217,7 +217,7 @@ class Messages:
 
     async def health(self) -> SchedulerHealth:
         """How the scheduler is, whichever process it runs in."""
-        return await self.scheduler().health()
+        return await read_health(self.store, self._ledger.checkpoints, self._scheduler_options)
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Run what this process has to, until closed."""

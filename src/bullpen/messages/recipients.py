@@ -83,23 +83,22 @@ class Recipient:
             require(f"attributes[{key!r}]", is_text(key) and fits, "text or a number under a name", value)
         size = len(json.encode(dict(self.attributes)))
         require("attributes", size <= MAX_ATTRIBUTES, f"at most {MAX_ATTRIBUTES} bytes", size)
-        _dates(self)
+        self.dates()
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.tenant_id, self.id)
 
-
-def _dates(recipient: Recipient) -> dict[tuple[str, str], Occasion]:
-    """All occasions of a recipient by kind and label."""
-    found: dict[tuple[str, str], Occasion] = {}
-    for kind, given in recipient.occasions.items():
-        for one in given if isinstance(given, list | tuple) else [given]:
-            occasion = one if isinstance(one, Occasion) else Occasion(read_date(kind, one))
-            fits = (kind, occasion.label) not in found
-            require(f"occasions[{kind!r}]", fits, "a label for each of several dates", occasion.label)
-            found[kind, occasion.label] = occasion
-    return found
+    def dates(self) -> dict[tuple[str, str], Occasion]:
+        """All occasions by kind and label."""
+        found: dict[tuple[str, str], Occasion] = {}
+        for kind, given in self.occasions.items():
+            for one in given if isinstance(given, list | tuple) else [given]:
+                occasion = one if isinstance(one, Occasion) else Occasion(read_date(kind, one))
+                fits = (kind, occasion.label) not in found
+                require(f"occasions[{kind!r}]", fits, "a label for each of several dates", occasion.label)
+                found[kind, occasion.label] = occasion
+        return found
 
 
 class Recipients:
@@ -116,7 +115,7 @@ class Recipients:
         """As `save` for many; each batch of 500 is stored as a whole or not at all. Returns how many."""
         pending = list(recipients)
         for recipient in pending:
-            for kind, _ in _dates(recipient):
+            for kind, _ in recipient.dates():
                 self._occasions.get(kind)
         for first in range(0, len(pending), BATCH):
             # The last one wins where an id comes twice: one statement must not change a row twice.
@@ -171,7 +170,7 @@ class Recipients:
         """What would be sent to somebody between two instants: kind, label, occurrence."""
         found = [
             (name, label, occurrence)
-            for (name, label), one in _dates(recipient).items()
+            for (name, label), one in recipient.dates().items()
             for kind in [self._occasions.get(name)]
             for occurrence in occurrences(
                 one.on,
@@ -190,7 +189,7 @@ class Recipients:
         """Occurrences whose local time does not exist or comes twice."""
         return [
             finding
-            for (name, _), one in _dates(recipient).items()
+            for (name, _), one in recipient.dates().items()
             for kind in [self._occasions.get(name)]
             for finding in lint(
                 recipient.id,
@@ -276,7 +275,7 @@ def _rows(recipient: Recipient) -> list[OccasionRow]:
             zone=recipient.zone,
             channel=recipient.channel,
         )
-        for (kind, label), one in _dates(recipient).items()
+        for (kind, label), one in recipient.dates().items()
     ]
 
 

@@ -1,0 +1,403 @@
+"""Messages as an application has them: made from settings, run by `run`, on whichever transport is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+
+from bullpen._parts.messages import make_client
+from bullpen.app import Bullpen
+from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.messages import Messages, MessageStatus
+from bullpen.plugins.channels.webhook import Webhook
+from bullpen.plugins.transports.memory import MemoryClient
+from bullpen.plugins.transports.rabbitmq import RabbitMQClient
+from bullpen.ports.channel import Message
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+from bullpen.testing.rabbitmq import RabbitServer
+from bullpen.testing.receivers import HttpReceiver
+from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, until_status
+
+pytestmark = pytest.mark.timeout(120)
+
+DEFAULTS = {
+    "exchange": "birthday.messages",
+    "dlx": "birthday.messages.dlx",
+    "queue": "birthday.messages.queue",
+    "dlq": "birthday.messages.dlq",
+}
+
+
+def load(tmp_path: Path, **environ: str) -> Settings:
+    return Settings.load(environ={"BULLPEN_DATA_DIR": str(tmp_path / "data"), **environ}, start=tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def running(app: Bullpen) -> AsyncIterator[None]:
+    task = asyncio.create_task(app.run(signals=False))
+    try:
+        yield
+    finally:
+        await app.stop()
+        await task
+
+
+@pytest.fixture(params=["memory", "bullmq", "rabbitmq"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """The same application, configured for each transport; the scheduler runs every second."""
+    environ = {"BULLPEN_MESSAGES_TRANSPORT": request.param, "CRON_MINUTE_SCHEDULE": "* * * * * *"}
+    if request.param == "bullmq":
+        environ["BULLPEN_REDIS_URL"] = request.getfixturevalue("redis_url")
+    if request.param == "rabbitmq":
+        environ["RABBITMQ_URL"] = request.getfixturevalue("rabbit").url
+    return load(tmp_path, **environ)
+
+
+@pytest.mark.requirement("S-1", "S-15")
+async def test_an_app_sends_on_any_transport(settings: Settings, told: Told) -> None:
+    """From an empty directory: tables, topology, scheduler, sender, and a provider that gets one message."""
+    app = Bullpen(settings=settings)
+    set_clock(app.ledger, at("2026-03-14 08:59:58"))
+    seen: list[Message] = []
+
+    @app.messages.channel("email", after_crash="same_key")
+    async def send(message: Message) -> str:
+        seen.append(message)
+        return "taken"
+
+    app.messages.occasion("birthday", text="Happy {number}, {name}!", subject="For {name}")
+    await app.prepare()
+    await app.messages.recipients.save(person(zone="UTC"))
+    async with running(app):
+        (sent,) = await until_status(app.messages, 1)
+        metrics = {metric.name for metric in await app.metrics()}
+
+    assert [message.payload["text"] for message in seen] == ["Happy 36, Person 1!"]
+    assert sent.response["detail"] == "taken"
+    assert sent.sent_at is not None and timedelta(0) <= sent.sent_at - sent.due_at < timedelta(minutes=1)
+    assert "queue_message_publish_duration_seconds" in metrics
+
+
+@pytest.mark.requirement("S-4", "S-10", "S-11", "S-12", "S-47", "S-48", "X-67", "X-68", "X-69")
+async def test_the_topology_on_rabbitmq_has_the_names_and_settings_of_the_pipeline(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    """As the broker itself tells it, with nothing configured but its address."""
+    client = make_client(
+        load(tmp_path, RABBITMQ_URL=rabbit.url, BULLPEN_MESSAGES_TRANSPORT="rabbitmq"),
+        ("birthday", "anniversary"),
+        lambda: pytest.fail("no Redis is needed"),
+        "bull",
+    )
+    assert isinstance(client, RabbitMQClient)
+    await client.transport.declare(client.transport.spec(DEFAULTS["queue"]))  # type: ignore[attr-defined]
+    await client.close()
+
+    exchanges = rows_of(rabbit.control("list_exchanges", "name", "type", "durable"))
+    queues = rows_of(rabbit.control("list_queues", "name", "type", "durable", "arguments"))
+    bindings = rows_of(rabbit.control("list_bindings", "source_name", "destination_name", "routing_key"))
+
+    assert [DEFAULTS["exchange"], "topic", "true"] in exchanges
+    assert [DEFAULTS["dlx"], "direct", "true"] in exchanges
+    main, dead = (next(row for row in queues if row[0] == DEFAULTS[name]) for name in ("queue", "dlq"))
+    assert main[1:3] == dead[1:3] == ["quorum", "true"]
+    for argument in (
+        '"x-quorum-initial-group-size",3',
+        '"x-message-ttl",86400000',
+        '"x-max-length",100000',
+        '"x-overflow","reject-publish"',
+        '"x-dead-letter-exchange","birthday.messages.dlx"',
+        '"x-dead-letter-routing-key","dlq"',
+        '"x-dead-letter-strategy","at-least-once"',
+        '"x-delivery-limit",20',
+    ):
+        assert argument in main[3], main[3]
+    assert '"x-message-ttl"' not in dead[3]
+    for key in ("birthday", "anniversary"):
+        assert [DEFAULTS["exchange"], DEFAULTS["queue"], key] in bindings
+    assert [DEFAULTS["dlx"], DEFAULTS["dlq"], "dlq"] in bindings
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [line.split("\t") for line in table.splitlines()]
+
+
+@pytest.mark.requirement("S-6", "S-12", "S-13", "S-22")
+async def test_an_order_on_the_wire_is_persistent_json_under_the_name_of_its_kind(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    """A kind that is registered later is one more routing key; what was there is not touched."""
+    settings = load(tmp_path, RABBITMQ_URL=rabbit.url, BULLPEN_MESSAGES_TRANSPORT="rabbitmq", **own_names("wire"))
+    first = Bullpen(settings=settings)
+    first.messages.channel("email", Provider(), after_crash="park")
+    await first.prepare()
+    await (await first.messages.messaging.consume(settings.rabbitmq.queue_name, lambda _: None)).close()
+    await first.aclose()
+    app = Bullpen(settings=settings)
+    app.messages.occasion("high-priority", text="Now {name}")
+    app.messages.channel("email", Provider(), after_crash="park")
+    set_clock(app.ledger, at("2026-03-14 08:00"))
+    dates = {"birthday": "1990-03-14", "high-priority": "1990-03-14"}
+    await app.messages.recipients.save(person(zone="UTC", occasions=dates))
+    await app.messages.planner().run_until_done()
+    set_clock(app.ledger, at("2026-03-14 09:00"))
+
+    await app.messages.scheduler().run_once()
+
+    async with await aio_pika.connect(rabbit.url) as connection:
+        queue = await (await connection.channel()).get_queue(settings.rabbitmq.queue_name)
+        found = [await queue.get(), await queue.get()]
+    await app.aclose()
+    keys = sorted(message.routing_key or "" for message in found if message is not None)
+    assert keys == ["birthday", "high-priority"]
+    for message in found:
+        assert message is not None
+        assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+        assert message.headers["x-retry-count"] == 0
+        assert message.content_type == "application/json"
+        for secret in (b"Person", b"example.com"):
+            assert secret not in message.body
+
+
+def own_names(prefix: str) -> dict[str, str]:
+    base = f"{prefix}-{os.urandom(4).hex()}"
+    return {
+        "RABBITMQ_QUEUE_NAME": f"{base}.queue",
+        "RABBITMQ_DLQ_NAME": f"{base}.dlq",
+        "RABBITMQ_EXCHANGE_NAME": base,
+        "RABBITMQ_DLX_NAME": f"{base}.dlx",
+    }
+
+
+@pytest.mark.requirement("S-47", "S-52", "X-67")
+async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    settings = load(
+        tmp_path,
+        RABBITMQ_URL=rabbit.url,
+        BULLPEN_MESSAGES_TRANSPORT="rabbitmq",
+        RABBITMQ_MAX_LENGTH="10",
+        **own_names("full"),
+    )
+    app = Bullpen(settings=settings)
+    provider = Provider()
+    app.messages.channel("email", provider, after_crash="same_key")
+    await app.prepare()
+    set_clock(app.ledger, at("2026-03-14 08:00"))
+    await app.messages.recipients.save_many(person(number, zone="UTC") for number in range(100))
+    await app.messages.planner().run_until_done()
+    set_clock(app.ledger, at("2026-03-14 09:00"))
+
+    enqueuer = app.messages.enqueuer()
+    for _ in range(3):
+        await enqueuer.run_once()
+    refused = [row for row in await app.messages.store.find() if row.status is MessageStatus.CREATED]
+    await app.messages.sender().start()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(provider.delivered) < 100:
+            await enqueuer.run_once()
+            await asyncio.sleep(0.05)
+
+    assert refused
+    assert all("full" in (row.last_error or "") for row in refused)
+    assert len(provider.calls) == 100
+    await app.aclose()
+
+
+@pytest.mark.requirement("S-48", "X-67", "X-69")
+async def test_an_order_that_waited_too_long_is_dead_lettered_and_the_row_is_not_lost(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    """No sender ran for longer than the TTL: the broker moves the order aside, the scheduler publishes a new one."""
+    settings = load(
+        tmp_path,
+        RABBITMQ_URL=rabbit.url,
+        BULLPEN_MESSAGES_TRANSPORT="rabbitmq",
+        RABBITMQ_MESSAGE_TTL="200",
+        **own_names("old"),
+    )
+    app = Bullpen(settings=settings)
+    provider = Provider()
+    app.messages.channel("email", provider, after_crash="same_key")
+    await app.prepare()
+    set_clock(app.ledger, at("2026-03-14 08:00"))
+    await app.messages.recipients.save(person(zone="UTC"))
+    await app.messages.planner().run_until_done()
+    set_clock(app.ledger, at("2026-03-14 09:00"))
+    await app.messages.scheduler().run_once()
+    client: Any = app.messages.messaging
+    letters = client.transport.dead_letters(settings.rabbitmq.queue_name)
+    async with asyncio.timeout(PATIENCE_S):
+        while await letters.depth() == 0:  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.05)
+
+    (letter,) = await letters.list()
+    set_clock(app.ledger, at("2026-03-14 10:05"))
+    await app.messages.sender().start()
+    await app.messages.scheduler().run_once()
+    await until_status(app.messages, 1)
+
+    assert letter.cause == "expired"
+    assert len(provider.calls) == 1
+    await app.aclose()
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-20", "S-41", "S-42", "X-2")
+@pytest.mark.parametrize(
+    ("transport", "backoff", "pauses"),
+    [
+        ("memory", "exponential", [100, 200, 400]),
+        ("bullmq", "exponential", [100, 200, 400]),
+        ("rabbitmq", "exponential", [100, 200, 400]),
+        ("memory", "linear", [100, 200, 300]),
+        ("rabbitmq", "linear", [100, 200, 300]),
+    ],
+)
+async def test_retries_are_the_same_on_every_transport(
+    tmp_path: Path, transport: str, backoff: str, pauses: list[int]
+) -> None:
+    settings = load(
+        tmp_path,
+        BULLPEN_MESSAGES_TRANSPORT=transport,
+        QUEUE_MAX_RETRIES="3",
+        QUEUE_RETRY_DELAY="100",
+        QUEUE_RETRY_BACKOFF=backoff,
+        QUEUE_CONCURRENCY="7",
+    )
+
+    client: Any = make_client(settings, ("birthday",), lambda: Connection("redis://localhost:1"), "bull")
+
+    kinds = {"memory": "MemoryClient", "bullmq": "BullMQClient", "rabbitmq": "RabbitMQClient"}
+    assert type(client).__name__ == kinds[transport]
+    assert client.policy.attempts == 4
+    assert [client.policy.backoff.delay_for(n, lambda: 0.5) for n in (1, 2, 3)] == pauses
+    assert client._concurrency == 7
+    if transport == "bullmq":
+        await client.transport.connection.aclose()
+
+
+@pytest.mark.requirement("S-42")
+def test_linear_growth_is_refused_where_node_could_not_follow(tmp_path: Path) -> None:
+    settings = load(tmp_path, QUEUE_RETRY_BACKOFF="linear")
+
+    with pytest.raises(InvalidOption, match=r"messages\.retry_backoff: expected 'exponential' on BullMQ"):
+        make_client(settings, ("birthday",), lambda: pytest.fail("too late"), "bull")
+
+
+@pytest.mark.requirement("X-71")
+@pytest.mark.parametrize(("connections", "separate"), [("", False), ("1", False), ("2", True)])
+def test_consumers_may_have_a_connection_of_their_own(tmp_path: Path, connections: str, separate: bool) -> None:
+    settings = load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="rabbitmq", RABBITMQ_CONNECTIONS=connections)
+
+    client: Any = make_client(settings, ("birthday",), lambda: pytest.fail("no Redis"), "bull")
+
+    assert (client.transport._consuming is not client.transport._link) is separate
+
+
+@pytest.mark.requirement("S-15", "S-20", "S-47", "S-48", "X-71")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CRON_MINUTE_SCHEDULE", "every minute"),
+        ("BULLPEN_MESSAGES_TRANSPORT", "pigeon"),
+        ("BULLPEN_MESSAGES_LOOK_AHEAD", "-1"),
+        ("RABBITMQ_MESSAGE_TTL", "0"),
+        ("RABBITMQ_MAX_LENGTH", "many"),
+        ("RABBITMQ_CONNECTIONS", "3"),
+        ("QUEUE_CONCURRENCY", "0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_stops_the_start(tmp_path: Path, variable: str, value: str) -> None:
+    with pytest.raises(InvalidOption, match=f"environment variable {variable}"):
+        load(tmp_path, **{variable: value})
+
+
+@pytest.mark.requirement("S-15")
+async def test_the_scheduler_follows_its_settings(tmp_path: Path) -> None:
+    settings = load(tmp_path, CRON_MINUTE_SCHEDULE="*/5 * * * *", BULLPEN_MESSAGES_LOOK_AHEAD="0")
+    app = Bullpen(settings=settings)
+
+    options = app.messages._scheduler_options
+
+    assert (options.schedule, options.look_ahead_ms) == ("*/5 * * * *", 0)
+    assert load(tmp_path).messages.schedule == "* * * * *"
+    assert load(tmp_path).messages.look_ahead_ms == 3_600_000
+    await app.aclose()
+
+
+# ---- the façade ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_webhook_gets_the_key_and_its_answer_is_kept(tmp_path: Path) -> None:
+    settings = load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory")
+    app = Bullpen(settings=settings)
+    async with HttpReceiver() as receiver:
+        hook = Webhook(receiver.url, body="payload", allow_http=True, allowed_networks=["127.0.0.0/8"])
+        app.messages.channel("hook", hook, after_crash="same_key")
+        await app.prepare()
+        set_clock(app.ledger, at("2026-03-14 08:59:59.5"))
+        await app.messages.recipients.save(person(zone="UTC", channel="hook"))
+        await app.messages.sender().start()
+        await app.messages.scheduler().run_once()
+        (request,) = await receiver.until(1)
+        (row,) = await until_status(app.messages, 1)
+        await app.aclose()
+
+    assert request.headers["idempotency-key"] == row.id
+    assert b'"to":"person-1@example.com"' in request.body
+
+
+async def test_roles_let_two_machines_have_one_part_each(tmp_path: Path) -> None:
+    app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
+    app.messages.roles = frozenset({"scheduler"})  # no channel is registered: a sender could not even be made
+
+    async with running(app):
+        async with asyncio.timeout(PATIENCE_S):
+            while (await health_of(app.messages)).last_success is None:  # noqa: ASYNC110 - the tables come first
+                await asyncio.sleep(0.02)
+
+
+async def health_of(messages: Messages) -> Any:
+    from bullpen.errors import LedgerNotReady
+
+    class Nothing:
+        last_success = None
+
+    try:
+        return await messages.health()
+    except LedgerNotReady:
+        return Nothing
+
+
+async def test_what_is_said_wrong_is_refused_where_it_is_said(tmp_path: Path) -> None:
+    app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
+    messages = app.messages
+
+    with pytest.raises(NotConfigured, match="no channel is registered"):
+        messages.sender()
+    with pytest.raises(InvalidOption, match="'same_key', 'resend' or 'park'"):
+        messages.channel("email", Provider(), after_crash="pray")  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="none beside texts that have their own"):
+        messages.occasion("x", text={"": Any}, subject="y")  # type: ignore[dict-item]
+    with pytest.raises(InvalidOption, match="channel: expected a name"):
+        messages.channel("", Provider(), after_crash="park")
+    with pytest.raises(InvalidOption, match="'scheduler' and 'sender'"):
+        Messages(app.ledger, MemoryClient(), roles=("janitor",))
+    _ = messages.messaging
+    with pytest.raises(InvalidOption, match="registered before anything is sent"):
+        messages.occasion("late", text="x")
+    assert messages.occasions.get("birthday").rule.repeats == "yearly"
+    await app.aclose()

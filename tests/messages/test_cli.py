@@ -1,0 +1,289 @@
+"""`bullpen messages`, as somebody types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen.cli.commands import run
+from bullpen.ledger import Ledger
+from bullpen.messages import Messages, MessageStatus
+from bullpen.plugins.transports.memory import MemoryClient
+from tests.flows._cli import Terminal
+from tests.messages.kit import person
+
+Type = Callable[..., tuple[int, str, str]]
+
+PEOPLE = """\
+id,name,zone,channel,address,birthday
+ada,Ada,Europe/London,email,ada@example.com,1815-12-10
+bob,Bob,Nowhere,email,bob@example.com,1990-03-14
+eve,Eve,Europe/Paris,email,eve@example.com,1990-02-30
+"""
+
+
+@pytest.fixture
+def type_(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> Type:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("BULLPEN_DATABASE_URL", sqlite_url)
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        code = run(["messages", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return typed
+
+
+def act(url: str, work: Callable[[Messages], Any]) -> Any:
+    """Do something with the messages of a database."""
+
+    async def main() -> Any:
+        async with Ledger(url) as ledger:
+            messages = Messages(ledger, MemoryClient())
+            try:
+                return await work(messages)
+            finally:
+                await messages.aclose()
+
+    return asyncio.run(main())
+
+
+def tomorrow() -> str:
+    return f"1990-{datetime.now(UTC) + timedelta(days=1):%m-%d}"
+
+
+def with_status(url: str, status: str) -> str:
+    """One message of this status; its id."""
+
+    async def work(messages: Messages) -> str:
+        await messages.recipients.save(person(zone="UTC", occasions={"birthday": tomorrow()}))
+        await messages.planner().run_until_done()
+        async with messages.store.database.transaction() as connection:
+            await connection.exec_driver_sql(f"UPDATE bullpen_messages SET status = '{status}', last_error = 'why'")
+        (row,) = await messages.store.find()
+        return row.id
+
+    found: str = act(url, work)
+    return found
+
+
+def test_a_file_is_imported_and_every_bad_line_is_told(type_: Type, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+
+    code, out, err = type_("import", str(path))
+    listed_code, listed, _ = type_("recipients", "--json")
+
+    assert code == 1
+    assert out == "saved: 1\n"
+    assert err.splitlines() == [
+        "line 3: zone: expected an IANA time zone such as 'Europe/Paris', got 'Nowhere'",
+        (
+            "line 4: birthday: expected a date such as 1990-03-14, or --03-14 when the year is not known (day is out "
+            "of range for month), got '1990-02-30'"
+        ),
+        "bullpen: not saved: 2 lines",
+    ]
+    assert listed_code == 0
+    assert [one["id"] for one in json.loads(listed)] == ["ada"]
+    assert json.loads(listed)[0]["occasions"] == "birthday 1815-12-10"
+
+
+def test_a_dry_run_tells_the_same_and_saves_nothing(type_: Type, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+
+    code, out, err = type_("import", str(path), "--dry-run", "--json")
+
+    assert code == 1
+    assert (json.loads(out)["saved"], json.loads(out)["good"]) == (0, 1)
+    assert [one["line"] for one in json.loads(out)["problems"]] == [3, 4]
+    assert err == ""
+    assert type_("recipients")[2] == "no recipients\n"
+
+
+def test_bytes_that_are_no_text_are_a_bad_line(type_: Type, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_bytes(b"id,zone,channel,address\na,UTC,email,\xff\xfe@x\nb,UTC,email,b@x\n")
+
+    code, out, err = type_("import", str(path))
+
+    assert (code, out) == (1, "saved: 1\n")
+    assert err.startswith("line 2: address: expected")
+
+
+def test_what_cannot_be_imported_at_all_is_one_line(type_: Type, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("id,zone,channel,address,shoe_size\n")
+
+    assert type_("import", str(tmp_path / "none.csv"))[::2] == (
+        1,
+        f"bullpen: {tmp_path / 'none.csv'} cannot be read: No such file or directory\n",
+    )
+    code, _, err = type_("import", str(wrong))
+    assert code == 2
+    assert err.startswith("bullpen: column: expected one of id, zone,")
+
+
+def test_the_progress_of_a_long_import_is_seen_on_a_terminal(sqlite_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    lines = [f"p{number},UTC,email,p{number}@x,1990-01-01\n" for number in range(2_000)]
+    path.write_text("id,zone,channel,address,birthday\n" + "".join(lines))
+
+    terminal = Terminal("messages", "import", str(path), "--database", sqlite_url, cwd=tmp_path)
+    code = terminal.end()
+
+    assert code == 0
+    assert "importing" in terminal.text
+    assert "100%" in terminal.text
+    assert "saved: 2000" in terminal.text
+
+
+def test_a_preview_shows_local_times_and_clock_changes(type_: Type, sqlite_url: str) -> None:
+    act(sqlite_url, lambda messages: messages.recipients.save(person(zone="Europe/Paris")))
+
+    code, out, _ = type_("preview", "person-1", "--days", "800", "--json")
+    table_code, table, _ = type_("preview", "person-1")
+
+    assert code == table_code == 0
+    found = json.loads(out)
+    assert [one["local"][4:] for one in found] == ["-03-14T09:00"] * 2
+    assert {one["clock"] for one in found} == {"plain"}
+    assert "local time" in table
+    assert type_("preview", "nobody")[::2] == (1, "bullpen: there is no recipient 'nobody'\n")
+
+
+def test_lint_lists_who_is_inside_a_gap(type_: Type, sqlite_url: str) -> None:
+    """Paris skips 02:30 on the last Sunday of March; whoever is born on all of these days is inside the gap once."""
+    from bullpen.messages import Occasion
+    from bullpen.messages.calendar import read_date, read_time
+
+    dates = [
+        Occasion(read_date("on", f"1990-03-{day}"), f"day {day}", read_time("send_at", "02:30"))
+        for day in range(25, 32)
+    ]
+    act(
+        sqlite_url,
+        lambda messages: messages.recipients.save(person(zone="Europe/Paris", occasions={"birthday": dates})),
+    )
+
+    code, out, _ = type_("lint", "--json")
+
+    assert code == 0
+    assert len(json.loads(out)) == 1
+    assert "02:30 does not exist in Europe/Paris" in json.loads(out)[0]["text"]
+    assert "02:30 does not exist" in type_("lint")[1]
+    assert type_("lint", "--tenant", "nobody")[1] == "nobody, in the next 366 days\n"
+
+
+def test_messages_are_listed_and_shown(type_: Type, sqlite_url: str) -> None:
+    message = with_status(sqlite_url, "FAILED")
+
+    _, listed, _ = type_("list", "--status", "failed", "--json")
+    _, table, _ = type_("list")
+    _, shown, _ = type_("show", message, "--json")
+    _, stats, _ = type_("stats", "--json")
+
+    assert [row["id"] for row in json.loads(listed)] == [message]
+    assert message in table and "why" in table
+    assert (json.loads(shown)["status"], json.loads(shown)["lastError"]) == ("FAILED", "why")
+    assert "FAILED" in type_("show", message)[1]
+    assert [(one["status"], one["count"]) for one in json.loads(stats)] == [("FAILED", 1)]
+    assert "birthday" in type_("stats")[1]
+    assert type_("list", "--status", "sent")[2] == "no such messages\n"
+    assert type_("list", "--status", "nope")[0] == 2
+    assert type_("show", "nope")[::2] == (1, "bullpen: there is no message nope\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "before", "after", "verb"),
+    [
+        ("retry", "FAILED", MessageStatus.CREATED, "retried"),
+        ("retry", "PARKED", MessageStatus.CREATED, "retried"),
+        ("resolve", "PARKED", MessageStatus.SENT, "resolved"),
+        ("cancel", "CREATED", MessageStatus.CANCELLED, "cancelled"),
+    ],
+)
+def test_what_failed_is_mended_by_hand_and_noted(
+    type_: Type, sqlite_url: str, command: str, before: str, after: MessageStatus, verb: str
+) -> None:
+    message = with_status(sqlite_url, before)
+
+    first = type_(command, message)
+    second = type_(command, message, "--json")
+
+    async def look(messages: Messages) -> Any:
+        async with messages.store.database.transaction() as connection:
+            notes = (await connection.exec_driver_sql("SELECT actor, action, subject FROM bullpen_audit")).all()
+        row = await messages.store.get(message)
+        return row and row.status, [tuple(note) for note in notes]
+
+    status, notes = act(sqlite_url, look)
+    assert first == (0, f"{verb}: 1\n", "")
+    assert (second[0], json.loads(second[1])) == (1, {verb: 0})
+    assert status is after
+    ((actor, action, subject),) = notes
+    assert actor.startswith("cli")
+    assert (action, subject) == (f"message.{command}", f"message/{message}")
+
+
+def test_a_recipient_is_removed_with_its_messages(type_: Type, sqlite_url: str) -> None:
+    with_status(sqlite_url, "CREATED")
+
+    assert type_("remove", "person-1") == (0, "removed: 1\n", "")
+    assert type_("remove", "person-1")[0] == 1
+
+    found = act(sqlite_url, lambda messages: messages.store.find())
+    assert [row.status for row in found] == [MessageStatus.CANCELLED]
+
+
+def test_health_ends_with_one_when_a_run_was_missed(type_: Type, sqlite_url: str) -> None:
+    code, out, err = type_("health")
+    assert (code, err) == (1, "bullpen: no run has succeeded yet\n")
+    assert "queueLagMs" in out
+
+    act(sqlite_url, lambda messages: messages.scheduler().run_once())
+
+    code, out, _ = type_("health", "--json")
+    assert code == 0
+    assert json.loads(out)["healthy"] is True
+
+
+def test_kinds_of_a_program_are_known_when_it_is_named(
+    type_: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_url: str
+) -> None:
+    (tmp_path / "greetings_app.py").write_text(
+        "from bullpen import Bullpen\napp = Bullpen()\napp.messages.occasion('namesday', text='Hello {name}')\n"
+    )
+    people = tmp_path / "people.csv"
+    people.write_text(f"id,zone,channel,address,namesday\nada,UTC,email,ada@x,{tomorrow()}\n")
+    monkeypatch.chdir(tmp_path)
+
+    without = type_("import", str(people))
+    code, out, _ = type_("import", str(people), "--app", "greetings_app:app")
+    planned = type_("plan", "--app", "greetings_app:app", "--json")
+
+    assert without[0] == 2
+    assert "attributes.<name>, got 'namesday'" in without[2]
+    assert (code, out) == (0, "saved: 1\n")
+    assert json.loads(planned[1]) == {"planned": 1}
+    assert [row.occasion for row in act(sqlite_url, lambda messages: messages.store.find())] == ["namesday"]
+
+
+def test_the_file_beside_the_embedded_server_is_made_on_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BULLPEN_DATABASE_URL", raising=False)
+    monkeypatch.setenv("BULLPEN_DATA_DIR", str(tmp_path / "data"))
+
+    code = run(["messages", "recipients", "--json"])
+
+    assert (code, capsys.readouterr().out) == (0, "[]\n")
+    assert (tmp_path / "data" / "ledger.sqlite3").exists()
