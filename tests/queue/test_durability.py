@@ -105,6 +105,19 @@ async def test_one_call_holds_one_level(start_server: StartServer, queue_name: s
         assert [job.durability for job in jobs] == list(levels)
 
 
+async def test_adds_of_equal_levels_share_a_call(start_server: StartServer, queue_name: str) -> None:
+    """However the level was named: a wait for the disk costs a tenth of a second, and must not be paid per job."""
+    server = start_server("valkey", args=EVERY_SECOND)
+    async with Queue(queue_name, connection=server.url) as queue:
+        await soon(queue.add("first", durability="fsync"))
+        before = calls(server, "waitaof")
+
+        levels: list[Durability | str] = ["fsync", Durability("fsync"), Durability("fsync"), "fsync"]
+        await soon(asyncio.gather(*(queue.add("many", durability=level) for level in levels)))
+
+        assert calls(server, "waitaof") - before == 1
+
+
 @pytest.mark.parametrize("level", ["disk", 3, None])
 def test_an_unknown_level_is_refused(level: object) -> None:
     """Before anything is written."""

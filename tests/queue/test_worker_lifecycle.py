@@ -20,7 +20,8 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.queue import Connection, Job, Worker
 from bullpen.testing import Child, free_port
-from tests.queue._kit import Gate, Kit, Told, echo, nothing, soon
+from tests.conftest import StartServer
+from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
 
@@ -517,3 +518,31 @@ class TestHandlers:
 
         assert "WRONGTYPE" in str(error)
         assert told.ids("completed") == [job.id]
+
+
+@pytest.mark.requirement("X-29", "X-121")
+async def test_a_worker_without_jobs_does_not_wait_for_a_server_that_is_away(start_server: StartServer) -> None:
+    """Nothing is left to tell; a deployment that stops during an outage must not hang for a command's timeout."""
+    server = start_server()
+    connection = Connection(server.url, command_timeout_ms=600_000)
+    worker = Worker("idle", nothing, connection=connection)
+    await worker.start()
+    server.kill()
+    async with asyncio.timeout(PATIENCE_S):
+        while not worker._door.is_lost:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+    await soon(worker.close())
+
+    await connection.aclose()
+
+
+@pytest.mark.requirement("X-128")
+async def test_a_worker_of_a_queue_that_never_had_a_job_leaves_only_what_goes_by_itself(kit: Kit) -> None:
+    told = await kit.work(nothing)
+    await kit.until(lambda: told.worker._last_exchange, "the worker has looked in vain")
+    await told.worker.close()
+
+    keys: list[bytes] = list(kit.redis.scan_iter(f"{kit.base}*"))
+    assert keys
+    assert all(0 < kit.redis.pttl(key) <= 600_000 for key in keys)

@@ -414,6 +414,11 @@ class Door:
         """The server that the present wire leads to."""
         return self._always_at if self._wire is None else self._wire.endpoint
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server was there, is away, and is being tried again."""
+        return self._lost_since is not None
+
     async def wire(self) -> Wire:
         """The open wire, connecting if need be. Raises ConnectionLost at once when that fails."""
         if self.closed:

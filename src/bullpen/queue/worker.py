@@ -78,6 +78,8 @@ logger = logging.getLogger("bullpen.worker")
 
 _NULL: Final = Completed(b"null")
 _CANCEL_GRACE_S: Final = 0.5
+_IDLE_PATIENCE_S: Final = 0.2
+"""For a take that is being repeated just now: the server may be back in this moment."""
 _TWO_PUMPS_FROM: Final = 20
 """From this concurrency on two exchanges are in flight, each for half of the slots: the server works while Python
 does."""
@@ -355,9 +357,13 @@ class Worker:
         self._abandoned = True
         self._wakeups.changed.set()
         # The pumps end when everything is settled. A server that is away must not hold us for ever: the locks then
-        # run out.
-        _, unfinished = await asyncio.wait(self._pumps, timeout=max(1.0, self._connection.command_timeout_s))
-        if unfinished:
+        # run out. And whoever holds no job has nothing to tell a server that is known to be away.
+        is_idle = not self._held.jobs and not self._settled
+        patience_s = (
+            _IDLE_PATIENCE_S if is_idle and self._door.is_lost else max(1.0, self._connection.command_timeout_s)
+        )
+        _, unfinished = await asyncio.wait(self._pumps, timeout=patience_s)
+        if unfinished and not is_idle:
             logger.warning(
                 "queue %r: closed without the server's answer; unsettled jobs return when their locks end",
                 self.queue_name,
