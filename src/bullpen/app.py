@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.ops.health import Health
     from bullpen.ops.metrics import WorkerMetrics
     from bullpen.outbox import Outbox
+    from bullpen.plugins.messaging import MessagingClient
+    from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -113,6 +115,7 @@ class Bullpen:
         self._health: Health | None = None
         self._views: QueueViews | None = None
         self._observed: WorkerMetrics | None = None
+        self._messaging_metrics: MessagingMetrics | None = None
 
     @property
     def connection(self) -> Connection:
@@ -151,7 +154,7 @@ class Bullpen:
             from bullpen._parts.messages import MessageService, make_messages
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
-            self.add_metrics(self._messages.metrics)
+            self._count_messaging()
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
 
@@ -277,6 +280,7 @@ class Bullpen:
             self._workflows = Workflows(
                 self.settings, lambda: self.connection, self.prefix, self._container, self._workers.__contains__
             )
+            self._count_messaging()
         return self._workflows
 
     def workflow(self, definition: Definition[T, P, E, S], **options: Any) -> Workflow[T, P, E, S]:
@@ -373,6 +377,22 @@ class Bullpen:
         self.add_metrics(self._observed)
         self.add_metrics(QueueMetrics(self._views))
 
+    def _count_messaging(self) -> None:
+        """One collector for all clients of this app, whatever they carry."""
+        if self._messaging_metrics is None:
+            from bullpen.plugins.metrics import MessagingMetrics
+
+            self._messaging_metrics = MessagingMetrics(self._messaging_clients)
+            self.add_metrics(self._messaging_metrics)
+
+    def _messaging_clients(self) -> list[MessagingClient[Any]]:
+        from bullpen.plugins.messaging import MessagingClient
+
+        made: list[object] = [] if self._messages is None else [self._messages.made_messaging]
+        if self._workflows is not None:
+            made += [workflow.client for workflow in self._workflows.all]
+        return [client for client in made if isinstance(client, MessagingClient)]
+
     async def metrics(self) -> list[Metric]:
         """What the parts of this app count, under the names that dashboards know."""
         return [metric for source in self._metric_sources for metric in await source.collect()]
@@ -427,8 +447,9 @@ class Bullpen:
             await queue.close()
         if self._views is not None:
             await self._views.aclose()
-        if self._observed is not None:
-            self._observed.close()
+        for listener in (self._observed, self._messaging_metrics):
+            if listener is not None:
+                listener.close()
         if self._outbox is not None:
             await self._outbox.aclose()
         if self._messages is not None:

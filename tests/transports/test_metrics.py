@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bullpen.app import Bullpen
 from bullpen.errors import ConnectionLost, PermanentError
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.metrics import MessagingMetrics
@@ -16,19 +17,31 @@ from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQClient, Topology
+from bullpen.ports.bindings import AnyTransport, SourceEvent
 from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.ports.transport import Delivery, DeliveryLost
+from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing.contracts.transport import quick_policy
 from tests.transports._listening import PATIENCE_S, listening
+from tests.transports.scenario import Event, Order, Shop
 
 pytestmark = pytest.mark.timeout(120)
 
 
+Watched = list[MessagingClient[Any]]
+
+
 @pytest.fixture
-def metrics() -> Iterator[MessagingMetrics]:
-    made = MessagingMetrics()
+def watched() -> Watched:
+    """Clients that are asked for gauges."""
+    return []
+
+
+@pytest.fixture
+def metrics(watched: Watched) -> Iterator[MessagingMetrics]:
+    made = MessagingMetrics(lambda: watched)
     yield made
     made.close()
     made.close()
@@ -62,11 +75,11 @@ def make_client(transport: str, request: pytest.FixtureRequest) -> MessagingClie
 @pytest.mark.requirement("S-9", "S-32", "S-33", "S-34", "S-35", "S-36", "W-68", "X-25")
 @pytest.mark.parametrize("transport", ["memory", "bullmq", "rabbitmq", "kafka"])
 async def test_every_number_is_counted_on_every_transport(
-    transport: str, metrics: MessagingMetrics, request: pytest.FixtureRequest
+    transport: str, metrics: MessagingMetrics, watched: Watched, request: pytest.FixtureRequest
 ) -> None:
     """One message is done at once, one at its second try, one never."""
     client, queue = make_client(transport, request), f"q-{uuid.uuid4().hex[:8]}"
-    metrics.watch(client)
+    watched.append(client)
 
     async def handle(delivery: Delivery) -> None:
         if delivery.payload == "flaky" and delivery.attempt == 1:
@@ -131,12 +144,12 @@ async def test_channels_are_counted_where_there_are_channels(
 
 @pytest.mark.requirement("S-36", "W-55", "W-68")
 async def test_a_server_that_goes_away_shows_and_its_gauges_stay(
-    metrics: MessagingMetrics, redis_server: RedisServer, queue_name: str
+    metrics: MessagingMetrics, watched: Watched, redis_server: RedisServer, queue_name: str
 ) -> None:
     """And whoever collects gets an answer, not an error."""
     with FaultProxy(redis_server) as proxy:
         client = BullMQClient(proxy.url, policy=quick_policy(), health_timeout=500)
-        metrics.watch(client)
+        watched.append(client)
         await client.consume(queue_name, lambda _: None)
         assert values((await collect(metrics))["queue_connection_status"], "transport") == {("bullmq",): 1}
 
@@ -192,3 +205,27 @@ async def test_after_close_nothing_is_counted(client: MemoryClient) -> None:
     found = await collect(metrics)
     assert found["queue_message_publish_duration_seconds"].samples == []
     assert all(isinstance(sample, Sample) for metric in found.values() for sample in metric.samples)
+
+
+@pytest.mark.requirement("S-34", "W-68")
+async def test_an_app_counts_all_its_clients_in_one_place(queue_name: str) -> None:
+    """Whatever its workflows and messages travel on, each name is there once."""
+    app = Bullpen(settings=Settings.load(environ={"BULLPEN_TRANSPORT": "memory"}))
+    shop = Shop(pause_ms=1)
+    shop.orders["urn:order:1"] = Order("urn:order:1")
+    events = [SourceEvent(source=queue_name, event=Event.PAY, job_name="pay")]
+    workflow = app.workflow(shop.definition(), events=AnyTransport(events=events))
+    with listening() as heard:
+        await workflow.start()
+        await workflow.send(Event.PAY, "urn:order:1", {"amount": 5})
+        await heard.wait("delivery.settled")
+
+    found = await app.metrics()
+    await workflow.close()
+    await app.aclose()
+
+    names = [metric.name for metric in found]
+    assert len(names) == len(set(names))
+    by_name = {metric.name: metric for metric in found}
+    assert values(by_name["queue_message_ack_total"], "transport", "queue") == {("memory", queue_name): 1}
+    assert values(by_name["queue_depth_messages"], "transport", "queue") == {("memory", queue_name): 0}

@@ -5,7 +5,6 @@ from bullpen.messages.calendar import Occurrence, QuietHours, Rule, TimePolicy
 from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions
 from bullpen.messages.imports import Imported, LineProblem, import_csv, read_csv
 from bullpen.messages.messages import Messages, MessageSender
-from bullpen.messages.metrics import MessageMetrics
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
 from bullpen.messages.planner import Planner
 from bullpen.messages.recipients import Occasion, Recipient, Recipients
@@ -20,7 +19,6 @@ __all__ = [
     "Imported",
     "Late",
     "LineProblem",
-    "MessageMetrics",
     "MessageNotSent",
     "MessageRow",
     "MessageSender",

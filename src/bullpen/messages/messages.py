@@ -31,7 +31,6 @@ from bullpen.messages.calendar import (
 )
 from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions, read_health
 from bullpen.messages.imports import Imported, import_csv
-from bullpen.messages.metrics import MessageMetrics
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
 from bullpen.messages.planner import Planner
 from bullpen.messages.recipients import Recipients
@@ -92,10 +91,14 @@ class Messages:
         self.occasions = Occasions()
         self.routes: dict[str, ChannelRoute] = {}
         self.recipients = Recipients(self.store, self.occasions)
-        self.metrics = MessageMetrics()
         self._messaging: Messaging[Any] | None = None
         self._parts: list[Scheduler | MessageSender] = []
         self._is_closed = False
+
+    @property
+    def made_messaging(self) -> Messaging[Any] | None:
+        """The client that carries orders, if somebody has needed it."""
+        return self._messaging
 
     @property
     def messaging(self) -> Messaging[Any]:
@@ -243,7 +246,6 @@ class Messages:
             await self._messaging.close()
         for route in self.routes.values():
             await route.channel.aclose()
-        self.metrics.close()
 
 
 class MessageSender:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -48,10 +48,10 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class MessagingMetrics:
-    """Listens until closed. Clients whose queues should be measured are given here or to `watch`."""
+    """Listens until closed. `clients` tells whom to ask for gauges whenever somebody collects."""
 
-    def __init__(self, *clients: MessagingClient[Any]) -> None:
-        self._clients = list(clients)
+    def __init__(self, clients: Callable[[], Iterable[MessagingClient[Any]]] = tuple) -> None:
+        self._clients = clients
         self._lock = threading.Lock()
         self._histograms: dict[str, dict[Labels, Histogram]] = {
             name: defaultdict(partial(Histogram, _BOUNDS.get(name, _SECONDS))) for name in _names("histogram")
@@ -73,17 +73,13 @@ class MessagingMetrics:
         }
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
-    def watch(self, client: MessagingClient[Any]) -> None:
-        """Ask this client too whenever somebody collects."""
-        self._clients.append(client)
-
     def close(self) -> None:
         """Stop listening. Safe to call twice."""
         self._unsubscribe()
 
     async def collect(self) -> list[Metric]:
         """All metrics now. A broker that is away shows as such; its other gauges keep their last value."""
-        for client in self._clients:
+        for client in self._clients():
             await client.sample()
         with self._lock:
             return [Metric(name, kind, help_, self._samples(name, kind)) for name, (kind, help_) in _METRICS.items()]

@@ -6,12 +6,11 @@ In: what a feature counted. Out: metrics with samples, for whoever shows them. E
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["Histogram", "Kind", "Metric", "MetricSource", "Sample"]
+__all__ = ["Kind", "Metric", "MetricSource", "Sample"]
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -34,28 +33,6 @@ class Metric:
     kind: Kind
     help: str
     samples: Sequence[Sample]
-
-
-class Histogram:
-    """Counts values by upper bounds."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def sample(self, labels: Mapping[str, str]) -> Sample:
-        cumulative, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            cumulative += count
-            buckets.append((bound, cumulative))
-        return Sample(labels, self._sum, tuple(buckets), cumulative)
 
 
 class MetricSource(Protocol):
