@@ -74,6 +74,7 @@ def test_every_field_of_ours_is_on_the_page() -> None:
         ("guides/events.md", "Older ones are gone; history for months belongs into a database"),
         ("guides/retries.md", "Cap and spread are applied when a bullpen worker handles the failure"),
         ("guides/dead-letters.md", "LLEN bull:parcels-dlq:wait"),
+        ("guides/workflows.md", "keep the order of arrival only with concurrency 1 and without retries"),
         ("guides/workers.md", "closing takes at most `close_timeout`"),
         ("guides/workers.md", "takeover ≤ lock + 2 × stalled_interval"),
         ("guides/workers.md", "Node workers on the same queue fail any job at its second stall"),

@@ -37,7 +37,7 @@ class Stored:
     """A store of orders, and how to make and look at one."""
 
     store: EntityStore[Any, Status]
-    create: Callable[[str], Awaitable[Any]]
+    create: Callable[..., Awaitable[Any]]
     load: Callable[[str], Awaitable[Any]]
     ledger: Ledger | None = None
 
@@ -63,17 +63,17 @@ async def make_tables(ledger: Ledger) -> None:
         await connection.run_sync(Base.metadata.create_all)
 
 
-def sql_orders(ledger: Ledger) -> Stored:
-    store = SqlEntities[OrderRow, Status](OrderRow, ledger, status_type=Status)
+def sql_orders(ledger: Ledger, status_type: Any = Status) -> Stored:
+    store = SqlEntities[OrderRow, Status](OrderRow, ledger, status_type=status_type)
 
     async def create(urn: str, **fields: Any) -> OrderRow:
-        return await store.create(OrderRow(urn=urn, status="new", **fields))
+        return await store.create(OrderRow(**{"urn": urn, "status": "new", **fields}))
 
     return Stored(store, create, store.load, ledger)
 
 
-def redis_orders(connection: Connection, **options: Any) -> Stored:
-    store = RedisEntities(connection, "orders", status_type=Status, blank={"status": "new"}, **options)
+def redis_orders(connection: Connection, status_type: Any = Status, **options: Any) -> Stored:
+    store = RedisEntities(connection, "orders", status_type=status_type, blank={"status": "new"}, **options)
 
     async def create(urn: str, **fields: Any) -> dict[str, Any]:
         return await store.create({"urn": urn, "status": Status.NEW, "amount": 0, **fields})
