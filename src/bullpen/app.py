@@ -36,11 +36,13 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
+    from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
     from bullpen.ops.metrics import WorkerMetrics
     from bullpen.outbox import Outbox
     from bullpen.plugins.messaging import MessagingClient
     from bullpen.plugins.metrics import MessagingMetrics
+    from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -112,6 +114,7 @@ class Bullpen:
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._letter_stores: list[DeadLetterStore] = []
         self._health: Health | None = None
         self._views: QueueViews | None = None
         self._observed: WorkerMetrics | None = None
@@ -349,6 +352,19 @@ class Bullpen:
     def add_metrics(self, source: MetricSource) -> None:
         """Let `metrics` show these too."""
         self._metric_sources.append(source)
+
+    async def dead_letters(self, *, tenant_id: str | None = None) -> DeadLetterConsole:
+        """One console for everything that failed finally: queues of the server, the outbox, and stores that were
+        added. For a tenant it shows and touches that tenant's only."""
+        from bullpen._parts.dead_letters import make_console
+
+        has_ledger = self._ledger is not None or self.settings.has_ledger()
+        ledger = self.ledger if has_ledger else None
+        return await make_console(self.connection, self.prefix, ledger, self._letter_stores, tenant_id)
+
+    def add_dead_letters(self, store: DeadLetterStore) -> None:
+        """Let `dead_letters` show these too: those of a transport, or your own."""
+        self._letter_stores.append(store)
 
     @property
     def health(self) -> Health:

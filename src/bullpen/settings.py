@@ -510,6 +510,12 @@ class Settings:
             )
         return f"sqlite:///{self.embedded.data_dir / 'ledger.sqlite3'}"
 
+    def has_ledger(self) -> bool:
+        """Whether a database is configured, or the file beside the bundled server has been made."""
+        if self.ledger.url is not None:
+            return True
+        return self.embedded.mode != "never" and (self.embedded.data_dir / "ledger.sqlite3").exists()
+
     def describe(self) -> Iterator[Setting]:
         """All settings in the order of their sections, as `config show` prints them."""
         for name, section in _sections().items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from rich.progress import Progress
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.errors import JobNotFound, JobStateConflict
+from bullpen.ops.dead_letters import Group, Wanted
 from bullpen.queue import DeadLetter
 from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
 
@@ -37,6 +38,50 @@ LimitOption = Annotated[int | None, typer.Option(min=1, help="At most so many, t
 @app.callback()
 def dead_letters() -> None:
     """List, show, redrive and discard dead letters. The queue may stand first: bullpen dead-letters emails."""
+
+
+@app.command()
+def overview(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
+    """Count the dead letters of all queues and of the outbox."""
+
+    async def ask() -> dict[str, int]:
+        async with common.opened(redis, prefix) as opened:
+            return await (await opened.dead_letters()).depths()
+
+    depths = common.wait_for(ask())
+    if as_json:
+        common.print_json(depths)
+    elif not any(depths.values()):
+        common.err.print("no dead letters anywhere")
+    else:
+        rows = [(store, depth) for store, depth in sorted(depths.items(), key=lambda pair: -pair[1]) if depth]
+        common.print_table(("store", "dead letters"), rows, numbers=["dead letters"])
+
+
+@app.command()
+def groups(
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as overview names it.")] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
+
+    async def ask() -> list[Group]:
+        async with common.opened(redis, prefix) as opened:
+            return await (await opened.dead_letters()).groups(Wanted(store=store))
+
+    found = common.wait_for(ask())
+    if as_json:
+        common.print_json([asdict(group) for group in found])
+    elif not found:
+        common.err.print("no dead letters" + (f" in {store}" if store else " anywhere"), markup=False)
+    else:
+        rows = [
+            (group.count, group.store, group.name, common.short(group.error), group.last_at, group.example)
+            for group in found
+        ]
+        common.print_table(("count", "store", "name", "error", "last", "example"), rows, numbers=["count"])
 
 
 @app.command("list")

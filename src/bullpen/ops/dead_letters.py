@@ -1,0 +1,287 @@
+"""One console for the dead letters of everything: queues, transports, outbox.
+
+In: stores that share one port. Out: their letters found by what is asked, grouped by what went wrong, sent back or
+thrown away, one by one or many at a chosen rate. A console for a tenant sees and touches the letters of that tenant
+only. Who did what is logged, and told to `audit` where there is a table for it.
+Elsewhere: the stores (`bullpen.queue`, `bullpen.plugins.transports`, `bullpen.outbox`), the commands (`bullpen.cli`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from bullpen._kernel.scrub import scrub
+from bullpen.errors import InvalidOption, require
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
+
+__all__ = ["DeadLetterConsole", "Found", "Group", "Report", "Wanted", "fingerprint"]
+
+logger = logging.getLogger("bullpen.dead_letters")
+
+Audit = Callable[[str, "Found", str], Awaitable[None]]
+"""Called with the action (`redrive`, `discard`), what it was done to, and by whom."""
+Progress = Callable[[int], None]
+
+_PAGE: Final = 200
+# What differs between two failures of the same kind: ids, numbers, times, quoted values, addresses in memory.
+_VARYING: Final = re.compile(
+    r"""(?xi) 0x[0-9a-f]+ | \b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b | '[^']*' | "[^"]*"
+        | \b\d[\d.:TZ+-]*\b | \b[0-9a-f]{16,}\b"""
+)
+
+
+def fingerprint(letter: DeadLetter) -> str:
+    """The same for failures of the same kind: eight signs made of source, name and the error without what varies."""
+    kind = _VARYING.sub("#", letter.error_message)
+    return hashlib.sha256(f"{letter.source}\0{letter.name}\0{kind}".encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A letter and the store that holds it."""
+
+    store: str
+    letter: DeadLetter
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.letter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which letters are meant; all bounds hold together."""
+
+    store: str | None = None
+    name: str | None = None
+    error: str | None = None
+    """Part of the error's text, in any case."""
+    fingerprint: str | None = None
+    failed_before: str | None = None
+    """ISO 8601, UTC."""
+    failed_after: str | None = None
+
+    def fits(self, found: Found) -> bool:
+        letter = found.letter
+        return (
+            (self.store is None or found.store == self.store)
+            and (self.name is None or letter.name == self.name)
+            and (self.error is None or self.error.lower() in letter.error_message.lower())
+            and (self.failed_before is None or letter.failed_at < self.failed_before)
+            and (self.failed_after is None or letter.failed_at > self.failed_after)
+            and (self.fingerprint is None or found.fingerprint == self.fingerprint)
+        )
+
+
+ALL: Final = Wanted()
+
+
+@dataclass(slots=True)
+class Group:
+    """Failures of the same kind."""
+
+    fingerprint: str
+    store: str
+    name: str
+    error: str
+    """The newest of them, without secrets."""
+    count: int = 0
+    first_at: str = ""
+    last_at: str = ""
+    example: str = ""
+    """Id of the newest entry."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of many."""
+
+    matched: int = 0
+    done: int = 0
+    gone: int = 0
+    """Somebody else was faster."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Entry id to reason; these letters are still where they were."""
+
+
+class DeadLetterConsole:
+    """All stores that one program knows."""
+
+    def __init__(
+        self, stores: Iterable[DeadLetterStore], *, tenant_id: str | None = None, audit: Audit | None = None
+    ) -> None:
+        self._stores: dict[str, DeadLetterStore] = {}
+        for store in stores:
+            if store.name in self._stores:
+                raise InvalidOption("stores", "one store of each name", store.name)
+            self._stores[store.name] = store
+        self._tenant_id, self._audit = tenant_id, audit
+
+    async def depths(self) -> dict[str, int]:
+        """How many wait in each store. For one tenant they are counted one by one."""
+        if self._tenant_id is None:
+            return {name: await store.depth() for name, store in self._stores.items()}
+        counts = dict.fromkeys(self._stores, 0)
+        async for found in self.find():
+            counts[found.store] += 1
+        return counts
+
+    async def find(self, wanted: Wanted = ALL) -> AsyncIterator[Found]:
+        """The letters that fit, store by store, oldest first, read in pages."""
+        if wanted.store is not None:
+            self._store(wanted.store)  # a name that is wrong finds nothing, which would look like good news
+        for name, store in self._stores.items():
+            if wanted.store in (None, name):
+                async for letter in _walk(store):
+                    found = Found(name, letter)
+                    if self._may_see(letter) and wanted.fits(found):
+                        yield found
+
+    async def groups(self, wanted: Wanted = ALL) -> list[Group]:
+        """What goes wrong, the most frequent first."""
+        groups: dict[tuple[str, str], Group] = {}
+        async for found in self.find(wanted):
+            letter, mark = found.letter, found.fingerprint
+            group = groups.setdefault(
+                (found.store, mark), Group(mark, found.store, letter.name, "", first_at=letter.failed_at)
+            )
+            group.count += 1
+            group.first_at = min(group.first_at, letter.failed_at)
+            if letter.failed_at >= group.last_at:
+                group.last_at, group.error, group.example = letter.failed_at, scrub(letter.error_message), letter.id
+        return sorted(groups.values(), key=lambda group: (-group.count, group.store, group.fingerprint))
+
+    async def get(self, store: str, entry_id: str) -> Found:
+        """One letter; raises DeadLetterNotFound, also for another tenant's."""
+        letter = await self._store(store).get(entry_id)
+        if letter is None or not self._may_see(letter):
+            raise DeadLetterNotFound(store, entry_id)
+        return Found(store, letter)
+
+    async def redrive(self, store: str, entry_id: str, *, by: str) -> str:
+        """Send one back with its identity kept; returns the identity of the work."""
+        found = await self.get(store, entry_id)
+        identity = await self._store(store).redrive(entry_id, by=_actor(by))
+        await self._note("redrive", found, by)
+        return identity
+
+    async def discard(self, store: str, entry_id: str, *, by: str) -> None:
+        """Delete one for good."""
+        found = await self.get(store, entry_id)
+        if not await self._store(store).discard(entry_id):
+            raise DeadLetterNotFound(store, entry_id)
+        await self._note("discard", found, _actor(by))
+
+    async def redrive_many(
+        self,
+        wanted: Wanted,
+        *,
+        by: str,
+        per_second: float | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Send back all that fit, the oldest first, at most `per_second`. What cannot be sent is reported and stays."""
+
+        async def send(found: Found) -> None:
+            await self.redrive(found.store, found.letter.id, by=by)
+
+        return await self._many(wanted, send, by, per_second, limit, dry_run, progress)
+
+    async def discard_many(
+        self,
+        wanted: Wanted,
+        *,
+        by: str,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Delete all that fit for good."""
+
+        async def throw_away(found: Found) -> None:
+            await self.discard(found.store, found.letter.id, by=by)
+
+        return await self._many(wanted, throw_away, by, None, limit, dry_run, progress)
+
+    async def _many(
+        self,
+        wanted: Wanted,
+        act: Callable[[Found], Awaitable[None]],
+        by: str,
+        per_second: float | None,
+        limit: int | None,
+        dry_run: bool,
+        progress: Progress | None,
+    ) -> Report:
+        _actor(by)
+        require("per_second", per_second is None or per_second > 0, "a number above 0", per_second)
+        require("limit", limit is None or limit >= 1, "at least 1", limit)
+        report = Report()
+        # Decided before the first is touched: a letter that fails again at once must not be met a second time.
+        chosen = [found async for found in self.find(wanted)][:limit]
+        report.matched = len(chosen)
+        if dry_run:
+            return report
+        loop = asyncio.get_running_loop()
+        next_at = loop.time()
+        for found in chosen:
+            if per_second is not None:
+                await asyncio.sleep(max(0.0, next_at - loop.time()))
+                next_at = max(next_at, loop.time()) + 1 / per_second
+            try:
+                await act(found)
+                report.done += 1
+            except DeadLetterNotFound:
+                report.gone += 1
+            except Exception as error:  # noqa: BLE001 - one letter that cannot be sent must not keep the others
+                report.failed[found.letter.id] = scrub(f"{type(error).__name__}: {error}")
+            if progress is not None:
+                progress(1)
+        return report
+
+    def _store(self, name: str) -> DeadLetterStore:
+        try:
+            return self._stores[name]
+        except KeyError:
+            known = ", ".join(sorted(self._stores)) or "none"
+            raise InvalidOption("store", f"one of {known}", name) from None
+
+    def _may_see(self, letter: DeadLetter) -> bool:
+        return self._tenant_id is None or letter.tenant_id == self._tenant_id
+
+    async def _note(self, action: str, found: Found, by: str) -> None:
+        logger.warning(
+            "dead letter %s of %s: %s by %s",
+            *(found.letter.id, found.store, action, by),
+            extra={"jobId": found.letter.message_id, "queue": found.letter.source, "tenantId": found.letter.tenant_id},
+        )
+        if self._audit is not None:
+            await self._audit(action, found, by)
+
+
+async def _walk(store: DeadLetterStore) -> AsyncIterator[DeadLetter]:
+    """All letters of a store, each once. Removing some moves the rest to other pages: then it is walked again."""
+    seen: set[str] = set()
+    while True:
+        depth, start = await store.depth(), 0
+        while page := await store.list(start=start, count=_PAGE):
+            for letter in page:
+                if letter.id not in seen:
+                    seen.add(letter.id)
+                    yield letter
+            start += len(page)
+        if await store.depth() >= depth:
+            return
+
+
+def _actor(by: str) -> str:
+    require("by", isinstance(by, str) and bool(by.strip()), "the name of who asks", by)
+    return by
