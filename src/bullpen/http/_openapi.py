@@ -1,0 +1,133 @@
+"""The OpenAPI description of the runs API, made from the types that travel. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from bullpen import _version
+from bullpen.http._run_types import DeadLetterPage, Problem, RunPage, RunView, StartRun
+from bullpen.ledger import RunStatus
+
+PAYLOAD_LIMIT: Final = 10 * 1024 * 1024
+_UUID: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_WHY: Final = {
+    401: "No valid token.",
+    402: "The tenant has fewer credits than the run costs; nothing was stored.",
+    403: "The token may look, and nothing else.",
+    404: "No such run of this tenant.",
+    409: "The run is not in a state for that, or the key was used for something else.",
+    413: "Larger than 10 MiB.",
+    422: "Something in the request cannot be used.",
+    503: "The database or the queue is away; try again.",
+}
+
+
+def describe(root_path: str = "") -> bytes:
+    """The whole description as JSON."""
+    types = (StartRun, RunView, RunPage, DeadLetterPage, Problem)
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    run_id = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": _UUID}}
+    key = {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": True,
+        "description": "The same key is the same run, however often it is sent.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+    }
+    query = [
+        _query("status", {"type": "string", "enum": [status.value for status in RunStatus]}),
+        _query("limit", {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}),
+        _query("cursor", {"type": "string"}),
+    ]
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "bullpen runs",
+            "version": _version.__version__,
+            "description": "Charged, long operations of one tenant: the one that the token names.",
+        },
+        "servers": [{"url": root_path or "/"}],
+        "security": [{"bearer": []}],
+        "paths": {
+            "/runs": {
+                "post": _operation(
+                    "start",
+                    "Start a run",
+                    {201: ("The run is stored.", "RunView"), 200: ("It was stored before.", "RunView")},
+                    (401, 402, 403, 409, 413, 422, 503),
+                    parameters=[key],
+                    requestBody={"required": True, "content": _content("StartRun")},
+                ),
+                "get": _operation(
+                    "list", "List runs, newest first", {200: ("A page.", "RunPage")}, (401, 422, 503), parameters=query
+                ),
+            },
+            "/runs/{run_id}": {
+                "get": _operation(
+                    "inspect", "One run", {200: ("The run.", "RunView")}, (401, 404, 422, 503), parameters=[run_id]
+                )
+            },
+            "/runs/{run_id}/cancel": {
+                "post": _operation(
+                    "cancel",
+                    "End a run that has not ended",
+                    {200: ("The run.", "RunView")},
+                    (401, 403, 404, 409, 422, 503),
+                    parameters=[run_id],
+                )
+            },
+            "/runs/{run_id}/retry": {
+                "post": _operation(
+                    "retry",
+                    "Send a failed run back",
+                    {200: ("The run.", "RunView")},
+                    (401, 402, 403, 404, 409, 422, 503),
+                    parameters=[run_id],
+                )
+            },
+            "/runs/{run_id}/events": {
+                "get": _operation(
+                    "follow",
+                    "Follow a run until it has ended (server-sent events)",
+                    {200: ("Events `run`, each with the run as it is then.", None)},
+                    (401, 404, 422, 503),
+                    parameters=[run_id],
+                )
+            },
+            "/dead-letters": {
+                "get": _operation(
+                    "deadLetters",
+                    "Runs that failed finally, with what they were asked to do",
+                    {200: ("The oldest fifty.", "DeadLetterPage")},
+                    (401, 403, 503),
+                )
+            },
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+def _content(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
+def _operation(
+    name: str, summary: str, good: dict[int, tuple[str, str | None]], bad: tuple[int, ...], **further: Any
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, (text, schema) in good.items():
+        content: dict[str, Any] = {"text/event-stream": {}} if schema is None else _content(schema)
+        responses[str(status)] = {"description": text, "content": content}
+    for status in bad:
+        responses[str(status)] = {"description": _WHY[status], "content": _content("Problem")}
+    return {"operationId": name, "summary": summary, "responses": responses, **further}

@@ -1,0 +1,298 @@
+"""Runs over HTTP: start, list, inspect, cancel, retry, follow; dead letters of the tenant. An ASGI application.
+
+In: a `RunService` and who may ask (a bearer token names a tenant, an actor and what it may do). Out: JSON as in the
+types beside this, an OpenAPI description at `/openapi.json`, and server-sent events. The tenant comes from the token
+and from nowhere else; what belongs to another tenant does not exist. Answers hold summaries of errors, never stacks
+or secrets. It mounts in any ASGI application: `app.mount("/api", runs_api(...))`. Needs the extra `http`.
+Elsewhere: what the operations do (`bullpen.runs`), who issues tokens (you).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import (
+    BullpenError,
+    ConnectionLost,
+    DatabaseUnavailable,
+    InsufficientCredits,
+    InvalidOption,
+    PayloadTooLarge,
+    RowNotFound,
+    RowStateConflict,
+)
+from bullpen.http._openapi import PAYLOAD_LIMIT, describe
+from bullpen.http._run_types import DeadLetterPage, DeadLetterView, Problem, RunPage, RunView, StartRun
+from bullpen.ledger import RunRow, RunStatus, check_run_id, check_tenant
+from bullpen.runs import RunPayload, RunService, run_id_for
+
+__all__ = ["Authenticate", "Principal", "Tokens", "runs_api"]
+
+_log = logging.getLogger("bullpen.http")
+
+_STATUS_OF: Final[tuple[tuple[type[Exception], int, str], ...]] = (
+    (RowNotFound, 404, "not_found"),
+    (RowStateConflict, 409, "conflict"),
+    (InsufficientCredits, 402, "insufficient_credits"),
+    (PayloadTooLarge, 413, "too_large"),
+    (InvalidOption, 422, "invalid"),
+    (DatabaseUnavailable, 503, "unavailable"),
+    (ConnectionLost, 503, "unavailable"),
+)
+_KEEP_ALIVE_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who asks, and for which tenant."""
+
+    tenant_id: str
+    actor: str
+    """Written into the audit of every change."""
+    may_write: bool = True
+    """False: may look, and nothing else."""
+
+    def __post_init__(self) -> None:
+        check_tenant(self.tenant_id)
+
+
+Authenticate = Callable[[str], Awaitable[Principal | None]]
+"""Finds out whose token it is; None: nobody's."""
+
+
+class Tokens:
+    """A fixed set of tokens. Only their digests are kept, and comparing takes the same time for all."""
+
+    def __init__(self, principals: Mapping[str, Principal]) -> None:
+        for token in principals:
+            if len(token) < 16:
+                raise InvalidOption("token", "at least 16 characters", f"{token[:2]}…")
+        self._principals = {_digest(token): principal for token, principal in principals.items()}
+
+    async def __call__(self, token: str) -> Principal | None:
+        return self._principals.get(_digest(token))
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def runs_api(
+    service: RunService,
+    authenticate: Authenticate,
+    *,
+    price: Callable[[RunPayload], int] | None = None,
+    poll_ms: int = 500,
+) -> Starlette:
+    """The application. `price` tells what a run costs in credits (None: nothing); clients cannot say it themselves.
+
+    `poll_ms` is how often a followed run is looked at.
+    """
+    api = _Api(service, authenticate, price, check_int("poll_ms", poll_ms, minimum=1) / 1000)
+    routes = [
+        Route("/runs", api.start, methods=["POST"]),
+        Route("/runs", api.list, methods=["GET"]),
+        Route("/runs/{run_id}", api.inspect, methods=["GET"]),
+        Route("/runs/{run_id}/cancel", api.cancel, methods=["POST"]),
+        Route("/runs/{run_id}/retry", api.retry, methods=["POST"]),
+        Route("/runs/{run_id}/events", api.follow, methods=["GET"]),
+        Route("/dead-letters", api.dead_letters, methods=["GET"]),
+        Route("/openapi.json", api.openapi, methods=["GET"]),
+    ]
+    handlers: dict[Any, Any] = {kind: _on_error for kind, _, _ in _STATUS_OF}
+    return Starlette(routes=routes, exception_handlers={**handlers, HTTPException: _on_http, BullpenError: _on_error})
+
+
+class _Api:
+    def __init__(
+        self,
+        service: RunService,
+        authenticate: Authenticate,
+        price: Callable[[RunPayload], int] | None,
+        poll_s: float,
+    ) -> None:
+        self._service, self._authenticate = service, authenticate
+        self._price, self._poll_s = price, poll_s
+
+    async def start(self, request: Request) -> Response:
+        who = await self._identify(request, writes=True)
+        key = request.headers.get("idempotency-key", "")
+        if not 0 < len(key) <= 200:
+            raise InvalidOption("Idempotency-Key", "a header of 1 to 200 characters", key)
+        wanted = _decode(await _body(request), StartRun)
+        payload = RunPayload(
+            run_id=run_id_for(who.tenant_id, key),
+            tenant_id=who.tenant_id,
+            version_id=wanted.version_id,
+            definition=wanted.definition,
+            context_inputs=wanted.context_inputs,
+            subject_file=wanted.subject_file,
+            subject_files=wanted.subject_files,
+            knowledge_context=wanted.knowledge_context,
+        )
+        cost = 0 if self._price is None else self._price(payload)
+        submitted = await self._service.submit(
+            payload,
+            cost=cost,
+            is_test_run=wanted.is_test_run,
+            payload_in_job=wanted.payload_in_job,
+            actor=who.actor,
+        )
+        return _json(RunView.of(submitted.run), 201 if submitted.created else 200)
+
+    async def list(self, request: Request) -> Response:
+        who = await self._identify(request)
+        query = request.query_params
+        status, limit = query.get("status"), query.get("limit", "50")
+        if status is not None and status not in RunStatus.__members__:
+            raise InvalidOption("status", f"one of {', '.join(RunStatus)}", status)
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= 200):
+            raise InvalidOption("limit", "a number from 1 to 200", limit)
+        rows = await self._service.find(
+            who.tenant_id,
+            status=None if status is None else RunStatus(status),
+            before=_read_cursor(query.get("cursor")),
+            limit=int(limit),
+        )
+        is_full = len(rows) == int(limit)
+        page = RunPage(runs=[RunView.of(row) for row in rows], next=_cursor(rows[-1]) if is_full else None)
+        return _json(page)
+
+    async def inspect(self, request: Request) -> Response:
+        who = await self._identify(request)
+        return _json(RunView.of(await self._service.get(who.tenant_id, _run_id(request))))
+
+    async def cancel(self, request: Request) -> Response:
+        who = await self._identify(request, writes=True)
+        return _json(RunView.of(await self._service.cancel(who.tenant_id, _run_id(request), actor=who.actor)))
+
+    async def retry(self, request: Request) -> Response:
+        who = await self._identify(request, writes=True)
+        return _json(RunView.of(await self._service.retry(who.tenant_id, _run_id(request), actor=who.actor)))
+
+    async def follow(self, request: Request) -> Response:
+        who = await self._identify(request)
+        row = await self._service.get(who.tenant_id, _run_id(request))
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._changes(who.tenant_id, row), media_type="text/event-stream", headers=headers)
+
+    async def _changes(self, tenant_id: str, row: RunRow) -> AsyncIterator[bytes]:
+        """The run now and after every change, until it has ended. The row is asked: it is the truth, and one place."""
+        sent: RunView | None = None
+        silent_s = 0.0
+        while True:
+            view = RunView.of(row)
+            if view != sent:
+                sent, silent_s = view, 0.0
+                yield b"event: run\ndata: " + msgspec.json.encode(view) + b"\n\n"
+            elif silent_s >= _KEEP_ALIVE_S:
+                silent_s = 0.0
+                yield b": still here\n\n"  # or proxies on the way think that nobody is
+            if row.status.is_terminal:
+                return
+            await asyncio.sleep(self._poll_s)
+            silent_s += self._poll_s
+            try:
+                row = await self._service.get(tenant_id, row.id)
+            except DatabaseUnavailable:
+                continue  # whoever follows a run sees it go on when the database is back
+            except RowNotFound:
+                return
+
+    async def dead_letters(self, request: Request) -> Response:
+        who = await self._identify(request, writes=True)  # payloads: not for those who may only look at statuses
+        found = await self._service.dead_letters(who.tenant_id, actor=who.actor)
+        return _json(DeadLetterPage(dead_letters=[DeadLetterView.of(letter) for letter in found], depth=len(found)))
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(describe(request.scope.get("root_path", "")), media_type="application/json")
+
+    async def _identify(self, request: Request, *, writes: bool = False) -> Principal:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        who = await self._authenticate(token.strip()) if scheme.lower() == "bearer" and token.strip() else None
+        if who is None:
+            raise HTTPException(401, "a valid bearer token is needed", {"www-authenticate": "Bearer"})
+        if writes and not who.may_write:
+            raise HTTPException(403, "this token may look, and nothing else")
+        return who
+
+
+# Reading and answering ----------------------------------------------------------------------------------------------
+
+
+def _run_id(request: Request) -> str:
+    return check_run_id(request.path_params["run_id"])
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, unless it is larger than any run may be."""
+    found = b""
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > PAYLOAD_LIMIT:
+            raise PayloadTooLarge("the request is larger than 10 MiB", size_bytes=len(found), limit_bytes=PAYLOAD_LIMIT)
+    return found
+
+
+def _decode(body: bytes, kind: type[StartRun]) -> StartRun:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidOption("body", f"JSON as described ({error})", f"{len(body)} bytes") from None
+
+
+def _cursor(row: RunRow) -> str:
+    return base64.urlsafe_b64encode(f"{row.created_at.isoformat()}|{row.id}".encode()).decode()
+
+
+def _read_cursor(text: str | None) -> tuple[datetime, str] | None:
+    if text is None:
+        return None
+    try:
+        instant, _, run_id = base64.urlsafe_b64decode(text.encode("ascii")).decode().partition("|")
+        created_at = datetime.fromisoformat(instant)
+        if created_at.tzinfo is None or not 1970 <= created_at.year <= 9000:
+            raise ValueError(instant)
+        return created_at, check_run_id(run_id)
+    except (ValueError, UnicodeError, binascii.Error, BullpenError):
+        raise InvalidOption("cursor", "what an earlier page gave as `next`", text) from None
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    for kind, status, code in _STATUS_OF:
+        if isinstance(error, kind):
+            message = "the database or the queue does not answer; try again" if status == 503 else str(error)
+            return _json(Problem(error=code, message=message), status)
+    # A mistake of ours, or a ledger that is not ready. The client learns a number to ask for, and nothing else.
+    number = uuid.uuid4().hex[:12]
+    _log.error("request %s %s failed (%s)", request.method, request.url.path, number, exc_info=error)
+    return _json(Problem(error="internal", message=f"something failed here; quote {number}"), 500)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+    answer = _json(Problem(error=codes.get(error.status_code, "invalid"), message=str(error.detail)), error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,369 @@
+"""Runs over HTTP: every operation, every refusal, and a machine that tries what nobody thought of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import schemathesis
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from bullpen.errors import InvalidOption, PermanentError
+from bullpen.http.runs import Principal, Tokens, runs_api
+from bullpen.ledger import RunStatus
+from bullpen.queue import JobState
+from bullpen.runs import Run
+from tests.runs.kit import ALICE, BOB, Stage, payload
+from tests.runs.test_isolation import LONG
+from tests.runs.test_lifecycle import audited
+
+TOKENS = {
+    "alice-token-0123456789": Principal(tenant_id=ALICE, actor="ada"),
+    "alice-viewer-0123456789": Principal(tenant_id=ALICE, actor="viewer", may_write=False),
+    "bob-token-0123456789": Principal(tenant_id=BOB, actor="bob"),
+}
+ALICES, VIEWERS, BOBS = TOKENS
+
+
+class Client:
+    """A plain HTTP client against an ASGI application, without a network."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        *,
+        token: str | None = ALICES,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        until: str | None = None,
+    ) -> tuple[int, Any]:
+        """Status and decoded body; of a stream what came until `until` was in it."""
+        raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {**({} if token is None else {"authorization": f"Bearer {token}"}), **(headers or {})}
+        where, _, query = path.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": where,
+            "raw_path": where.encode(), "query_string": query.encode(), "root_path": "", "scheme": "http",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+            "server": ("test", 80), "client": ("test", 1),
+        }  # fmt: skip
+        status, answer, seen = 0, bytearray(), asyncio.Event()
+        asked = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if not asked:
+                asked = True
+                return {"type": "http.request", "body": raw, "more_body": False}
+            await seen.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                answer.extend(message.get("body", b""))
+                if not message.get("more_body") or (until is not None and until.encode() in answer):
+                    seen.set()
+
+        async with asyncio.timeout(20):
+            await self._application(scope, receive, send)
+        text = answer.decode()
+        return status, json.loads(text) if until is None and text.startswith(("{", "[")) else text
+
+
+@pytest.fixture
+def client(lite: Stage) -> Client:
+    return Client(runs_api(lite.service, Tokens(TOKENS), price=lambda _: 10, poll_ms=10))
+
+
+async def start(client: Client, key: str = "order-1", **changes: Any) -> tuple[int, Any]:
+    body = {"versionId": "v1", "definition": {"a": 1}, **changes}
+    return await client("POST", "/runs", body=body, headers={"Idempotency-Key": key})
+
+
+@pytest.mark.requirement("R-54", "R-52", "X-16")
+async def test_a_run_is_started_once_per_key_and_paid(lite: Stage, client: Client) -> None:
+    await lite.service.grant(ALICE, 15, reference="g", actor="bank")
+
+    first, again = await start(client), await start(client)
+    too_much = await start(client, "order-2")
+    other_body = await start(client, definition={"b": 2})
+
+    assert (first[0], again[0]) == (201, 200)
+    assert first[1]["id"] == again[1]["id"]
+    assert (first[1]["status"], first[1]["cost"]) == ("QUEUED", 10)
+    assert (too_much[0], too_much[1]["error"]) == (402, "insufficient_credits")
+    assert (other_body[0], other_body[1]["error"]) == (409, "conflict")
+    assert await lite.service.balance(ALICE) == 5
+    assert ("ada", "run.submit") in await audited(lite)
+
+
+@pytest.mark.requirement("R-54", "R-53")
+async def test_runs_are_listed_in_pages_and_inspected(lite: Stage, client: Client) -> None:
+    ids = []
+    for number in range(5):
+        _, run = await start(client, f"order-{number}", isTestRun=True)
+        ids.append(run["id"])
+        await asyncio.sleep(0.002)
+
+    status, page = await client("GET", "/runs?limit=2&status=QUEUED")
+    _, rest = await client("GET", f"/runs?limit=200&cursor={page['next']}")
+    one_status, one = await client("GET", f"/runs/{ids[0].upper()}")
+
+    assert status == one_status == 200
+    assert [run["id"] for run in page["runs"] + rest["runs"]] == ids[::-1]
+    assert rest["next"] is None
+    assert one["id"] == ids[0] and one["isTestRun"] is True
+
+
+@pytest.mark.requirement("R-54", "R-15", "X-8", "X-40")
+async def test_a_run_that_failed_is_shown_retried_and_cancelled(lite: Stage, client: Client) -> None:
+    async def refuse(run: Run) -> None:
+        raise PermanentError("password=hunter2 refused")
+
+    wanted = payload(context_inputs={"token": "t0ps3cret"})
+    await lite.service.submit(wanted)
+    async with lite.working(refuse):
+        await lite.until(wanted.run_id, RunStatus.FAILED)
+        await lite.until_job(wanted.run_id, JobState.FAILED)
+
+    _, shown = await client("GET", f"/runs/{wanted.run_id}")
+    letters_status, letters = await client("GET", "/dead-letters")
+    retried_status, retried = await client("POST", f"/runs/{wanted.run_id}/retry")
+    conflict, why = await client("POST", f"/runs/{wanted.run_id}/retry")
+    cancelled_status, cancelled = await client("POST", f"/runs/{wanted.run_id}/cancel")
+
+    assert shown["status"] == "FAILED"
+    assert shown["errorMessage"] == "Workflow execution failed after 1 attempts: password=*** refused"
+    assert shown["retryHistory"][0]["error"] == "password=*** refused"
+    assert (letters_status, letters["depth"]) == (200, 1)
+    assert letters["deadLetters"][0]["runId"] == wanted.run_id
+    assert "t0ps3cret" not in json.dumps(letters) and "hunter2" not in json.dumps(letters)
+    assert "Traceback" not in json.dumps([shown, letters])
+    assert (retried_status, retried["status"], retried["redrives"]) == (200, "QUEUED", 1)
+    assert (conflict, why["error"]) == (409, "conflict")
+    assert (cancelled_status, cancelled["status"]) == (200, "CANCELLED")
+    assert ("ada", "run.redrive") in await audited(lite)
+
+
+@pytest.mark.requirement("R-54")
+async def test_a_run_is_followed_until_it_has_ended(lite: Stage, client: Client) -> None:
+    wanted = payload()
+    go_on = asyncio.Event()
+
+    async def execute(run: Run) -> str:
+        await run.progress(40)
+        await go_on.wait()
+        return "done"
+
+    await lite.service.submit(wanted)
+    following = asyncio.create_task(client("GET", f"/runs/{wanted.run_id}/events", until="never"))
+    partly = asyncio.create_task(client("GET", f"/runs/{wanted.run_id}/events", until='"progress":40'))
+    async with lite.working(execute):
+        await partly  # a client that goes away early
+        go_on.set()
+        status, text = await following
+
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    assert status == 200
+    assert events[0]["status"] == "QUEUED"
+    assert events[-1]["status"] == "COMPLETED" and events[-1]["result"] == "done"
+    assert any(event["progress"] == 40 for event in events)
+
+
+@pytest.mark.requirement("R-54", "X-41")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/runs"),
+        ("GET", "/runs"),
+        ("GET", "/runs/{id}"),
+        ("POST", "/runs/{id}/cancel"),
+        ("POST", "/runs/{id}/retry"),
+        ("GET", "/runs/{id}/events"),
+        ("GET", "/dead-letters"),
+    ],
+)
+async def test_nobody_gets_in_without_a_token(client: Client, method: str, path: str) -> None:
+    where = path.format(id=payload().run_id)
+
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}, {"authorization": "Basic x"}):
+        status, problem = await client(method, where, token=None, headers=headers)
+        assert (status, problem["error"]) == (401, "unauthorized")
+    if method == "POST" or path == "/dead-letters":
+        status, problem = await client(method, where, token=VIEWERS)
+        assert (status, problem["error"]) == (403, "forbidden")
+
+
+@pytest.mark.requirement("R-54", "X-41", "X-115")
+async def test_the_runs_of_another_tenant_do_not_exist(lite: Stage, client: Client) -> None:
+    await lite.service.grant(ALICE, 100, reference="g", actor="bank")
+    _, mine = await start(client)
+
+    for method, path in (("GET", ""), ("POST", "/cancel"), ("POST", "/retry"), ("GET", "/events")):
+        status, problem = await client(method, f"/runs/{mine['id']}{path}", token=BOBS)
+        assert (status, problem["error"]) == (404, "not_found")
+    assert (await client("GET", "/runs", token=BOBS))[1] == {"runs": [], "next": None}
+    assert (await client("GET", "/dead-letters", token=BOBS))[1]["deadLetters"] == []
+    assert (await client("GET", f"/runs/{mine['id']}"))[1]["status"] == "QUEUED"
+    # The same key of another tenant is another run, and the tenant cannot be named in the body.
+    body = {"versionId": "v1", "definition": {}, "tenantId": ALICE}
+    assert (await client("POST", "/runs", token=BOBS, body=body, headers={"Idempotency-Key": "order-1"}))[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "given", "status"),
+    [
+        ("POST", "/runs", {"body": {"versionId": "v", "definition": 1}}, 422),  # no key
+        ("POST", "/runs", {"body": b"{", "headers": {"Idempotency-Key": "k"}}, 422),
+        ("POST", "/runs", {"body": b"\xff", "headers": {"Idempotency-Key": "k"}}, 422),
+        ("POST", "/runs", {"body": {"versionId": ""}, "headers": {"Idempotency-Key": "k"}}, 422),
+        ("POST", "/runs", {"body": b"x" * (10 * 1024 * 1024 + 1), "headers": {"Idempotency-Key": "k"}}, 413),
+        ("GET", "/runs?limit=0", {}, 422),
+        ("GET", "/runs?limit=abc", {}, 422),
+        ("GET", "/runs?limit=99999999999999999999", {}, 422),
+        ("GET", "/runs?status=LOST", {}, 422),
+        ("GET", "/runs?cursor=nonsense", {}, 422),
+        ("GET", "/runs?cursor=MDAwMS0wMS0wMVQwMDowMDowMHxh", {}, 422),
+        ("GET", "/runs/no-uuid", {}, 422),
+        ("DELETE", "/runs", {}, 405),
+        ("GET", "/nowhere", {}, 404),
+    ],
+)
+async def test_what_cannot_be_used_is_told(
+    client: Client, method: str, path: str, given: dict[str, Any], status: int
+) -> None:
+    answer, problem = await client(method, path, **given)
+
+    assert answer == status
+    assert problem["message"]
+
+
+async def test_a_database_that_is_away_is_not_the_clients_fault(lite: Stage, client: Client) -> None:
+    async def away(tenant_id: str, fn: Any) -> Any:
+        from bullpen.errors import DatabaseUnavailable
+
+        raise DatabaseUnavailable("postgresql://app:secret@db/x refused")
+
+    lite.ledger.transactions.run = away  # type: ignore[method-assign]  # the edge to the database
+    status, problem = await client("GET", "/runs")
+
+    assert (status, problem["error"]) == (503, "unavailable")
+    assert "postgresql" not in problem["message"]
+
+
+async def test_a_mistake_of_ours_tells_a_number_and_nothing_else(lite: Stage, client: Client) -> None:
+    async def broken(tenant_id: str, fn: Any) -> Any:
+        from bullpen.errors import LedgerError
+
+        raise LedgerError("column secret_stuff does not exist")
+
+    lite.ledger.transactions.run = broken  # type: ignore[method-assign]  # the edge to the database
+    status, problem = await client("GET", "/runs")
+
+    assert (status, problem["error"]) == (500, "internal")
+    assert "secret_stuff" not in problem["message"] and "quote" in problem["message"]
+
+
+def test_tokens_and_principals_are_checked() -> None:
+    with pytest.raises(InvalidOption, match="at least 16"):
+        Tokens({"short": Principal(tenant_id=ALICE, actor="ada")})
+    with pytest.raises(InvalidOption, match="tenant_id"):
+        Principal(tenant_id="", actor="ada")
+    held = Tokens(TOKENS)
+    assert ALICES not in repr(vars(held))
+
+
+async def test_it_mounts_in_another_application(lite: Stage) -> None:
+    outer = Client(Starlette(routes=[Mount("/api", app=runs_api(lite.service, Tokens(TOKENS)))]))
+
+    status, document = await outer("GET", "/api/openapi.json", token=None)
+    listed, page = await outer("GET", "/api/runs")
+
+    assert (status, document["openapi"], document["servers"]) == (200, "3.1.0", [{"url": "/api"}])
+    assert set(document["paths"]) == {
+        "/runs",
+        "/runs/{run_id}",
+        "/runs/{run_id}/cancel",
+        "/runs/{run_id}/retry",
+        "/runs/{run_id}/events",
+        "/dead-letters",
+    }
+    assert (listed, page["runs"]) == (200, [])
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def address(lite: Stage) -> AsyncIterator[str]:
+    """The API on a port of its own: the machine talks to it as anybody would."""
+    await lite.service.grant(ALICE, 10_000, reference="g", actor="bank")
+    for number in range(3):
+        await lite.service.submit(payload(run_id=f"00000000-0000-0000-0000-00000000000{number}"))
+    api = runs_api(lite.service, Tokens(TOKENS), price=lambda _: 1, poll_ms=10)
+    server = uvicorn.Server(uvicorn.Config(api, port=0, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(20):
+        while not server.started:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+quietly = settings(
+    max_examples=100 if LONG else 4,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+
+
+@pytest.mark.requirement("R-54")
+@pytest.mark.timeout(900 if LONG else 180)
+async def test_no_request_that_the_description_allows_makes_a_server_error(address: str) -> None:
+    """schemathesis makes requests from the description, right and wrong ones, and compares the answers with it."""
+    problems: list[str] = []
+
+    def fuzz() -> None:
+        schema: Any = schemathesis.openapi.from_url(f"{address}/openapi.json")
+        names = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
+        checks = [schemathesis.checks.CHECKS.get_one(name) for name in (*names, "response_schema_conformance")]
+        for operation in schema.get_all_operations():
+            loaded = operation.ok()
+            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+
+                def try_it(case: Any) -> None:
+                    case.headers = {**(case.headers or {}), "Authorization": f"Bearer {ALICES}"}
+                    case.call_and_validate(checks=checks, timeout=20)
+
+                try:
+                    quietly(given(case=loaded.as_strategy(generation_mode=mode))(try_it))()
+                except Unsatisfiable:
+                    assert mode is schemathesis.GenerationMode.NEGATIVE  # nothing there that could be wrong
+                except BaseException as error:
+                    problems.append(f"{mode} {loaded.method} {loaded.path}: {error!r:.900}")
+
+    thread = threading.Thread(target=fuzz)
+    thread.start()
+    while thread.is_alive():  # noqa: ASYNC110 - the server lives in this loop
+        await asyncio.sleep(0.05)
+    thread.join()
+
+    assert problems == []
