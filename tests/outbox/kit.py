@@ -12,7 +12,7 @@ from bullpen._kernel import telemetry
 from bullpen.ledger import Ledger, OutboxRow, OutboxStatus
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
 
-PATIENCE_S = 20.0
+PATIENCE_S = 45.0
 
 Reply = SendResult | Exception | Callable[[Message], SendResult]
 
