@@ -13,7 +13,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -39,10 +39,11 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
     from bullpen.ops.metrics import WorkerMetrics
-    from bullpen.outbox import Outbox
+    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.plugins.messaging import MessagingClient
     from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.ports.dead_letters import DeadLetterStore
+    from bullpen.ports.source import EventSource
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -111,6 +112,7 @@ class Bullpen:
         self._container = Container()
         self._messages: Messages | None = None
         self._safe_runs: Runs | None = None
+        self._projectors: dict[str, Projector] = {}
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -160,6 +162,34 @@ class Bullpen:
             self._count_messaging()
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
+
+    def projector(
+        self,
+        routes: EventRoutes,
+        *,
+        source: EventSource | None = None,
+        name: str = "default",
+        options: ProjectorOptions | None = None,
+    ) -> Projector:
+        """Let `run` turn events into messages of the outbox, by these routes.
+
+        `source` is the event store of the settings unless given: `ESDB_CONNECTION_STRING`, else the ledger's own
+        (`app.ledger.events`). The messages leave through `app.outbox`, in this process or another.
+        """
+        from bullpen._parts.projector import make_projector
+
+        if name in self._projectors:
+            raise InvalidOption("name", "one that no other projector of this app has", name)
+        made = make_projector(self.settings, self.ledger, self.prepare, routes, source, name, options)
+        self._projectors[name] = made.projector
+        self.add_metrics(made.metrics)
+        self.health.add(f"projector {name}", made.check)
+        self.add(made)
+        return made.projector
+
+    @property
+    def projectors(self) -> tuple[Projector, ...]:
+        return tuple(self._projectors.values())
 
     @property
     def channels(self) -> Channels:
@@ -413,10 +443,11 @@ class Bullpen:
         """What the parts of this app count, under the names that dashboards know."""
         return [metric for source in self._metric_sources for metric in await source.collect()]
 
-    async def run(self, *, signals: bool = True, concurrency: int | None = None) -> None:
+    async def run(self, *, signals: bool = True, concurrency: int | None = None, only: Collection[str] = ()) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
 
-        `concurrency` replaces that of every worker: how many fit is known where the program is started.
+        `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
+        the parts to run (see `ROLES`); the others run in other processes.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
@@ -425,6 +456,7 @@ class Bullpen:
             raise NotConfigured(
                 "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
             )
+        self._services = _with_roles(self._services, only)
         if concurrency is not None:
             for worker in self._workers.values():
                 worker.options = replace(worker.options, concurrency=concurrency)
@@ -510,6 +542,21 @@ class Bullpen:
             logger.warning("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
             self._is_stopping = True
             group.create_task(self.stop())
+
+
+ROLES: Final = ("worker", "outbox", "projector", "messages")
+"""Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
+
+
+def _with_roles(services: list[Service], only: Collection[str]) -> list[Service]:
+    for role in only:
+        if role not in ROLES:
+            raise InvalidOption("only", f"one of {', '.join(ROLES)}", role)
+    wanted = {*only, "http"}  # health and numbers are served whatever runs
+    chosen = [service for service in services if not only or getattr(service, "role", "worker") in wanted]
+    if not chosen:
+        raise NotConfigured(f"the app has no part of the kind {', '.join(only)} to run")
+    return chosen
 
 
 # Finding a server ---------------------------------------------------------------------------------------------------

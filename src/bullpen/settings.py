@@ -27,6 +27,7 @@ from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
     "EmbeddedSettings",
+    "EventSettings",
     "KafkaSettings",
     "LedgerSettings",
     "MessageSettings",
@@ -150,6 +151,25 @@ _AMQP = _Kind(
 _BROKERS = _Kind(
     "host:port, or several with commas between them",
     lambda value: isinstance(value, str) and re.fullmatch(r"[^\s,]+(?:\s*,\s*[^\s,]+)*", value) is not None,
+    str.strip,
+)
+_is_event_store = re.compile(r"(?:esdb|kurrentdb|kdb)(?:\+discover)?://[^\x00-\x20]+").fullmatch
+_EVENT_STORE = _Kind(
+    "esdb+discover://host:port, or esdb:// or kurrentdb://",
+    lambda value: isinstance(value, str) and _is_event_store(value) is not None,
+    str.strip,
+    _without_password,
+)
+_PREFIXES = _Kind(
+    "the beginning of event types, such as 'payment.', or several with commas between them",
+    lambda value: (
+        isinstance(value, str) and re.fullmatch(r"\s*[^\s,$][^\s,]*(?:\s*,\s*[^\s,$][^\s,]*)*\s*", value) is not None
+    ),
+    str.strip,
+)
+_GROUP = _Kind(
+    "the name of a persistent subscription, at most 200 characters",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f]{1,200}", value) is not None,
     str.strip,
 )
 _AMQP_NAME = _Kind(
@@ -419,6 +439,23 @@ class RabbitMQSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventSettings:
+    """Where a projector reads events."""
+
+    connection_string: str | None = _option(None, _EVENT_STORE, "ESDB_CONNECTION_STRING", secret=True)
+    """KurrentDB or EventStoreDB. None: the ledger's own table of events."""
+    subscription_prefix: str | None = _option(None, _PREFIXES, "ESDB_SUBSCRIPTION_PREFIX")
+    """Beginnings of the event types that are wanted, with commas between them. None: all."""
+    subscription_group: str | None = _option(None, _GROUP, "BULLPEN_SUBSCRIPTION_GROUP")
+    """Persistent subscription of the event store to read instead of keeping a checkpoint. None: keep one."""
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes, one by one."""
+        return tuple(part.strip() for part in (self.subscription_prefix or "").split(",") if part.strip())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
     """Where Kafka is."""
 
@@ -451,6 +488,7 @@ class Settings:
     messages: MessageSettings = field(default_factory=MessageSettings)
     rabbitmq: RabbitMQSettings = field(default_factory=RabbitMQSettings)
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    events: EventSettings = field(default_factory=EventSettings)
     workflows: WorkflowSettings = field(default_factory=WorkflowSettings)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Where each value came from, by key: `redis.url`."""

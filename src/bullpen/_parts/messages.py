@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
@@ -92,6 +92,8 @@ def _policy(settings: Settings) -> RetryPolicy:
 
 class MessageService:
     """Makes the ledger ready, then runs the messages' parts until closed."""
+
+    role: Final = "messages"
 
     def __init__(self, messages: Messages, prepare: Callable[[], Awaitable[None]]) -> None:
         self._messages, self._prepare = messages, prepare

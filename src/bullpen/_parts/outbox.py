@@ -39,6 +39,8 @@ def make_outbox(settings: Settings, ledger: Ledger, connection: Connection, pref
 class OutboxService:
     """Delivers until closed. Dispatcher and workers are made when it runs, so that routes may be added until then."""
 
+    role: Final = "outbox"
+
     def __init__(self, outbox: Outbox, prepare: Callable[[], Awaitable[None]]) -> None:
         self._outbox, self._prepare = outbox, prepare
         self._parts: list[Dispatcher | DeliveryWorkers] = []

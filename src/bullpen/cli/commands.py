@@ -18,6 +18,7 @@ from bullpen.cli import (
     messages,
     migrate,
     outbox,
+    projector,
     queues,
     run_app,
     workflows,
@@ -63,6 +64,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(dead_letters.app, name="dead-letters")
 destinations.add_to(outbox.app)
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(projector.app, name="projector")
 app.add_typer(workflows.app, name="workflows")
 app.add_typer(messages.app, name="messages")
 app.command("migrate")(migrate.migrate)

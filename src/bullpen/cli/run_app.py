@@ -37,6 +37,12 @@ def run(
             help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="Run only this part: worker, outbox, projector or messages. May be repeated."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
     log_format: Annotated[
         str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")
@@ -64,11 +70,12 @@ def run(
         options = ["--log-level", log_level, "--log-format", log_format]
         options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
         options += ["--http", http] if http else []
+        options += [word for part in only or () for word in ("--only", part)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
     app = load_app(target)
     if http is not None and app.services:  # without any, running it says so
         _serve(app, http, slot)
-    _run_here(app, concurrency, lifeline)
+    _run_here(app, concurrency, lifeline, only or [])
 
 
 def _serve(app: Bullpen, address: str, slot: int) -> None:
@@ -111,7 +118,7 @@ def _import(name: str) -> Any:
         raise Done(f"importing {name!r} failed: {error}") from None
 
 
-def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None) -> None:
+def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str]) -> None:
     async def main() -> None:
         if lifeline is not None:
             _stop_without(lifeline, app)
@@ -119,7 +126,7 @@ def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None) -> No
         queues = ", ".join([*(worker.queue_name for worker in app.workers), *(["the outbox"] * app.has_outbox), *flows])
         # In a thread: the embedded server may have to be started before it has an address.
         logger.info("taking jobs from %s on %s", queues, await asyncio.to_thread(lambda: app.connection.address))
-        await app.run(concurrency=concurrency)
+        await app.run(concurrency=concurrency, only=only)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())

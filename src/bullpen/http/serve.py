@@ -32,6 +32,8 @@ def parse_address(text: str) -> tuple[str, int]:
 class HttpService:
     """Listens as soon as it is made, so that a taken port is told before any job is; serves while it runs."""
 
+    role = "http"
+
     def __init__(self, application: Any, host: str, port: int) -> None:
         try:
             import uvicorn

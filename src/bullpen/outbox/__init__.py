@@ -9,6 +9,7 @@ from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.outbox import Outbox, Receipt
 from bullpen.outbox.projection import Projected, ProjectorOptions
 from bullpen.outbox.projector import Projector, ProjectorStatus
+from bullpen.outbox.projector_metrics import ProjectorMetrics
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
 from bullpen.outbox.workers import DeliveryWorkers
 
@@ -26,6 +27,7 @@ __all__ = [
     "OutboxMetrics",
     "Projected",
     "Projector",
+    "ProjectorMetrics",
     "ProjectorOptions",
     "ProjectorStatus",
     "Receipt",

@@ -1,0 +1,73 @@
+"""The projector of an application: which event store it reads, what it counts, when it is well.
+
+In: settings, ledger, routes. Out: a service for `run` around a `Projector`, its metrics and its health check.
+Elsewhere: projecting (`bullpen.outbox.projector`), the event stores (`bullpen.plugins.sources`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from bullpen.ledger import Ledger
+from bullpen.outbox import EventRoutes, Projector, ProjectorMetrics, ProjectorOptions
+from bullpen.plugins.sources.sql import SqlEvents
+from bullpen.ports.source import EventSource
+from bullpen.settings import Settings
+
+__all__ = ["ProjectorService", "make_projector", "make_source"]
+
+
+def make_source(settings: Settings, ledger: Ledger) -> EventSource:
+    """The configured event store, else the ledger's own."""
+    chosen = settings.events
+    if chosen.connection_string is None:
+        return SqlEvents(ledger, prefixes=chosen.prefixes)
+    from bullpen.plugins.sources.kurrent import KurrentSource
+
+    return KurrentSource(chosen.connection_string, prefixes=chosen.prefixes, group=chosen.subscription_group)
+
+
+def make_projector(
+    settings: Settings,
+    ledger: Ledger,
+    prepare: Callable[[], Awaitable[None]],
+    routes: EventRoutes,
+    source: EventSource | None,
+    name: str,
+    options: ProjectorOptions | None,
+) -> ProjectorService:
+    """A projector that has not begun yet. A source that was given belongs to whoever gave it."""
+    made = source or make_source(settings, ledger)
+    projector = Projector(ledger, made, routes, name=name, options=options, prepare=prepare)
+    return ProjectorService(projector, None if source is not None else made)
+
+
+@dataclass(slots=True)
+class ProjectorService:
+    """Runs a projector, and lets go of its event store afterwards."""
+
+    role: ClassVar[str] = "projector"
+
+    projector: Projector
+    own_source: EventSource | None
+
+    @property
+    def metrics(self) -> ProjectorMetrics:
+        return ProjectorMetrics(self.projector)
+
+    async def check(self) -> str | None:
+        """Not ready while the event store or the database is away; a restart of this process would not help."""
+        if self.projector.state == "waiting":
+            return f"{self.projector.source.name} or the ledger does not answer"
+        return None
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        await self.projector.run(signals=signals)
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        await self.projector.close(timeout)
+        if self.own_source is not None:
+            await self.own_source.aclose()
