@@ -12,7 +12,7 @@ import pytest
 from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import Ledger
 from bullpen.messages import MessageNotSent, Messages, MessageStatus, Sender, SenderOptions, Text
-from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable
+from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavailable, Unknown
 from bullpen.ports.transport import Delivery, Event
 from bullpen.queue import RateLimit
 from tests.messages.conftest import MakeMessages
@@ -229,6 +229,82 @@ async def test_a_timeout_is_as_unclear_as_a_crash(make_messages: MakeMessages, l
     assert await status_after("same_key", 2) == (MessageStatus.QUEUED, "TIMEOUT")
 
 
+class Searchable(Provider):
+    """A provider that can be asked for what it has."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__(*answers)
+        self.asked = 0
+        self.can_tell = True
+
+    async def look_up(self, message: Message) -> Accepted | Unavailable | None:
+        self.asked += 1
+        if not self.can_tell:
+            return Unavailable("index is being rebuilt", "503")
+        return Accepted("found") if message.idempotency_key in self.delivered else None
+
+
+@pytest.mark.requirement("X-66")
+@pytest.mark.parametrize("has_arrived", [True, False])
+async def test_after_a_crash_a_provider_may_be_asked_first(
+    make_messages: MakeMessages, ledger: Ledger, has_arrived: bool
+) -> None:
+    provider = Searchable()
+    messages = make_messages(provider, after_crash="look_up")
+    row = await queued(messages, ledger)
+    await died_while_sending(messages, row)
+    if not has_arrived:
+        provider.delivered.clear()
+    set_clock(ledger, at("2026-03-14 09:01:01"))
+
+    await sender_of(messages).handle(order_for(row))
+
+    assert (provider.asked, len(provider.calls)) == (1, 1 if has_arrived else 2)
+    assert (await rows(messages))[0].status is MessageStatus.SENT
+
+
+@pytest.mark.requirement("X-66")
+async def test_an_answer_that_was_lost_is_looked_up_after_the_lease(
+    make_messages: MakeMessages, ledger: Ledger
+) -> None:
+    """The row stays SENDING meanwhile, so that nobody sends what may have arrived."""
+    provider = Searchable(Unknown("connection reset", "NO_ANSWER"))
+    messages = make_messages(provider, after_crash="look_up")
+    row = await queued(messages, ledger)
+
+    with pytest.raises(DelayJob, match="the provider will be asked"):
+        await sender_of(messages).handle(order_for(row))
+    between = (await rows(messages))[0].status
+    set_clock(ledger, at("2026-03-14 09:01:01"))
+    provider.can_tell = False
+    with pytest.raises(DelayJob, match="the provider will be asked"):
+        await sender_of(messages).handle(order_for(row))
+    set_clock(ledger, at("2026-03-14 09:02:02"))
+    provider.can_tell = True
+    await sender_of(messages).handle(order_for(row))
+
+    assert between is MessageStatus.SENDING
+    assert (provider.asked, len(provider.calls)) == (2, 2)
+    assert (await rows(messages))[0].status is MessageStatus.SENT
+
+
+def test_a_channel_says_itself_what_an_unclear_end_means(make_messages: MakeMessages) -> None:
+    """Unless the program knows better; a function cannot say, so the program must."""
+    messages = make_messages()
+    searchable = Searchable()
+
+    assert messages.channel("a", Provider()).after_crash == "resend"
+    searchable.when_unknown = "look_up"  # type: ignore[attr-defined]
+    assert messages.channel("b", searchable).after_crash == "look_up"
+    searchable.when_unknown = "park"  # type: ignore[attr-defined]
+    assert messages.channel("c", searchable).after_crash == "park"
+    assert messages.channel("d", searchable, after_crash="same_key").after_crash == "same_key"
+    with pytest.raises(InvalidOption, match="a channel that cannot be asked"):
+        messages.channel("e", Provider(), after_crash="look_up")
+    with pytest.raises(InvalidOption, match="a function cannot say"):
+        messages.channel("f")  # type: ignore[call-overload]
+
+
 async def test_an_outcome_that_comes_after_a_takeover_changes_nothing(
     make_messages: MakeMessages, ledger: Ledger, told: Told
 ) -> None:
@@ -366,6 +442,7 @@ async def test_nobody_is_disturbed_in_quiet_hours(make_messages: MakeMessages, l
         (Unavailable("slow down", "429", after_ms=5_000), DelayJob, MessageStatus.QUEUED, "429"),
         (NotTried("no connection", after_ms=2_000), DelayJob, MessageStatus.QUEUED, "NOT_TRIED"),
         (ConnectionError("reset"), MessageNotSent, MessageStatus.QUEUED, "CHANNEL_ERROR"),
+        (Unknown("no answer", "NO_ANSWER"), MessageNotSent, MessageStatus.QUEUED, "NO_ANSWER"),
     ],
 )
 async def test_what_an_answer_means(

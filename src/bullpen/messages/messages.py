@@ -34,7 +34,7 @@ from bullpen.messages.imports import Imported, import_csv
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
 from bullpen.messages.planner import Planner
 from bullpen.messages.recipients import Recipients
-from bullpen.messages.routes import AfterCrash, ChannelRoute, FunctionChannel, SendFunction
+from bullpen.messages.routes import AfterCrash, ChannelRoute, FunctionChannel, SendFunction, rule_of
 from bullpen.messages.sender import Sender, SenderOptions
 from bullpen.messages.templates import Text
 from bullpen.ports.channel import Channel
@@ -151,7 +151,7 @@ class Messages:
 
     @overload
     def channel(
-        self, name: str, channel: Channel, *, after_crash: AfterCrash, rate_limit: RateLimit | None = ...,
+        self, name: str, channel: Channel, *, after_crash: AfterCrash | None = ..., rate_limit: RateLimit | None = ...,
         timeout: int = ...,
     ) -> ChannelRoute: ...  # fmt: skip
 
@@ -166,13 +166,14 @@ class Messages:
         name: str,
         channel: Channel | None = None,
         *,
-        after_crash: AfterCrash,
+        after_crash: AfterCrash | None = None,
         rate_limit: RateLimit | None = None,
         timeout: int = 10_000,
     ) -> ChannelRoute | Callable[[AnyFunction], AnyFunction]:
         """Say how recipients of this channel are reached; without a channel it decorates a function that sends.
 
-        `after_crash` must be said, because only you know your provider: see `ChannelRoute`.
+        `after_crash` (see `ChannelRoute`) must be said for a function, because only you know your provider; a channel
+        has a rule of its own, which it replaces.
         """
         require("channel", isinstance(name, str) and 0 < len(name) <= 60, "a name of 1 to 60 characters", name)
         # Shorter than the lease, or a second sender would begin while the first still waits for its answer.
@@ -180,12 +181,15 @@ class Messages:
         require("timeout", fits, f"at most half of the sender's lease of {self._sender_options.lease_ms} ms", timeout)
 
         def register(given: Channel) -> ChannelRoute:
-            route = ChannelRoute(channel=given, after_crash=after_crash, rate_limit=rate_limit, timeout_ms=timeout)
+            rule = after_crash if after_crash is not None else rule_of(given)
+            route = ChannelRoute(channel=given, after_crash=rule, rate_limit=rate_limit, timeout_ms=timeout)
             self.routes[name] = route
             return route
 
         if channel is not None:
             return register(channel)
+        if after_crash is None:
+            raise InvalidOption("after_crash", "'same_key', 'resend' or 'park', because a function cannot say", None)
 
         def decorate(function: AnyFunction) -> AnyFunction:
             register(FunctionChannel(function))

@@ -12,12 +12,22 @@ from typing import Literal
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import PermanentError, require
-from bullpen.ports.channel import Accepted, Channel, ChannelHealth, Message, Refused, SendResult
+from bullpen.ports.channel import (
+    Accepted,
+    Channel,
+    ChannelHealth,
+    LooksUp,
+    Message,
+    Refused,
+    SendResult,
+    WhenUnknown,
+    when_unknown,
+)
 from bullpen.queue import RateLimit
 
-__all__ = ["AfterCrash", "ChannelRoute", "FunctionChannel"]
+__all__ = ["AfterCrash", "ChannelRoute", "FunctionChannel", "rule_of"]
 
-AfterCrash = Literal["same_key", "resend", "park"]
+AfterCrash = Literal["same_key", "resend", "look_up", "park"]
 SendFunction = Callable[[Message], Awaitable[SendResult | str | None]]
 
 
@@ -27,19 +37,33 @@ class ChannelRoute:
 
     channel: Channel
     after_crash: AfterCrash
-    """A sender died, or gave up waiting, after it had begun to send: nobody knows whether the message left.
+    """A sender died after it had begun to send, or no answer came: nobody knows whether the message left.
 
     same_key: send again; the provider knows the idempotency key and drops the second one. resend: send again although
-    the provider may deliver both. park: send nothing until a person has looked."""
+    the provider may deliver both. look_up: ask the provider, and send what it does not have. park: send nothing until a
+    person has looked."""
     rate_limit: RateLimit | None = None
     """At most so many sends per time, over all processes."""
     timeout_ms: int = 10_000
     """How long one send may take. Much shorter than the sender's lease."""
 
     def __post_init__(self) -> None:
-        known = self.after_crash in ("same_key", "resend", "park")
-        require("after_crash", known, "'same_key', 'resend' or 'park'", self.after_crash)
+        known = self.after_crash in ("same_key", "resend", "look_up", "park")
+        require("after_crash", known, "'same_key', 'resend', 'look_up' or 'park'", self.after_crash)
+        able = self.after_crash != "look_up" or isinstance(self.channel, LooksUp)
+        require("after_crash", able, "something else than 'look_up' for a channel that cannot be asked", self.channel)
         check_int("timeout_ms", self.timeout_ms, minimum=1)
+
+
+def rule_of(channel: Channel) -> AfterCrash:
+    """What a channel says of itself."""
+    match when_unknown(channel):
+        case WhenUnknown.RESEND:
+            return "resend"
+        case WhenUnknown.LOOK_UP:
+            return "look_up"
+        case WhenUnknown.PARK:
+            return "park"
 
 
 class FunctionChannel:

@@ -31,7 +31,7 @@ from bullpen.messages.occasions import OccasionKind, Occasions
 from bullpen.messages.orders import Order, read_order
 from bullpen.messages.routes import ChannelRoute
 from bullpen.messages.templates import MissingValue, choose
-from bullpen.ports.channel import Accepted, Message, NotTried, Refused, SendResult, Unavailable
+from bullpen.ports.channel import Accepted, LooksUp, Message, NotTried, Refused, SendResult, Unavailable, Unknown
 from bullpen.ports.transport import Delivery
 
 __all__ = ["End", "MessageNotSent", "Send", "Sender", "SenderOptions", "Skip", "Wait", "decide", "message_of"]
@@ -84,6 +84,8 @@ class Send:
 
     kind: OccasionKind
     route: ChannelRoute
+    may_have_left: bool = False
+    """An earlier attempt ended without an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def decide(
     quiet_ms = kind.quiet_ms(row.zone, now)
     if quiet_ms:
         return Wait(quiet_ms, "these are quiet hours where the recipient lives")
-    return Send(kind, route)
+    return Send(kind, route, is_taken_over)
 
 
 def message_of(row: MessageRow, kind: OccasionKind) -> Message:
@@ -218,10 +220,10 @@ class Sender:
                     if await self._store.settle_untaken(row, status, code=code, reason=reason):
                         self._ended(row, status, code, reason)
                         return
-                case Send(kind, route):
-                    await self._wait_for_slot(row, route)
+                case Send():
+                    await self._wait_for_slot(row, decision.route)
                     if await self._takes.submit(row):
-                        await self._send(row, kind, route, is_last=delivery.attempt >= self.options.attempts)
+                        await self._send(row, decision, is_last=delivery.attempt >= self.options.attempts)
                         return
                 case _:
                     assert_never(decision)
@@ -241,17 +243,21 @@ class Sender:
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
-    async def _send(self, row: MessageRow, kind: OccasionKind, route: ChannelRoute, *, is_last: bool) -> None:
-        fence, began = row.fence + 1, time.monotonic()
+    async def _send(self, row: MessageRow, send: Send, *, is_last: bool) -> None:
+        route, fence, began = send.route, row.fence + 1, time.monotonic()
         telemetry.emit("messages.taken", **_ids(row), fence=fence)
         try:
-            message = message_of(row, kind)
+            message = message_of(row, send.kind)
         except (MissingValue, InvalidOption) as error:
             result: SendResult = Refused(str(error), "TEMPLATE")
         else:
-            result = await self._call(message, route)
+            result = await self._call(message, route, look_first=send.may_have_left and route.after_crash == "look_up")
         telemetry.emit("messages.answered", **_ids(row), result=type(result).__name__)
         outcome, error_to_raise = self._judge(row, route, result, is_last=is_last)
+        if outcome is None:
+            # Nobody knows, and the provider can be asked: the row stays SENDING, and after its lease it is.
+            telemetry.emit("messages.unknown", **_ids(row), reason="to be looked up")
+            raise DelayJob(self.options.lease_ms, "nobody knows whether it was sent; the provider will be asked")
         until = began + self.options.lease_ms / 1000 * _ENOUGH_LEASE
         is_ours = await self._settle(row.id, fence, outcome, until)
         status = str(outcome.status) if is_ours else "LOST"
@@ -265,21 +271,34 @@ class Sender:
         if error_to_raise is not None:
             raise error_to_raise
 
-    async def _call(self, message: Message, route: ChannelRoute) -> SendResult:
-        """The only line that calls a provider."""
+    async def _call(self, message: Message, route: ChannelRoute, *, look_first: bool) -> SendResult:
+        """The only place that calls a provider."""
         try:
             async with asyncio.timeout(route.timeout_ms / 1000):
+                if look_first and isinstance(route.channel, LooksUp):
+                    found = await route.channel.look_up(message)
+                    if isinstance(found, Accepted):
+                        return found
+                    if found is not None:
+                        return Unknown(found.reason, found.code)
                 return await route.channel.send(message)
         except TimeoutError:
-            return Unavailable(f"no answer within {route.timeout_ms} ms", TIMEOUT)
+            return Unknown(f"no answer within {route.timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel should answer; whatever it raises, the message is owed
-            return Unavailable(f"{type(error).__name__}: {error}", "CHANNEL_ERROR")
+            return Unknown(f"{type(error).__name__}: {error}", "CHANNEL_ERROR")
 
     def _judge(
         self, row: MessageRow, route: ChannelRoute, result: SendResult, *, is_last: bool
-    ) -> tuple[MessageOutcome, Exception | None]:
-        """What the answer means for the row and for the delivery."""
+    ) -> tuple[MessageOutcome | None, Exception | None]:
+        """What the answer means for the row and for the delivery. None: nobody knows, and it will be looked up."""
         again = self.options.lost_after_ms
+        has_patience = row.attempts < _MOST_DEFERRALS * self.options.attempts
+        if isinstance(result, Unknown):
+            if route.after_crash == "park" or (route.after_crash == "look_up" and not has_patience):
+                return MessageOutcome(status=MessageStatus.PARKED, error=result.reason, code=AMBIGUOUS), None
+            if route.after_crash == "look_up":
+                return None, None
+            result = Unavailable(result.reason, result.code)  # sent again, as this channel's rule says
         match result:
             case Accepted(detail):
                 response = {"detail": detail, "channel": row.channel, "attempt": row.attempts + 1}
@@ -293,9 +312,7 @@ class Sender:
                 )
                 return waiting, DelayJob(min(max(1, after_ms), _MOST_WAIT_MS), reason)
             case Unavailable(reason, code, after_ms):
-                if code == TIMEOUT and route.after_crash == "park":
-                    return MessageOutcome(status=MessageStatus.PARKED, error=reason, code=AMBIGUOUS), None
-                waits = after_ms is not None and row.attempts < _MOST_DEFERRALS * self.options.attempts
+                waits = after_ms is not None and has_patience
                 if is_last and not waits:
                     failed = MessageOutcome(status=MessageStatus.FAILED, error=reason, code=code)
                     return failed, MessageNotSent(row.id, code, reason)
