@@ -33,17 +33,17 @@ class JobArguments:
 
     def append_to(self, args: list[Any]) -> None:
         options = self.options
-        at_ms = options.at_ms
+        timestamp_ms, delay_ms, at_ms, priority = options.placement
         args.extend(
             (
                 options.job_id or "",
                 self.name,
                 self.data,
                 options.wire_json,
-                "" if options.timestamp_ms is None else options.timestamp_ms,
-                options.delay_ms,
+                "" if timestamp_ms is None else timestamp_ms,
+                delay_ms,
                 "" if at_ms is None else at_ms,
-                options.wire_priority,
+                priority,
                 ("3" if options.lifo else "2") if self.replaces else "1" if options.lifo else "",
             )
         )
@@ -51,16 +51,16 @@ class JobArguments:
     def created(self, number: int, now_ms: int) -> JobRecord:
         """The record that the script stored."""
         options = self.options
-        at_ms = options.at_ms
+        timestamp_ms, delay_ms, at_ms, priority = options.placement
         return JobRecord(
             options.job_id or str(number),
             {
                 b"name": self.name.encode(),
                 b"data": self.data,
                 b"opts": options.wire_json,
-                b"timestamp": b"%d" % (options.timestamp_ms or now_ms),
-                b"delay": b"%d" % (options.delay_ms if at_ms is None else max(0, at_ms - now_ms)),
-                b"priority": b"%d" % options.wire_priority,
+                b"timestamp": b"%d" % (timestamp_ms or now_ms),
+                b"delay": b"%d" % (delay_ms if at_ms is None else max(0, at_ms - now_ms)),
+                b"priority": b"%d" % priority,
             },
         )
 
