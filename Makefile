@@ -17,7 +17,7 @@ help:
 	@echo "make format      rewrite the code as the format check wants it"
 	@echo "make docs-table  rewrite docs/reference/requirements.md"
 	@echo "make chaos       the long form of the fault tests"
-	@echo "make bench       the benchmarks"
+	@echo "make bench       measure bullpen and its peers, more than an hour; make bench BENCH=--quick: minutes"
 	@echo "make clean       remove results and caches; make distclean: the environments too"
 
 demo: $(VENV)/.demo-installed
@@ -43,7 +43,7 @@ chaos: $(VENV)/.dev-installed
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf build dist coverage.json .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

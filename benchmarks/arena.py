@@ -200,8 +200,7 @@ class Run:
         seconds = ended - min(line["first_began"] for line in latest if line["count"])
         for worker in workers:
             worker.end()
-        if not workload.left_waiting:
-            self._check_books(finished=ids, active=held, done=done)
+        self._check_books(finished=ids, active=held, done=done)
         burns = workload.handler == "burn"  # what the handlers use says nothing about the library
         return Outcome(
             {self._metric: self.jobs / seconds},
@@ -351,20 +350,39 @@ class Run:
         done: int | None = None,
     ) -> None:
         """What was added must be there, once, where it belongs; and nothing else."""
-        if done is not None and done != self.jobs:
-            raise Failed(f"{self.contestant.name}: {self.jobs} jobs were added, {done} were done")
+        name, left = self.contestant.name, self.workload.left_waiting
+        if done is not None and not (self.jobs <= done <= self.jobs + left):
+            raise Failed(f"{name}: {self.jobs} of {self.jobs + left} jobs should be done, {done} are")
         if self.contestant.speaks_bullmq:
+            client: Any = self.client
             if waiting is not None:
-                self._compare("wait", waiting, self.client.lrange(f"{BASE}wait", 0, -1))
+                self._compare("wait", waiting, client.lrange(f"{BASE}wait", 0, -1))
             if finished is not None:
                 state = "failed" if self.workload.handler == "fail" else "completed"
-                self._compare(state, finished, self.client.zrange(f"{BASE}{state}", 0, -1))
+                stored = client.zrange(f"{BASE}{state}", 0, -1)
+                done = len(stored)
+                if left:  # the process was stopped in the middle: what it held is active, the rest still waits
+                    stored += client.lrange(f"{BASE}wait", 0, -1) + client.lrange(f"{BASE}active", 0, -1)
+                self._compare(state, finished, stored)
             if active:
-                self._compare("active", active, self.client.lrange(f"{BASE}active", 0, -1))
+                self._compare("active", active, client.lrange(f"{BASE}active", 0, -1))
         if self.contestant.camp == OURS:
-            violations = check_server(self.client)
+            if finished is not None:
+                self._check_events(len(finished) + len(active), len(active), done or 0)
+            violations = check_server(self.client, in_flight=bool(left))
             if violations:
-                raise Failed(f"{self.contestant.name} left broken queues: {violations[:5]}")
+                raise Failed(f"{name} left broken queues: {violations[:5]}")
+
+    def _check_events(self, added: int, held: int, done: int) -> None:
+        """Every step of every job was told. The stream counts what was added to it, also what it has trimmed since."""
+        info: Any = self.client.xinfo_stream(f"{BASE}events")
+        told = info["entries-added"]
+        begun = 2 * added + held  # added, and waiting or delayed; active
+        steps = {"fail": 3, "fail_once": 5}.get(self.workload.handler, 2)  # active and the end, retries in between
+        wanted = begun + (steps + (self.workload.kind == "delayed")) * done
+        # Above that come `drained`, and `active` of the jobs that a stopped process held.
+        if not wanted <= told <= wanted + 2_000:
+            raise Failed(f"{self.contestant.name}: {told} events were told of {added} jobs, {wanted} were expected")
 
     def _compare(self, state: str, expected: Sequence[str], stored: Any) -> None:
         there = [raw.decode() for raw in stored]

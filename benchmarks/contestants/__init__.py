@@ -132,14 +132,13 @@ def _ours() -> Iterator[Contestant]:
                 spawns_children=True,
                 speaks_bullmq=True,
             )
-    if importlib.util.find_spec("bullpen.sync") is not None:
-        only_adds = frozenset({"drain_one", "drain_two", "io", "cpu", "latency", "delayed", "retries", "memory"})
-        yield Contestant(
-            *("bullpen.sync", (sys.executable, str(HERE / "bullpen_sync_bench.py")), OURS),
-            blocks=True,
-            speaks_bullmq=True,
-            leaves_out=only_adds | _BLOCKING,
-        )
+    only_adds = frozenset({"drain_one", "drain_two", "io", "cpu", "latency", "delayed", "retries", "memory"})
+    yield Contestant(
+        *("bullpen.sync", (sys.executable, str(HERE / "bullpen_sync_bench.py")), OURS),
+        blocks=True,
+        speaks_bullmq=True,
+        leaves_out=only_adds | _BLOCKING,
+    )
 
 
 def _node() -> list[Contestant]:

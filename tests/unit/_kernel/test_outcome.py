@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -239,6 +240,17 @@ def test_the_stack_keeps_its_end_within_the_bound() -> None:
 
     assert len(stack) == MAX_TEXT
     assert stack.startswith("…") and stack.endswith("y" * 4_900)
+
+
+def test_the_stack_reads_like_the_interpreters_own() -> None:
+    """People and their tools know that form. Code that was made from text has no source to show."""
+    with pytest.raises(KeyError) as caught:
+        exec(compile("def made():\n    raise KeyError('x')\nmade()", "<made>", "exec"), {})
+
+    lines = describe(caught.value)[1].splitlines()
+
+    own = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert lines == [line for line in own if not set(line) <= set(" ^~")]
 
 
 def test_the_stack_follows_causes_and_groups_to_a_bound() -> None:
