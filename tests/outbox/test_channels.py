@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel.scrub import scrub
 from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ledger import OutboxStatus
-from bullpen.outbox.delivery import scrub
 from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
 from bullpen.plugins.channels._templates import (
     FieldMissing,
