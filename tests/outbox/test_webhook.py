@@ -368,6 +368,7 @@ async def test_tls_checks_the_name_although_the_address_is_pinned(
         ("https://", False),
         ("https://ada:pw@partner.example/", False),
         ("https://partner.example/a b", False),
+        ("https://pärtner.example/", False),
         ("https://partner.example:0/", False),
         ("https://[bad/", False),
         (None, False),

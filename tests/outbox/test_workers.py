@@ -365,3 +365,20 @@ async def test_a_row_that_no_queue_can_take_is_dead(
 
     (row, *_) = await rows(ledger)
     assert (row.status, row.attempts, row.error_code) == (DEAD, 0, "UNQUEUABLE")
+
+
+async def test_workers_beside_the_dispatcher_find_a_new_queue_at_once(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """Otherwise the first message of a type that only a pattern names would wait for the next look."""
+    spy = SpyChannel()
+    outbox = make_outbox({"webhook:*": Route(channel=spy)}, connection=connection)
+    workers = outbox.workers(discover_ms=600_000)
+    await workers.start()
+    await ledger.outbox.enqueue(item())
+
+    await dispatch(outbox)
+    await until_settled(ledger, 1)
+    await workers.close()
+
+    assert workers.queues == [QUEUE]

@@ -2,7 +2,8 @@
 
 In: the text of an error, whoever wrote it. Out: the same text with stars in their place, for jobs and dead letters;
 or a line of it that may stand in a row, an API's answer or a page, without the stack. It knows forms, not meanings:
-credentials in addresses, `password=…` and its relatives, tokens of well-known shapes, mail addresses, card numbers.
+credentials in addresses, `password=…` and its relatives, tokens of well-known shapes, mail addresses, numbers of
+telephones and cards.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _SECRETS: Final = (
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "***"),
     (re.compile(r"\b(whsec_|AKIA)[A-Za-z0-9+/=]+"), r"\1***"),
     (re.compile(r"\b(sk|pk|rk|ghp|xox[abprs])([-_])[A-Za-z0-9_-]{8,}"), r"\1\2***"),
+    (re.compile(r"(?<![\w+])\+[1-9][0-9]{7,14}(?![0-9])"), "+***"),
     (re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}"), "***@***"),
 )
 _CARD: Final = re.compile(r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d.-])")
@@ -40,7 +42,7 @@ def scrub(text: str) -> str:
 
 
 def scrub_lines(text: str) -> str:
-    """The same text, line breaks and all, without credentials, tokens, mail addresses and card numbers.
+    """The same text, line breaks and all, without credentials, tokens, mail addresses, telephone and card numbers.
 
     Scrubbing it again changes nothing.
     """

@@ -8,6 +8,7 @@ Elsewhere: tables (`tables`), their making (`migrate`), who may see what (`secur
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sqlite3
 from collections.abc import AsyncIterator
@@ -157,6 +158,9 @@ class Database:
             return create_async_engine(
                 self.url, pool_size=self.pool_size, max_overflow=0, pool_timeout=self._timeout_s, connect_args=arguments
             )
+        # At DEBUG it writes whole rows. Whoever wants that asks for this logger by its name.
+        if logging.getLogger("aiosqlite").level == logging.NOTSET:
+            logging.getLogger("aiosqlite").setLevel(logging.INFO)
         engine = create_async_engine(self.url, pool_size=min(self.pool_size, 5), max_overflow=0)
         prepare_sqlite(engine.sync_engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
         return engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -54,6 +54,9 @@ class OutboxQueues:
     def __init__(self, connection: Connection, *, prefix: str | None = None) -> None:
         self.connection, self.prefix = connection, prefix
         self._queues: dict[str, Queue] = {}
+        self._filled: set[str] = set()
+        self.on_new_queue: Callable[[], None] | None = None
+        """Called when this process put its first job into a queue: workers beside it need not wait to find it."""
         self._is_away = False
 
     def __getitem__(self, name: str) -> Queue:
@@ -83,6 +86,10 @@ class OutboxQueues:
         """Add a job per row, in as few calls as possible; for each row what became of it, and why."""
         queue = self[name]
         results = await asyncio.gather(*(self._add(queue, row) for row in rows), return_exceptions=True)
+        if name not in self._filled:
+            self._filled.add(name)
+            if self.on_new_queue is not None:
+                self.on_new_queue()
         return [(row, *self._judge(result)) for row, result in zip(rows, results, strict=True)]
 
     async def aclose(self) -> None:

@@ -97,9 +97,11 @@ class DeliveryWorkers:
             route = self._router.resolve(integration_type)
             if route is not None and not route.split_tenants:
                 await self._serve(queue_name(integration_type), route)
+        self._queues.on_new_queue = self._discovery.wake
         await self._discovery.start()
 
     async def _stop_all(self) -> None:
+        self._queues.on_new_queue = None
         await self._discovery.stop()
         await asyncio.gather(*(worker.close(self._close_timeout) for worker in self._workers.values()))
         await self._deliveries.idle()

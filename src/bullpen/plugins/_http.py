@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -130,8 +131,9 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
         )
     if parts.username is not None or parts.password is not None:
         raise InvalidOption("url", "an address without user and password", "***")
-    if any(ord(character) <= 32 for character in url):
-        raise InvalidOption("url", "an address without spaces or control characters", url)
+    if any(not 32 < ord(character) < 127 for character in url):
+        # Characters of other scripts may become digits and dots on the way to the resolver.
+        raise InvalidOption("url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", url)
     return url
 
 
@@ -148,7 +150,7 @@ class HttpClient:
         self, guard: AddressGuard | None = None, *, tls: ssl.SSLContext | None = None, max_connections: int = 100
     ) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=tls or ssl.create_default_context(),
+            ssl_context=tls or _default_tls(),
             max_connections=max_connections,
             max_keepalive_connections=20,
             keepalive_expiry=10.0,
@@ -194,6 +196,12 @@ class HttpClient:
 
     async def aclose(self) -> None:
         await self._pool.aclose()
+
+
+@cache
+def _default_tls() -> ssl.SSLContext:
+    """One for all: reading the certificates of the system takes a tenth of a second."""
+    return ssl.create_default_context()
 
 
 class _Progress:

@@ -23,6 +23,7 @@ SECRETS = [
     ("signing with whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
     ("key AKIAIOSFODNN7EXAMPLE is not allowed", "IOSFODNN7EXAMPLE"),
     ("no such user: ada.lovelace+test@example.co.uk", "ada.lovelace"),
+    ("no such number: +4930123456", "4930123456"),
     ("card 4111 1111 1111 1111 was declined", "1111 1111"),
     ("card 5555555555554444 was declined", "5555555555554444"),
 ]
@@ -50,6 +51,7 @@ def test_a_secret_is_hidden_and_the_rest_stays(text: str, secret: str) -> None:
         "password is missing",
         "expected 3.14159265358979, got 2",
         "urn:order:12345678901234567",
+        "1+12345678 and 2026-01-02T03:04:05+01000000",
         "é 日本 \n\ttab",
         "",
     ],
