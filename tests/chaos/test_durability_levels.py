@@ -79,8 +79,8 @@ async def test_what_was_acknowledged_at_level_replicated_survives_the_promotion_
                 replica.resume()
                 await until(lambda: _link(replica) == "up", "the replica is back")
         replica.pause()
+        primary.client().client_kill_filter(_type="replica")  # or the rest would lie in a buffer of the system
         late = await asyncio.gather(*(queue.add("late") for _ in range(50)))
-        primary.client().client_kill_filter(_type="replica")
         await asyncio.to_thread(primary.kill)  # with it goes what the replica never got
     replica.resume()
     replica.command("REPLICAOF", "NO", "ONE")
