@@ -314,6 +314,7 @@ class Bullpen:
                 self.settings, lambda: self.connection, self.prefix, self._container, self._workers.__contains__
             )
             self._count_messaging()
+            self.add_metrics(self._workflows.metrics)
         return self._workflows
 
     def workflow(self, definition: Definition[T, P, E, S], **options: Any) -> Workflow[T, P, E, S]:
@@ -324,15 +325,13 @@ class Bullpen:
         `client_options` (of the client that is made); `locks`; `service`, a subclass of `Workflow` to make; `strict`,
         which refuses what lint only warns of.
         """
-        workflow = self.workflows.add(definition, **options)
-        self.add(workflow)
-        return workflow
+        return self._adopt(self.workflows.add(definition, **options))
 
     def register(
         self,
         name: str,
         definition: Definition[T, P, E, S],
-        imports: Sequence[Bullpen] = (),
+        imports: Sequence[Bullpen] | None = None,
         providers: Mapping[type[Any], Any] | None = None,
         kafka: KafkaRegistration | None = None,
         bullmq: BullMQRegistration | None = None,
@@ -344,16 +343,23 @@ class Bullpen:
         one that is enabled the workflow starts no consumers, says so, and is not healthy. `providers` maps types to
         objects or to what makes them, for classes among entity and actions; those of the apps in `imports` serve too.
         """
-        workflow = self.workflows.register(
-            name,
-            definition,
-            imports=[app._container for app in imports],
-            providers=providers,
-            kafka=kafka,
-            bullmq=bullmq,
-            **options,
+        return self._adopt(
+            self.workflows.register(
+                name,
+                definition,
+                imports=[app._container for app in imports or ()],
+                providers=providers,
+                kafka=kafka,
+                bullmq=bullmq,
+                **options,
+            )
         )
+
+    def _adopt(self, workflow: Workflow[T, P, E, S]) -> Workflow[T, P, E, S]:
         self.add(workflow)
+        self.health.add(f"workflow {workflow.name}", workflow.check)
+        for store in self.workflows.letters_of(workflow):
+            self.add_dead_letters(store)
         return workflow
 
     def provide(self, kind: type[T], provider: T | Callable[..., T]) -> None:

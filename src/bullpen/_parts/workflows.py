@@ -28,6 +28,7 @@ from bullpen.ports.bindings import (
     TwoTransports,
     choose_binding,
 )
+from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.ports.entity import UrnLocks
 from bullpen.ports.messaging import Messaging
 from bullpen.queue import Connection
@@ -35,6 +36,7 @@ from bullpen.settings import Settings
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition
 from bullpen.workflow.locks import RedisLocks
+from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
@@ -83,6 +85,7 @@ class Workflows:
         self._container, self._taken = container, taken
         self._by_name: dict[str, Workflow[Any, Any, Any, Any]] = {}
         self._broker: Any = None
+        self.metrics = WorkflowMetrics()
 
     @property
     def all(self) -> tuple[Workflow[Any, Any, Any, Any], ...]:
@@ -167,6 +170,16 @@ class Workflows:
             )
         enabled = by_kafka or by_bullmq or definition.rabbitmq is not None or definition.events is not None
         return self.add(definition, name=name, with_client=enabled, container=container, **options)
+
+    def letters_of(self, workflow: Workflow[Any, Any, Any, Any]) -> list[DeadLetterStore]:
+        """Dead letters that nobody finds by looking at the app's Redis."""
+        binding, client = workflow.binding, workflow.client
+        if binding is None or client is None or binding.policy().dead_letters.store != "queue":
+            return []
+        if isinstance(binding, BullMQ) and binding.connection is None:
+            return []
+        transport = getattr(client, "transport", None)
+        return [] if transport is None else [transport.dead_letters(source) for source in binding.routes()]
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

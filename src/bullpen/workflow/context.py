@@ -32,6 +32,9 @@ CORRELATION: Final = "correlationId"
 """Names of headers, and of fields in log records."""
 
 
+_LONGEST_STREAM: Final = 200
+
+
 def _never(error: BaseException) -> bool:
     return False
 
@@ -58,11 +61,15 @@ class Trigger:
 
     @property
     def user_id(self) -> str | None:
-        return self.headers.get(USER)
+        return self._told(USER, 60)
 
     @property
     def correlation_id(self) -> str | None:
-        return self.headers.get(CORRELATION)
+        return self._told(CORRELATION, 120)
+
+    def _told(self, name: str, limit: int) -> str | None:
+        """Only told, never compared: what a stranger's producer wrote too long must not fail the event."""
+        return self.headers.get(name, "").replace("\0", "")[:limit] or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +116,7 @@ class StepContext:
         from bullpen.ledger import OutboxItem
 
         given: dict[str, Any] = {
-            "source_stream_id": self.urn,
+            "source_stream_id": self.urn if len(self.urn) <= _LONGEST_STREAM else _short(self.urn),
             "source_event_id": f"{len(self.messages)}.{_short(self.key)}",
             "tenant_id": self.tenant_id,
             "user_id": self.trigger.user_id,

@@ -203,6 +203,12 @@ class Workflow(Generic[T, P, E, S]):
             return False
         return self.client is None or await self.client.is_healthy()
 
+    async def check(self) -> str | None:
+        """Why it is not healthy, or None."""
+        if await self.is_healthy():
+            return None
+        return self.problem or "a consumer has ended, or the broker does not answer; the log says which"
+
     async def start(self) -> None:
         """Begin to consume."""
         await self._life.start()

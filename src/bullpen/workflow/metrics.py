@@ -1,0 +1,63 @@
+"""The numbers of workflows: what this process moved, found to be known, and decided anew.
+
+In: telemetry of the engines. Out: plain records. Entities are not counted by state: only their store knows them all.
+Elsewhere: the text format (`bullpen.ops`), deliveries and dead letters of the transport (`bullpen.plugins.metrics`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen.ports.metrics import Metric, Sample
+
+__all__ = ["WorkflowMetrics"]
+
+_COUNTED: Final = {
+    "workflow.moved": ("bullpen_workflow_moves_total", "Transitions that were stored.", ("workflow", "event", "kind")),
+    "workflow.repeated": (
+        "bullpen_workflow_repeated_total",
+        "Events that had been applied before and changed nothing.",
+        ("workflow",),
+    ),
+    "workflow.conflict": (
+        "bullpen_workflow_conflicts_total",
+        "Changes that were decided anew because somebody else was faster.",
+        ("workflow",),
+    ),
+}
+
+
+class WorkflowMetrics:
+    """Listens until closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[tuple[str, ...]]] = {event: Counter() for event in _COUNTED}
+        self._unsubscribe = telemetry.subscribe(self._on_event)
+
+    def close(self) -> None:
+        """Stop listening. Safe to call twice."""
+        self._unsubscribe()
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        if event in _COUNTED:
+            labels = tuple(str(fields[name]) for name in _COUNTED[event][2])
+            with self._lock:
+                self._counts[event][labels] += 1
+
+    async def collect(self) -> list[Metric]:
+        """All metrics now."""
+        with self._lock:
+            counts = {event: dict(counter) for event, counter in self._counts.items()}
+        return [
+            Metric(
+                name,
+                "counter",
+                meaning,
+                [Sample(dict(zip(labels, values, strict=True)), count) for values, count in counts[event].items()],
+            )
+            for event, (name, meaning, labels) in _COUNTED.items()
+        ]

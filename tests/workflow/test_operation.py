@@ -1,0 +1,163 @@
+"""What operators see of workflows: health, dead letters, metrics, log lines for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from bullpen.errors import PermanentError
+from bullpen.ops.dead_letters import Wanted
+from bullpen.ops.logs import FIELDS, JsonFormatter
+from bullpen.ports.bindings import AnyTransport, BullMQ, BullMQEvent, SourceEvent
+from tests.transports._listening import listening
+from tests.workflow.kit import (
+    Event,
+    Order,
+    OrderTransition,
+    Shelf,
+    Status,
+    call,
+    define,
+    delivery,
+    engine_of,
+    failing,
+    transitions,
+)
+from tests.workflow.test_registration import make_app
+
+EVENTS = AnyTransport(events=[SourceEvent(source="orders", event=Event.PAY)])
+
+
+@pytest.mark.requirement("X-56", "W-46")
+async def test_a_workflow_that_consumes_nothing_is_seen_in_the_apps_health() -> None:
+    app = make_app()
+    idle = app.register(
+        "idle", define(bullmq=BullMQ(events=[BullMQEvent(queue="q", event=Event.PAY)])), bullmq={"enabled": False}
+    )
+    fine = app.workflow(define(name="fine"), events=EVENTS)
+    await idle.start()
+    await fine.start()
+
+    checks = (await app.health.report()).checks
+
+    assert checks["workflow idle"] == "BullMQ client not available, skipping worker initialization."
+    assert checks["workflow fine"] is None
+    assert fine.client is not None
+    await fine.client.close()
+    assert "does not answer" in str(await fine.check())
+    await app.aclose()
+
+
+async def test_dead_events_of_any_transport_are_in_the_console(redis_url: str) -> None:
+    app = make_app(redis_url=redis_url)
+    shelf = Shelf()
+    shelf.put()
+    broken = OrderTransition(
+        event=Event.PAY, from_=Status.NEW, to=Status.PAID, actions=[failing(PermanentError("card stolen"))]
+    )
+    workflow = app.workflow(define(shelf, transitions=[broken, *transitions()[1:]]), events=EVENTS)
+
+    with listening() as heard:
+        await workflow.start()
+        await workflow.send(Event.PAY, "urn:1")
+        await heard.wait("dead_letter.written")
+
+    console = await app.dead_letters()
+    found = [each async for each in console.find(Wanted())]
+    assert [(each.store, each.letter.error_message) for each in found] == [("orders-dlq", "card stolen")]
+    await app.aclose()
+
+
+async def test_moves_repetitions_and_conflicts_are_counted() -> None:
+    app, shelf = make_app(), Shelf()
+    shelf.put()
+    engine = engine_of(define(shelf))
+    metrics = app.workflows.metrics
+
+    await engine.emit(Event.PAY, "urn:1", None, call())
+    await engine.emit(Event.PAY, "urn:1", None, delivery(may_be_repeated=True))
+
+    found = {metric.name: metric.samples for metric in await metrics.collect()}
+    (moved,) = found["bullpen_workflow_moves_total"]
+    assert (moved.labels, moved.value) == ({"workflow": "order", "event": "pay", "kind": "event"}, 1)
+    (repeated,) = found["bullpen_workflow_repeated_total"]
+    assert (repeated.labels, repeated.value) == ({"workflow": "order"}, 1)
+    assert found["bullpen_workflow_conflicts_total"] == []
+    assert {metric.name for metric in await app.metrics()} >= set(found)
+    metrics.close()
+    metrics.close()
+    await app.aclose()
+
+
+@pytest.mark.requirement("X-24")
+async def test_log_lines_for_machines_have_the_ids_and_nothing_that_is_absent() -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("bullpen.workflow")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    shelf = Shelf()
+    shelf.put()
+    try:
+        headers = {"tenantId": "t-1", "correlationId": "c-1"}
+        await engine_of(define(shelf)).emit(Event.PAY, "urn:1", None, delivery(2, queue="orders", headers=headers))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+    (line,) = map(json.loads, lines.getvalue().splitlines())
+    assert {name: line[name] for name in FIELDS if name in line} == {
+        "message": "Entity moved from new to paid by pay (event)",
+        "jobId": "7",
+        "queue": "orders",
+        "urn": "urn:1",
+        "tenantId": "t-1",
+        "correlationId": "c-1",
+        "attemptsMade": 1,
+    }
+
+
+async def test_ids_of_a_careless_producer_do_not_fail_an_event() -> None:
+    trigger = delivery(headers={"correlationId": "c\0" * 500, "userId": "u" * 500})
+
+    assert (trigger.correlation_id, trigger.user_id, trigger.tenant_id) == ("c" * 120, "u" * 60, None)
+
+
+@pytest.mark.requirement("X-54")
+async def test_ordered_events_of_one_entity_come_one_after_the_other_over_retries() -> None:
+    """Without `ordered` a retry is overtaken by its successor."""
+    app, shelf = make_app(), Shelf()
+    shelf.put()
+    order: list[Any] = []
+    tries = 0
+
+    async def sometimes(entity: Order, payload: Any) -> Order:
+        nonlocal tries
+        tries += 1
+        order.append(payload)
+        if tries == 1:
+            raise ConnectionError("once")
+        return entity
+
+    definition = define(
+        shelf, transitions=[OrderTransition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[sometimes])]
+    )
+    events = AnyTransport(
+        events=[SourceEvent(source="orders", event=Event.PAY)], ordered=True, concurrency=5,
+        default_job_options=EVENTS.default_job_options.__class__(backoff={"type": "fixed", "delay": 30}),  # type: ignore[arg-type]  # the wire's form
+    )  # fmt: skip
+    workflow = app.workflow(definition, events=events)
+    for number in (1, 2, 3):
+        await workflow.send(Event.PAY, "urn:1", number)
+
+    with listening() as heard:
+        await workflow.start()
+        await heard.wait("delivery.settled", 4)
+
+    assert order == [1, 1, 2, 3]
+    await app.aclose()
