@@ -25,6 +25,7 @@ from bullpen.cli import (
 )
 from bullpen.cli.bench.command import bench
 from bullpen.cli.demo.command import demo
+from bullpen.cli.doctor import doctor
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
 app = typer.Typer(
@@ -68,6 +69,7 @@ app.add_typer(projector.app, name="projector")
 app.add_typer(workflows.app, name="workflows")
 app.add_typer(messages.app, name="messages")
 app.command("migrate")(migrate.migrate)
+app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.add_typer(config.app, name="config")
 

@@ -176,6 +176,20 @@ class Browsing(QueuePart):
                             if job is not None:
                                 yield job
 
+    async def meta(self) -> dict[str, str]:
+        """What clients wrote about the queue itself: `version` (the library that wrote last), limits, `paused`."""
+        flat = await self._ready().command("HGETALL", self._keys.meta)
+        texts = [part.decode("utf-8", "replace") for part in flat]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
+    async def unlocked(self, *, count: int = 100) -> list[str]:
+        """Ids of active jobs that nobody holds any more, among the first `count`; a stalled check gives them back."""
+        check_int("count", count, minimum=1)
+        actions = self._ready()
+        ids = [job.id for job in await self.jobs(JobState.ACTIVE, count=count)]
+        held = await actions.commands([("EXISTS", self._keys.lock(job_id)) for job_id in ids]) if ids else []
+        return [job_id for job_id, is_held in zip(ids, held, strict=True) if not is_held]
+
     async def oldest_age_ms(self) -> int | None:
         """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
         job waits. A retried job counts from its creation."""

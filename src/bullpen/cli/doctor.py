@@ -1,0 +1,48 @@
+"""`bullpen doctor`: what is wrong, or will be, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bullpen.cli import common
+from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
+from bullpen.ops.doctor import Advice, Level, examine
+
+_STYLES = {Level.GOOD: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.BROKEN: "bold red"}
+
+
+def doctor(
+    everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at the server, all queues and the ledger. Changes nothing; the exit code is 1 if something is broken."""
+    found = common.wait_for(_ask(redis, prefix))
+    if as_json:
+        common.print_json([advice.to_json() for advice in found])
+    else:
+        _show(found, everything)
+    if any(advice.level is Level.BROKEN for advice in found):
+        raise Done("")
+
+
+async def _ask(redis: str | None, prefix: str | None) -> list[Advice]:
+    async with common.Bullpen(redis, prefix=prefix) as app:
+        ledger = app.ledger if app.settings.has_ledger() else None
+        return await examine(app.connection, app.prefix, ledger)
+
+
+def _show(found: list[Advice], everything: bool) -> None:
+    for advice in found:
+        if advice.level is Level.GOOD and not everything:
+            continue
+        common.out.print(f"[{_STYLES[advice.level]}]{advice.level.name.lower():<8}[/]", end="")
+        common.out.print(f"{advice.subject}: {advice.check}: {advice.message}", markup=False, highlight=False)
+        if advice.fix:
+            common.out.print(f"        {advice.fix}", markup=False, highlight=False, style="dim")
+    good = sum(advice.level is Level.GOOD for advice in found)
+    hint = "" if everything or not good else "; --all shows them"
+    common.out.print(f"{good} of {len(found)} answers are good{hint}", highlight=False)

@@ -1,0 +1,173 @@
+"""What is wrong, or will be, and what to do about it.
+
+In: the server of the queues, and a ledger if there is one. Out: advice, the worst first, each with its fix. Reads only,
+in small steps; a question that cannot be answered is said to be so. Elsewhere: the questions about a server itself
+(`bullpen.queue.checks`), mending (`bullpen queues`, `jobs`, `outbox`, `migrate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Final
+
+from bullpen.errors import BullpenError
+from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.queue import Connection, JobState, Queue
+from bullpen.queue.browse import find_queues
+from bullpen.queue.checks import Verdict, inspect_server
+
+__all__ = ["Advice", "Level", "examine"]
+
+_DEAD_SUFFIX: Final = "-dlq"
+_SAMPLE: Final = 100
+_OLD_MS: Final = 3_600_000
+
+
+class Level(IntEnum):
+    """How bad it is."""
+
+    GOOD = 0
+    UNKNOWN = 1
+    WARNING = 2
+    BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One answer."""
+
+    level: Level
+    subject: str
+    """What it is about: a server, a queue, the ledger."""
+    check: str
+    message: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "level": self.level.name.lower(),
+            "subject": self.subject,
+            "check": self.check,
+            "message": self.message,
+            "fix": self.fix,
+        }
+
+
+async def examine(connection: Connection, prefix: str, ledger: Ledger | None = None) -> list[Advice]:
+    """Ask everything; the worst first."""
+    found = [advice async for advice in _server(connection)]
+    if not any(advice.level is Level.BROKEN for advice in found):
+        names = await find_queues(connection, prefix)
+        for name in names:
+            async with Queue(name, connection=connection, prefix=prefix) as queue:
+                found += [advice async for advice in _queue(queue, is_dead_letters=name.endswith(_DEAD_SUFFIX))]
+    if ledger is not None:
+        found += [advice async for advice in _ledger(ledger)]
+    return sorted(found, key=lambda advice: (-advice.level, advice.subject, advice.check))
+
+
+async def _server(connection: Connection) -> AsyncIterator[Advice]:
+    levels = {
+        Verdict.GOOD: Level.GOOD,
+        Verdict.WARNING: Level.WARNING,
+        Verdict.REFUSED: Level.BROKEN,
+        Verdict.CANNOT_TELL: Level.UNKNOWN,
+    }
+    for finding in await inspect_server(connection):
+        # A server that does not answer tells no version; everything else would only say so again.
+        is_away = finding.check == "version" and finding.verdict is Verdict.CANNOT_TELL
+        level = Level.BROKEN if is_away and not await connection.is_healthy() else levels[finding.verdict]
+        yield Advice(level, finding.server, finding.check, finding.message)
+
+
+async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice]:
+    counts, subject = await queue.counts(), f"queue {queue.name}"
+    written_by = (await queue.meta()).get("version", "an unknown library")
+    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
+    if is_dead_letters:
+        if counts.waiting:
+            original = queue.name.removesuffix(_DEAD_SUFFIX)
+            text, fix = f"{counts.waiting} dead letters wait for somebody", f"bullpen dead-letters {original}"
+            yield Advice(Level.WARNING, subject, "dead letters", text, fix)
+        return
+    if await queue.is_paused():
+        fix = f"bullpen queues resume {queue.name}"
+        yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
+    async for advice in _workers(queue, subject, counts.waiting + counts.prioritized + counts.delayed):
+        yield advice
+    async for advice in _stuck(queue, subject):
+        yield advice
+
+
+async def _workers(queue: Queue, subject: str, to_do: int) -> AsyncIterator[Advice]:
+    workers = await queue.workers()
+    if workers is None:
+        text = "the server does not let us list connections (CLIENT LIST)"
+        yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
+    elif not workers and to_do:
+        age_ms = await queue.oldest_age_ms() or 0
+        level = Level.BROKEN if age_ms > _OLD_MS else Level.WARNING
+        text = f"{to_do} jobs and no worker; the next has waited {age_ms // 1000} s"
+        yield Advice(level, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
+    else:
+        yield Advice(Level.GOOD, subject, "workers", f"{len(workers)} connected")
+        if any(not worker.name.startswith("bullpen") and _is_node(worker.fields) for worker in workers):
+            text = "Node workers fail any job at its second stall, ours isolate it and try again"
+            yield Advice(Level.GOOD, subject, "mixed workers", text)
+
+
+def _is_node(fields: dict[str, str]) -> bool:
+    return "ioredis" in fields.get("lib-name", "")
+
+
+async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    """Jobs that cannot go on by themselves, among the first of each state."""
+    unlocked = await queue.unlocked(count=_SAMPLE)
+    if unlocked:
+        text = f"{len(unlocked)} active jobs without a lock ({_some(unlocked)}): their worker is gone"
+        fix = "any running worker of the queue gives them back within its stalled_interval"
+        yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
+    parents = await queue.jobs(JobState.WAITING_CHILDREN, count=_SAMPLE)
+    blocked = [job.id for job in parents if not (await queue.children_counts(job)).pending]
+    if blocked:
+        text = f"{len(blocked)} parents wait although no child is left ({_some(blocked)})"
+        yield Advice(
+            Level.WARNING, subject, "blocked parents", text, f"bullpen jobs {queue.name} remove ID, add it again"
+        )
+    broken = []
+    for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED):
+        for job in await queue.jobs(state, count=_SAMPLE):
+            try:
+                _ = job.data
+            except BullpenError:
+                broken.append(job.id)
+    if broken:
+        text = f"{len(broken)} jobs whose data no reader understands ({_some(broken)})"
+        fix = "they fail for good when taken; find the producer that writes them"
+        yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
+
+
+async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
+    subject = f"ledger {ledger.database.address}"
+    try:
+        await ledger.check()
+    except BullpenError as error:
+        yield Advice(Level.BROKEN, subject, "schema", str(error), "bullpen migrate")
+        return
+    yield Advice(Level.GOOD, subject, "schema", "its tables are those of this program")
+    if dead := (await ledger.outbox.counts())[OutboxStatus.DEAD]:
+        fix = "bullpen outbox list --status DEAD"
+        yield Advice(Level.WARNING, subject, "dead rows", f"{dead} deliveries failed finally", fix)
+    limit = datetime.now(UTC) - timedelta(minutes=5)
+    waiting = (OutboxStatus.PENDING, OutboxStatus.FAILED)
+    late = [name for name, status, _, due in await ledger.outbox.stats() if status in waiting and due < limit]
+    if late:
+        text = f"rows of {_some(late)} were due more than five minutes ago and nobody has claimed them"
+        yield Advice(Level.BROKEN, subject, "dispatcher", text, "start an app with an outbox: bullpen run MODULE:APP")
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")

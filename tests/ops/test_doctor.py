@@ -1,0 +1,121 @@
+"""The doctor finds what cannot go on by itself, says what to do, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import Connection, Job, Queue, Worker
+from bullpen.ledger import Ledger, OutboxItem
+from bullpen.ops.doctor import Advice, Level, examine
+from bullpen.testing import RedisServer
+from tests.flows._cli import cli
+
+
+def worst(found: list[Advice], subject: str) -> dict[str, Advice]:
+    return {advice.check: advice for advice in found if advice.subject == subject and advice.level > Level.GOOD}
+
+
+async def ask(url: str, ledger: Ledger | None = None) -> list[Advice]:
+    connection = Connection(url)
+    try:
+        return await examine(connection, "bull", ledger)
+    finally:
+        await connection.aclose()
+
+
+@pytest.mark.requirement("W-75", "X-42")
+@pytest.mark.leaves_queue_broken
+async def test_what_cannot_go_on_is_found_with_its_fix(redis_url: str, redis_server: RedisServer) -> None:
+    client: Any = redis_server.client()
+    async with Queue("mails", connection=redis_url) as queue:
+        await queue.add("mail")
+        await queue.add("bad")
+        client.hset("bull:mails:2", "data", "{not json")
+        await queue.pause()
+        client.lpush("bull:mails:active", "77")
+        client.hset("bull:mails:77", mapping={"name": "mail", "data": "{}", "opts": "{}", "timestamp": "1"})
+        client.zadd("bull:mails:waiting-children", {"88": 1})
+        client.hset("bull:mails:88", mapping={"name": "mail", "data": "{}", "opts": "{}", "timestamp": "1"})
+    before = {key: client.dump(key) for key in client.scan_iter("bull:*")}
+
+    found = await ask(redis_url)
+
+    mails = worst(found, "queue mails")
+    assert set(mails) == {"paused", "workers", "lost jobs", "blocked parents", "jobs that can never run"}
+    assert mails["paused"].fix == "bullpen queues resume mails"
+    assert "77" in mails["lost jobs"].message
+    assert "88" in mails["blocked parents"].message
+    assert "(2)" in mails["jobs that can never run"].message
+    library = next(advice for advice in found if advice.check == "library")
+    assert "last written by bullpen:" in library.message
+    server = next(advice for advice in found if advice.check == "persistence")
+    assert server.level is Level.WARNING
+    assert {key: client.dump(key) for key in client.scan_iter("bull:*")} == before
+    assert [advice.level for advice in found] == sorted((advice.level for advice in found), reverse=True)
+
+
+async def test_a_queue_that_is_looked_after_is_good(redis_url: str) -> None:
+    async def handle(job: Job) -> None: ...
+
+    async with Queue("mails", connection=redis_url) as queue, Worker("mails", handle, connection=redis_url):
+        await (await queue.add("mail")).result(timeout=20_000)
+        found = await ask(redis_url)
+    assert worst(found, "queue mails") == {}
+    assert any(advice.check == "workers" and "1 connected" in advice.message for advice in found)
+
+
+async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_server: RedisServer) -> None:
+    async def handle(job: Job) -> None:
+        raise ValueError("no")
+
+    async with Queue("mails", connection=redis_url, attempts=1) as queue:
+        async with Worker("mails", handle, connection=redis_url, dead_letters=True):
+            with pytest.raises(Exception, match="no"):
+                await (await queue.add("mail")).result(timeout=20_000)
+        job = await queue.add("mail")
+        client: Any = redis_server.client()
+        client.hset(f"bull:mails:{job.id}", "timestamp", job.timestamp - 7_200_000)
+        found = await ask(redis_url)
+    assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters mails"
+    assert worst(found, "queue mails")["workers"].level is Level.BROKEN
+
+
+async def test_a_server_that_is_away_is_told_and_nothing_else_is_asked() -> None:
+    found = await ask("redis://127.0.0.1:1")
+    assert [advice.level for advice in found] == [Level.BROKEN]
+
+
+async def test_a_ledger_is_asked_too(redis_url: str, ledger: Ledger) -> None:
+    assert worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}") == {}
+    async with ledger.database.transaction(tenant=None) as connection:
+        item = OutboxItem(integration_type="webhook:shop", event_type="paid", payload={})
+        await ledger.enqueue(connection, item)
+    await ledger.outbox.bury(item, "no route", code="PERMANENT", attempts=3)
+    found = worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}")
+    assert "dead rows" in found
+
+
+async def test_tables_that_are_missing_are_broken(redis_url: str, tmp_path: Path) -> None:
+    async with Ledger(f"sqlite:///{tmp_path / 'empty.sqlite3'}") as ledger:
+        found = await ask(redis_url, ledger)
+    (schema,) = [advice for advice in found if advice.check == "schema"]
+    assert (schema.level, schema.fix) == (Level.BROKEN, "bullpen migrate")
+
+
+async def test_the_command_shows_advice_and_its_exit_code_tells(redis_url: str, tmp_path: Path) -> None:
+    env = {"BULLPEN_EMBEDDED": "never"}
+    run = partial(cli, "doctor", "--redis", redis_url, cwd=tmp_path, env=env)
+    shown = await asyncio.to_thread(partial(cli, "doctor", "--redis", redis_url, "--all", cwd=tmp_path, env=env))
+    assert shown.code == 0
+    assert "persistence" in shown.out
+    assert "answers are good" in (await asyncio.to_thread(run)).out
+    as_json = await asyncio.to_thread(partial(cli, "doctor", "--redis", redis_url, "--json", cwd=tmp_path, env=env))
+    assert {"level", "subject", "check", "message", "fix"} == set(json.loads(as_json.out)[0])
+    away = await asyncio.to_thread(partial(cli, "doctor", "--redis", "redis://127.0.0.1:1", cwd=tmp_path, env=env))
+    assert away.code == 1
