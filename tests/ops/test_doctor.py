@@ -93,9 +93,9 @@ async def test_a_server_that_is_away_is_told_and_nothing_else_is_asked() -> None
 
 async def test_a_ledger_is_asked_too(redis_url: str, ledger: Ledger) -> None:
     assert worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}") == {}
-    async with ledger.database.transaction(tenant=None) as connection:
-        item = OutboxItem(integration_type="webhook:shop", event_type="paid", payload={})
-        await ledger.enqueue(connection, item)
+    item = OutboxItem(
+        integration_type="webhook:shop", event_type="paid", payload={}, source_stream_id="orders", source_event_id="1"
+    )
     await ledger.outbox.bury(item, "no route", code="PERMANENT", attempts=3)
     found = worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}")
     assert "dead rows" in found

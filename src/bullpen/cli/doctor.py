@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
 from bullpen.ops.doctor import Advice, Level, examine
@@ -30,7 +31,7 @@ def doctor(
 
 
 async def _ask(redis: str | None, prefix: str | None) -> list[Advice]:
-    async with common.Bullpen(redis, prefix=prefix) as app:
+    async with Bullpen(redis, prefix=prefix) as app:
         ledger = app.ledger if app.settings.has_ledger() else None
         return await examine(app.connection, app.prefix, ledger)
 
