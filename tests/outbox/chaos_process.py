@@ -1,4 +1,4 @@
-"""A dispatcher or a delivery worker in a process of its own, which may be told to die at an exact moment.
+"""A projector, a dispatcher or a delivery worker in a process of its own, which may be told to die at an exact moment.
 
 Started by the fault tests with one JSON argument. It kills itself with SIGKILL when a telemetry event has come so
 often: events are told inline, so the process ends between two statements, not somewhere near them.
@@ -15,8 +15,18 @@ from typing import Any
 
 from bullpen._kernel import telemetry
 from bullpen.ledger import Ledger
-from bullpen.outbox import DispatcherOptions, Outbox, Route
+from bullpen.outbox import (
+    DispatcherOptions,
+    EventRoutes,
+    IntegrationMessage,
+    Outbox,
+    Projector,
+    ProjectorOptions,
+    Route,
+)
+from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
+from bullpen.ports.source import EventSource, SourceEvent
 from bullpen.queue import Connection
 
 
@@ -53,6 +63,29 @@ def die_at(event: str, count: int) -> None:
     telemetry.subscribe(listen)
 
 
+def projector(ledger: Ledger, events: str | None) -> Projector:
+    """Every event goes to two targets; a poisoned one goes to none."""
+    routes = EventRoutes()
+
+    @routes.on("payment.*", to="file:a", since="beginning")
+    def first(event: SourceEvent) -> IntegrationMessage:
+        if event.data.get("poison"):
+            raise ValueError("poison")
+        return IntegrationMessage(payload={"number": event.data["number"]}, backoff=200)
+
+    @routes.on("payment.*", to="file:b", since="beginning")
+    def second(event: SourceEvent) -> IntegrationMessage:
+        return IntegrationMessage(payload={"number": event.data["number"]}, backoff=200)
+
+    options = ProjectorOptions(max_tries=2, retry_pause_ms=10, standby_ms=200)
+    source: EventSource = SqlEvents(ledger, batch_size=20, poll_ms=100)
+    if events is not None:
+        from bullpen.plugins.sources.kurrent import KurrentSource
+
+        source = KurrentSource(events, batch_size=20, timeout_ms=3_000, prefixes=["payment."])
+    return Projector(ledger, source, routes, options=options)
+
+
 async def main(order: dict[str, Any]) -> None:
     ledger = Ledger(order["database"], timeout_ms=5_000)
     connection = Connection(order["redis"], command_timeout_ms=1_000) if order.get("redis") else None
@@ -64,6 +97,8 @@ async def main(order: dict[str, Any]) -> None:
         die_at(order["die_at"], order.get("die_after", 1))
     if order["role"] == "dispatcher":
         service: Any = outbox.dispatcher()
+    elif order["role"] == "projector":
+        service = projector(ledger, order["events"])
     else:
         short = {"lock": 1_000, "stalled_interval": 500}
         service = outbox.workers(discover_ms=200, worker_options=short)
