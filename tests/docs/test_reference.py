@@ -65,10 +65,12 @@ def test_every_field_of_ours_is_on_the_page() -> None:
     assert listed == written
 
 
-@pytest.mark.requirement("Q-20", "Q-57", "X-14", "X-42", "X-54", "X-118", "X-121")
+@pytest.mark.requirement("O-5", "O-6", "Q-20", "Q-57", "X-14", "X-42", "X-54", "X-118", "X-121")
 @pytest.mark.parametrize(
     ("page", "said"),
     [
+        ("guides/outbox.md", "what an aggregate looks like and other projections of its events are not its subject"),
+        ("guides/outbox.md", "A row is the only truth about its delivery"),
         ("guides/queues.md", "Large payloads belong into object storage"),
         ("guides/queues.md", "needs one worker with concurrency 1 and jobs without retries"),
         ("guides/events.md", "Older ones are gone; history for months belongs into a database"),

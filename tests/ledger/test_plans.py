@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from bullpen.ledger import Ledger
 from bullpen.ledger._sql import Sql
 from tests.databases import MakeLedger, item
 
-HISTORY = 30_000
+LONG = os.environ.get("BULLPEN_TEST_LONG") == "1"
+HISTORY = 1_000_000 if LONG else 30_000
+
+pytestmark = pytest.mark.timeout(600 if LONG else 60)
 
 
 @pytest.fixture

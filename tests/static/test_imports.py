@@ -100,3 +100,28 @@ def test_a_third_party_client_has_one_door(client: str) -> None:
     }
 
     assert not strangers
+
+
+@pytest.mark.requirement("O-7", "O-58")
+def test_channels_and_deliveries_know_nothing_but_their_port() -> None:
+    """A channel translates: it knows neither the outbox nor the ledger nor another channel. What delivers knows no
+    channel and nothing of the application: it cannot hold business logic."""
+    below = ("bullpen.ports", "bullpen.queue", "bullpen.wire", "bullpen._kernel", "bullpen.errors")
+    allowed = {
+        "bullpen.plugins.channels": (*below, "bullpen.plugins._", "bullpen.plugins.channels._", "bullpen._version"),
+        "bullpen.outbox": (*below, "bullpen.outbox", "bullpen.ledger"),
+    }
+    offences = [
+        f"{module} imports {imported}"
+        for package, known in allowed.items()
+        for module in graph().modules
+        if belongs_to(module, package)
+        for imported in graph().find_modules_directly_imported_by(module)
+        if imported.startswith("bullpen.") and not imported.startswith(known)
+    ]
+    sizes = {
+        path.name: len(path.read_text().splitlines()) for path in (ROOT / "src/bullpen/plugins/channels").glob("*.py")
+    }
+
+    assert offences == []
+    assert {name: lines for name, lines in sizes.items() if lines > 250} == {}
