@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from bullpen._kernel import json
+from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.outcome import cut
@@ -130,7 +130,7 @@ class OutboxItem:
         record["route_key"] = "" if strict else (self.integration_type if explicit is None else explicit)
         if record["max_attempts"] is None:
             record["max_attempts"] = default_attempts
-        headers = dict(self.headers or {})
+        headers = {**tracing.carrier(), **(self.headers or {})}
         # One key for two messages would let a target take the first and swallow the second.
         own = f"{self.source_event_id}/{record['route_key']}" if fans_out or explicit else self.source_event_id
         headers.setdefault("idempotencyKey", self.idempotency_key or own)

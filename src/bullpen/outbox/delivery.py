@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, assert_never
 
-from bullpen._kernel import json, telemetry
+from bullpen._kernel import json, telemetry, tracing
 from bullpen._kernel.backoff import Backoff, from_wire
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.policy import OUTBOX_DELIVERY
@@ -202,10 +202,15 @@ class Deliveries:
         began = time.monotonic()
         telemetry.emit("outbox.sending", **_ids(row))
         result: SendResult | None = None
-        if ask_first:
-            result = await self._look_up(row, route.channel, route.timeout_ms)
-        if result is None:
-            result = await self._send(row, route.channel, route.timeout_ms)
+        with tracing.span(
+            f"deliver {row.integration_type}", "client", _carried(row), outbox__id=row.id, outbox__type=row.event_type
+        ) as span:
+            if ask_first:
+                result = await self._look_up(row, route.channel, route.timeout_ms)
+            if result is None:
+                result = await self._send(row, route.channel, route.timeout_ms)
+            if not isinstance(result, Accepted):
+                span.fail(type(result).__name__)
         took_ms = (time.monotonic() - began) * 1000
         telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
         return result
@@ -307,6 +312,11 @@ class Deliveries:
             error=code,
             durationMs=round(took_ms),
         )
+
+
+def _carried(row: OutboxRow) -> dict[str, str]:
+    """The trace that the row came with."""
+    return {name: value for name, value in row.headers.items() if isinstance(value, str)}
 
 
 def _ids(row: OutboxRow) -> dict[str, str | None]:

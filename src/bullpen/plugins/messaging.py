@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
+from bullpen._kernel import tracing
 from bullpen._kernel.backoff import from_option
 from bullpen._kernel.duration import check_int, is_text, to_ms
 from bullpen._kernel.ids import keyed_id
@@ -181,7 +182,7 @@ class MessagingClient(Generic[ReceiptT]):
             urn=urn,
             payload=payload,
             id=keyed_id(name, urn, idempotency_key or str(uuid.uuid4())),
-            headers=_checked_headers(headers),
+            headers={**tracing.carrier(), **_checked_headers(headers)},
             tries=self._tries(options),
             options=self._transport_options(options),
         )
@@ -504,6 +505,21 @@ class _Consumer(Generic[ReceiptT]):
 
     async def _run(self, delivery: Delivery) -> Result:
         """The only place that calls user code with a delivery."""
+        event = delivery.event
+        with tracing.span(
+            f"process {event.source}",
+            "consumer",
+            event.headers,
+            messaging__destination__name=event.source,
+            messaging__message__id=event.id,
+            messaging__operation__name=event.name,
+        ) as span:
+            result = await self._call(delivery)
+            if isinstance(result, Raised):
+                span.fail(result.error)
+            return result
+
+    async def _call(self, delivery: Delivery) -> Result:
         try:
             async with asyncio.timeout(None if self._timeout_ms is None else self._timeout_ms / 1000) as limit:
                 value = await (self._handler(delivery) if self._is_async else self._run_in_thread(delivery))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bullpen import _version
-from bullpen._kernel import json
+from bullpen._kernel import json, tracing
 from bullpen.errors import require
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions, make_options
@@ -68,6 +68,8 @@ class JobArguments:
 def check_job(name: str, data: Any, defaults: JobOptions, given: dict[str, Any]) -> tuple[str, bytes, JobOptions, bool]:
     """Name, data, options and whether a finished job is replaced, checked and encoded. Uses up `given`."""
     replaces = given.pop("replace_finished", False)
+    if tracing.is_on() and "tm" not in given and (context := tracing.as_text(tracing.carrier())):
+        given["tm"] = context
     options = make_options(defaults, **given) if given else defaults
     if replaces:
         require("replace_finished", replaces is True, "True or False", replaces)

@@ -20,6 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
+from bullpen._kernel import tracing
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
@@ -562,12 +563,29 @@ class Worker:
         """None: the lock is lost, and nothing may be written."""
         if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
             return Waiting()
-        result = await self._execute(job, self.options.timeout_s)  # the only line that runs user code
+        result = await (self._execute(job, self.options.timeout_s) if not tracing.is_on() else self._traced(job))
         if job in self._given_up:  # cancelled, but the handler caught it and came back
             return self._given_up_outcome(job)
         if type(result) is Returned and result.value is None:
             return _NULL
         return self._judge(job, result)
+
+    async def _traced(self, job: Job) -> Result:
+        """The run as a span of the trace that the job came with, named as Node's library names it."""
+        with tracing.span(
+            f"process {self.queue_name}",
+            "consumer",
+            tracing.from_text(job.opts.tm),
+            bullmq__queue__name=self.queue_name,
+            bullmq__job__id=job.id,
+            bullmq__job__name=job.name,
+            bullmq__job__attempts__made=job.attempts_made,
+            bullmq__worker__name=self.name,
+        ) as span:
+            result = await self._execute(job, self.options.timeout_s)
+            if isinstance(result, Raised):
+                span.fail(result.error)
+            return result
 
     def _judge(self, job: Job, result: Result) -> Outcome:
         opts = job.opts

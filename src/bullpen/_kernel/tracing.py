@@ -1,0 +1,94 @@
+"""The one place where traces enter and leave.
+
+In: a tracer that somebody installed (`bullpen.ops.tracing`), or none. Out: the carrier of the current trace, which
+travels with a job in the field that Node's library uses, in the headers of a row or of a message; and spans around work
+that came with one. Without a tracer nothing is made and nothing travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, Protocol
+
+import msgspec
+
+__all__ = ["Kind", "Span", "Tracer", "as_text", "carrier", "from_text", "install", "is_on", "span"]
+
+Kind = Literal["producer", "consumer", "client"]
+Carrier = Mapping[str, str]
+
+
+class Span(Protocol):
+    """Work that is going on."""
+
+    def fail(self, error: BaseException | str) -> None:
+        """It ended with this."""
+        ...
+
+
+class Tracer(Protocol):
+    """What makes spans."""
+
+    def carrier(self) -> dict[str, str]:
+        """The current trace as headers; empty outside of any."""
+        ...
+
+    def span(
+        self, name: str, kind: Kind, parent: Carrier, attributes: Mapping[str, str | int]
+    ) -> AbstractContextManager[Span]:
+        """A span that is the current one while it is entered. It belongs to `parent`, else to the current one."""
+        ...
+
+
+class _Nothing:
+    def fail(self, error: BaseException | str) -> None:
+        """Nobody looks."""
+
+
+_NOTHING = nullcontext(_Nothing())
+_tracer: Tracer | None = None
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Trace from now on; returns the function that ends it."""
+    global _tracer
+    before, _tracer = _tracer, tracer
+
+    def remove() -> None:
+        global _tracer
+        _tracer = before
+
+    return remove
+
+
+def is_on() -> bool:
+    return _tracer is not None
+
+
+def carrier() -> dict[str, str]:
+    """The current trace as headers; empty when there is none."""
+    return {} if _tracer is None else _tracer.carrier()
+
+
+def span(name: str, kind: Kind, parent: Carrier | None = None, **attributes: str | int) -> AbstractContextManager[Span]:
+    """A span around work; one that does nothing when nobody traces. In names of attributes `__` stands for a dot."""
+    if _tracer is None:
+        return _NOTHING
+    named = {key.replace("__", "."): value for key, value in attributes.items()}
+    return _tracer.span(name, kind, parent or {}, named)
+
+
+def as_text(headers: Carrier) -> str | None:
+    """As one field of a job: JSON, as Node's library writes it; None when there is nothing to carry."""
+    return msgspec.json.encode(headers).decode() if headers else None
+
+
+def from_text(text: str | None) -> dict[str, str]:
+    """What anybody wrote there; empty when it is no object of texts."""
+    if text is None:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}

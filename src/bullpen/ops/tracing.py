@@ -1,0 +1,69 @@
+"""Traces for OpenTelemetry: from a producer through queues, workers, rows and messages to the target.
+
+In: the tracer provider of the program (the global one unless given). Out: spans named and attributed as Node's library
+does, so that one trace joins both languages. Needs the extra `tracing`. Elsewhere: where spans begin
+(`bullpen._kernel.tracing` and its callers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from bullpen import _version
+from bullpen._kernel import tracing
+from bullpen._kernel.scrub import scrub
+from bullpen.errors import NotConfigured
+
+if TYPE_CHECKING:
+    from opentelemetry import trace
+
+__all__ = ["install"]
+
+_KINDS: Final = {"producer": "PRODUCER", "consumer": "CONSUMER", "client": "CLIENT"}
+
+
+def install(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
+    """Trace from now on with the program's OpenTelemetry set-up; returns the function that ends it."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        raise NotConfigured("tracing needs OpenTelemetry: pip install 'bullpen[tracing]'") from None
+    return tracing.install(_OpenTelemetry(trace.get_tracer("bullpen", _version.__version__, provider)))
+
+
+class _OpenTelemetry:
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+
+    def carrier(self) -> dict[str, str]:
+        from opentelemetry import propagate
+
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
+
+    @contextmanager
+    def span(
+        self, name: str, kind: tracing.Kind, parent: Mapping[str, str], attributes: Mapping[str, str | int]
+    ) -> Iterator[tracing.Span]:
+        from opentelemetry import propagate
+        from opentelemetry.trace import SpanKind
+
+        context = propagate.extract(parent) if parent else None
+        with self._tracer.start_as_current_span(
+            name, context=context, kind=SpanKind[_KINDS[kind]], attributes=dict(attributes), record_exception=False
+        ) as span:
+            yield _Span(span)
+
+
+class _Span:
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    def fail(self, error: BaseException | str) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        text = scrub(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
+        self._span.set_status(Status(StatusCode.ERROR, text))
