@@ -99,6 +99,11 @@ class Told:
     def of(self, event: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.all if name == event]
 
+    def take(self, event: str) -> list[dict[str, Any]]:
+        """All of one kind so far; everything is forgotten then."""
+        found, self.all = self.of(event), []
+        return found
+
     async def wait(self, event: str, count: int = 1) -> dict[str, Any]:
         try:
             async with asyncio.timeout(PATIENCE_S):

@@ -342,16 +342,16 @@ async def test_a_failing_run_is_tried_again_at_the_next_tick(
 ) -> None:
     messages = make_messages(scheduler_schedule="* * * * * *")
     scheduler, failures = messages.scheduler(), 2
-    now = messages.store.now
+    give_up = messages.store.give_up_late
 
     async def unsteady() -> Any:
         nonlocal failures
         if failures:
             failures -= 1
             raise DatabaseUnavailable("restarting")
-        return await now()
+        return await give_up()
 
-    monkeypatch.setattr(messages.store, "now", unsteady)
+    monkeypatch.setattr(messages.store, "give_up_late", unsteady)
     running = asyncio.create_task(scheduler.run())
 
     await told.wait("messages.run_ended")

@@ -21,6 +21,7 @@ from bullpen._kernel.outcome import cut
 from bullpen.ledger import tables
 from bullpen.ledger._message_sql import RECIPIENT, MessageSql
 from bullpen.ledger._sql import Sql
+from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.message_records import (
     MessageCount,
@@ -67,6 +68,13 @@ class SqlMessages:
         """The database's clock, by which everything is due."""
         async with self.database.transaction_without_tenant() as connection:
             return _instant((await connection.execute(sa.text(self.sql.read_now))).scalar_one())
+
+    async def note(self, checkpoints: Checkpoints, name: str, text: str) -> datetime:
+        """Write a checkpoint and return the database's now, which `{now}` in the text stands for, in ms since 1970."""
+        async with self.database.transaction_without_tenant() as connection:
+            now = _instant((await connection.execute(sa.text(self.sql.read_now))).scalar_one())
+            await checkpoints.write(connection, name, text.replace("{now}", str(to_epoch_ms(now))))
+        return now
 
     # ---- recipients ---------------------------------------------------------------------------------------------
 

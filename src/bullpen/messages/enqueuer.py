@@ -173,12 +173,11 @@ class Scheduler:
 
     async def run_once(self) -> None:
         """One tick: plan what comes near, then publish what falls due. What it did is noted for `health`."""
-        began = await self._store.now()
         telemetry.emit("messages.run_started")
-        await self._note(_RUN, began, 0, 0)
+        began = await self._store.note(self._checkpoints, _RUN, "{now} 0 0")
         await self._planner.run_until_done()
         found, published = await self._enqueuer.run_once()
-        await self._note(_SUCCESS, began, found, published)
+        await self._store.note(self._checkpoints, _SUCCESS, f"{_epoch_ms(began)} {found} {published}")
         telemetry.emit("messages.run_ended", found=found, published=published)
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -201,10 +200,6 @@ class Scheduler:
     async def health(self) -> SchedulerHealth:
         """How all schedulers of this ledger are; see `read_health`."""
         return await read_health(self._store, self._checkpoints, self.options)
-
-    async def _note(self, name: str, at: datetime, found: int, published: int) -> None:
-        async with self._store.database.transaction_without_tenant() as connection:
-            await self._checkpoints.write(connection, name, f"{_epoch_ms(at)} {found} {published}")
 
 
 async def read_health(store: SqlMessages, checkpoints: Checkpoints, options: SchedulerOptions) -> SchedulerHealth:
