@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/reference/requirements.md")
+CONTRACTS = Path("src/bullpen/testing/contracts")
 
 INTRODUCTION = """\
 # Requirements and their tests
@@ -61,10 +62,17 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def citations(tests: Path, root: Path) -> Iterator[Citation]:
+    """Of the tests, and of the contract suites that some test class inherits."""
+    bases: set[str] = set()
     for path in sorted(tests.rglob("*.py")):
         if "node_modules" not in path.parts:
             module = ast.parse(path.read_text(encoding="utf-8"))
+            bases |= {ast.unparse(base) for node in module.body for base in getattr(node, "bases", ())}
             yield from _cited_in(module, str(path.relative_to(root)), inherited=())
+    for path in sorted((root / CONTRACTS).glob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        module.body = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name in bases]
+        yield from _cited_in(module, str(path.relative_to(root)), inherited=())
 
 
 def _cited_in(scope: ast.Module | ast.ClassDef, name: str, inherited: tuple[str, ...]) -> Iterator[Citation]:
@@ -126,7 +134,8 @@ def page(ledger: Ledger, tests: dict[str, list[str]]) -> str:
 
 def _row(requirement: Requirement, tests: list[str]) -> str:
     sentence = requirement.sentence.replace("|", "\\|")
-    cited = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in tests) or "*open*"
+    short = [test.removeprefix("tests/").removeprefix("src/bullpen/testing/") for test in tests]
+    cited = "<br>".join(f"`{test}`" for test in short) or "*open*"
     return f"| {requirement.id} | {sentence} | {cited} |"
 
 

@@ -48,6 +48,7 @@ def run_page(page: Path) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+@pytest.mark.requirement("W-69")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
 def test_the_code_of_a_page_runs(page: Path) -> None:
     run_page(page)

@@ -117,3 +117,15 @@ def test_a_citation_that_cannot_be_resolved_is_a_failure(
 
     assert capsys.readouterr().err.strip() == message
     assert not (project / requirements_table.PAGE).exists()
+
+
+def test_a_contract_counts_when_a_test_class_inherits_it(project: Path) -> None:
+    """Suites that are part of the product have their tests there; each subclass in the tests runs them."""
+    contracts = project / requirements_table.CONTRACTS
+    contracts.mkdir(parents=True)
+    suite = '    @pytest.mark.requirement("Q-1")\n    def test_a(self): ...\n'
+    (contracts / "suite.py").write_text(f"class OneContract:\n{suite}class OtherContract:\n{suite}")
+
+    found = cited(project, "class TestIt(OneContract): ...")
+
+    assert found == [("Q-1", f"{requirements_table.CONTRACTS}/suite.py::OneContract::test_a")]
