@@ -35,7 +35,7 @@ def spans(provider: TracerProvider) -> Iterator[InMemorySpanExporter]:
     remove = install(provider)
     yield exporter
     remove()
-    assert not tracing.is_on()
+    assert tracing.tracer is None
 
 
 def trace_of(span: ReadableSpan) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-__all__ = ["Kind", "Span", "Tracer", "as_text", "carrier", "from_text", "install", "is_on", "span"]
+__all__ = ["Kind", "Span", "Tracer", "as_text", "carrier", "from_text", "install", "span", "tracer"]
 
 Kind = Literal["producer", "consumer", "client"]
 Carrier = Mapping[str, str]
@@ -47,36 +47,33 @@ class _Nothing:
 
 
 _NOTHING = nullcontext(_Nothing())
-_tracer: Tracer | None = None
+tracer: Tracer | None = None
+"""Whoever traces now. Hot paths look here themselves: a call per job would cost more than all of this."""
 
 
-def install(tracer: Tracer) -> Callable[[], None]:
+def install(chosen: Tracer) -> Callable[[], None]:
     """Trace from now on; returns the function that ends it."""
-    global _tracer
-    before, _tracer = _tracer, tracer
+    global tracer
+    before, tracer = tracer, chosen
 
     def remove() -> None:
-        global _tracer
-        _tracer = before
+        global tracer
+        tracer = before
 
     return remove
 
 
-def is_on() -> bool:
-    return _tracer is not None
-
-
 def carrier() -> dict[str, str]:
     """The current trace as headers; empty when there is none."""
-    return {} if _tracer is None else _tracer.carrier()
+    return {} if tracer is None else tracer.carrier()
 
 
 def span(name: str, kind: Kind, parent: Carrier | None = None, **attributes: str | int) -> AbstractContextManager[Span]:
     """A span around work; one that does nothing when nobody traces. In names of attributes `__` stands for a dot."""
-    if _tracer is None:
+    if tracer is None:
         return _NOTHING
     named = {key.replace("__", "."): value for key, value in attributes.items()}
-    return _tracer.span(name, kind, parent or {}, named)
+    return tracer.span(name, kind, parent or {}, named)
 
 
 def as_text(headers: Carrier) -> str | None:

@@ -68,7 +68,7 @@ class JobArguments:
 def check_job(name: str, data: Any, defaults: JobOptions, given: dict[str, Any]) -> tuple[str, bytes, JobOptions, bool]:
     """Name, data, options and whether a finished job is replaced, checked and encoded. Uses up `given`."""
     replaces = given.pop("replace_finished", False)
-    if tracing.is_on() and "tm" not in given and (context := tracing.as_text(tracing.carrier())):
+    if tracing.tracer is not None and "tm" not in given and (context := tracing.as_text(tracing.carrier())):
         given["tm"] = context
     options = make_options(defaults, **given) if given else defaults
     if replaces:

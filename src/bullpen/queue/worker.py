@@ -563,7 +563,7 @@ class Worker:
         """None: the lock is lost, and nothing may be written."""
         if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
             return Waiting()
-        result = await (self._execute(job, self.options.timeout_s) if not tracing.is_on() else self._traced(job))
+        result = await (self._execute(job, self.options.timeout_s) if tracing.tracer is None else self._traced(job))
         if job in self._given_up:  # cancelled, but the handler caught it and came back
             return self._given_up_outcome(job)
         if type(result) is Returned and result.value is None:
