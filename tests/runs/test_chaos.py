@@ -47,7 +47,7 @@ class Arena:
         self.postgres, self.database, self.redis, self.bank = postgres, database, redis, bank
         self.children: list[Child] = []
         self.owners: dict[str, str] = {}
-        self.ledger = Ledger(self.url(ROLES.service), roles=ROLES, timeout_ms=5_000)
+        self.ledger = Ledger(self.url(ROLES.service), roles=ROLES, timeout_ms=60_000)
         self.connection = Connection(redis.url, command_timeout_ms=1_000)
         self.runs = Runs(self.ledger, self.connection)
         self.service = self.runs.service

@@ -21,6 +21,7 @@ from bullpen.cli import (
     projector,
     queues,
     run_app,
+    runs,
     workflows,
 )
 from bullpen.cli.bench.command import bench
@@ -68,6 +69,7 @@ app.add_typer(outbox.app, name="outbox")
 app.add_typer(projector.app, name="projector")
 app.add_typer(workflows.app, name="workflows")
 app.add_typer(messages.app, name="messages")
+app.add_typer(runs.app, name="runs")
 app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor)
 app.command("bench")(bench)
