@@ -17,6 +17,9 @@ from bullpen.cli.commands import run
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import EventRoutes, ProjectorOptions
+from bullpen.plugins._kafka import Brokers, KafkaDoor
+from bullpen.plugins.channels.email import Email
+from bullpen.plugins.channels.kafka import KafkaChannel
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.plugins.sources.kurrent import KurrentSource
 from bullpen.plugins.sources.sql import SqlEvents
@@ -24,8 +27,9 @@ from bullpen.ports.source import SourceEvent
 from bullpen.settings import Settings
 from bullpen.testing import Child
 from bullpen.testing.contracts.source import an_event
+from bullpen.testing.kafka import MockKafka, need_kafka
 from bullpen.testing.kurrent import KurrentServer
-from bullpen.testing.receivers import Answer, HttpReceiver, Request
+from bullpen.testing.receivers import Answer, HttpReceiver, Request, SmtpReceiver
 from tests.outbox.kit import PATIENCE_S, rows, until_settled
 
 Type = Callable[..., tuple[int, str, str]]
@@ -110,6 +114,60 @@ async def test_from_the_event_to_the_target(settings: Settings) -> None:
     assert keys == {f"{event.id}/webhook:partnerX", f"{event.id}/webhook:audit"}
     assert report.checks["projector default"] is None
     assert {"outbox_projector_lag", "outbox_parked_events", "outbox_enqueued_total"} <= names
+
+
+@pytest.mark.requirement("O-1", "O-3", "O-4", "O-54", "O-56", "O-57", "O-83", "O-85", "X-89", "X-94", "X-122", "O-86")
+@pytest.mark.timeout(120)
+async def test_one_event_reaches_kafka_http_and_mail(settings: Settings) -> None:
+    """Three routes, three kinds of target, one correlation: `payment.completed.v1` to `kafka:payments` and two more."""
+    need_kafka()
+    routes = EventRoutes()
+
+    @routes.on("payment.completed.v1", to="kafka:payments", since="beginning")
+    def payments_topic(event: SourceEvent) -> dict[str, Any]:
+        return {"paymentId": event.data["number"]}
+
+    @routes.on("payment.completed.v1", to="webhook:partnerX", since="beginning")
+    def partner_hook(event: SourceEvent) -> dict[str, Any]:
+        return {"paymentId": event.data["number"]}
+
+    @routes.on("payment.completed.v1", to="email:receipts", since="beginning")
+    def receipt(event: SourceEvent) -> dict[str, Any]:
+        return {"to": "ada@example.com", "subject": "Receipt", "text": f"Payment {event.data['number']}"}
+
+    with MockKafka.start(1) as cluster:
+        cluster.create_topic("payments", partitions=2)
+        async with HttpReceiver() as receiver, SmtpReceiver() as smtp:
+            app = Bullpen(settings=settings)
+            app.outbox.route("webhook:*", partner(receiver))
+            app.outbox.route("kafka:*", KafkaChannel(cluster.address, key="stream"))
+            app.outbox.route("email:*", Email("127.0.0.1", port=smtp.port, security="none", sender="shop@example.com"))
+            projector = app.projector(routes)
+            event = an_event(17, tenant_id="acme", headers={"traceparent": TRACE})
+            async with running(app):
+                if isinstance(projector.source, KurrentSource):
+                    await projector.source.append("payment-17", [event])
+                else:
+                    await app.prepare()
+                    await app.ledger.events.append(None, "payment-17", [event])
+                sent = await until_settled(app.ledger, 3)
+            door = KafkaDoor(Brokers.parse(cluster.address))
+            (record,) = [each async for each in door.read_all("payments")]
+            await door.aclose()
+            (request,), (mail,) = receiver.requests, smtp.mails
+
+    headers = {name: value.decode() for name, value in record.headers}
+    assert {row.status for row in sent} == {OutboxStatus.SENT}
+    assert record.key == b"payment-17"  # in the order of the aggregate
+    assert headers["idempotencyKey"] == f"{event.id}/kafka:payments"
+    assert request.headers["idempotency-key"] == f"{event.id}/webhook:partnerX"
+    assert (headers["correlationId"], headers["tenantId"]) == ("c-17", "acme")
+    assert "userId" not in headers  # the event has none
+    assert (request.headers["x-correlation-id"], request.headers["x-tenant-id"]) == ("c-17", "acme")
+    assert "x-user-id" not in request.headers
+    assert headers["traceparent"].split("-")[1] == request.headers["traceparent"].split("-")[1] == TRACE.split("-")[1]
+    assert mail.recipient == "ada@example.com"
+    assert "Payment 17" in mail.message.get_content()
 
 
 def _once_per_key() -> Callable[[Request], Answer]:
