@@ -9,7 +9,7 @@ import pytest
 from bullpen.errors import PermanentError
 from bullpen.queue import Job
 from bullpen.wire.options import KeepJobs, Retention
-from tests.queue._kit import Failing, Kit, ids_of, nothing
+from tests.queue._kit import Failing, Gate, Kit, ids_of, nothing
 
 
 async def fail(job: Job) -> None:
@@ -142,6 +142,24 @@ class TestAge:
 
 
 class TestBounds:
+    async def test_many_rules_in_one_call_remove_no_more_than_one(self, kit: Kit) -> None:
+        """Jobs that finish together may have a rule each; a thousand removals each would hold up everybody."""
+        pipeline = kit.redis.pipeline(transaction=False)
+        for n in range(3_000):
+            pipeline.hset(f"{kit.base}old-{n:04}", mapping={"name": "old", "data": "{}", "finishedOn": n + 1})
+            pipeline.zadd(kit.base + "completed", {f"old-{n:04}": n + 1})
+        pipeline.execute()
+        gate = Gate()
+        for count in range(1, 6):
+            await kit.queue().add("new", remove_on_complete=KeepJobs(count=count, age_s=60))
+        told = await kit.work(gate, concurrency=5)
+        await gate.reached(5)
+
+        gate.open()  # all five end in one turn of the loop, and leave with one exchange
+        await told.finished(5)
+
+        assert kit.redis.zcard(kit.base + "completed") == 3_000 + 5 - 1_000
+
     async def test_a_call_removes_at_most_a_thousand(self, kit: Kit) -> None:
         """An unbounded purge blocked whole servers; the next finish goes on where this one stopped."""
         pipeline = kit.redis.pipeline(transaction=False)
