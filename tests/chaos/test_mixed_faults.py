@@ -21,7 +21,7 @@ WORKERS = 3
 CHUNK = 250
 
 
-@pytest.mark.requirement("W-6", "W-65", "Q-23", "Q-65", "Q-66", "Q-67", "X-13", "X-124")
+@pytest.mark.requirement("W-6", "W-65", "Q-23", "Q-65", "Q-66", "Q-67", "X-13", "X-31", "X-124")
 async def test_workers_server_and_network_fail_together_and_every_job_ends_once(durable_arena: Arena) -> None:
     """Each accepted job ends completed; what ran twice was in flight at a fault."""
     arena = durable_arena

@@ -278,7 +278,7 @@ class QueueMachine(RuleBasedStateMachine):
         }
 
 
-@pytest.mark.requirement("Q-14", "Q-25", "Q-26", "Q-31", "Q-65")
+@pytest.mark.requirement("Q-14", "Q-25", "Q-26", "Q-31", "Q-65", "X-31")
 def test_any_sequence_of_operations_and_faults_matches_the_model(server: RedisServer, proxy: FaultProxy) -> None:
     """Nobody thinks of the sequence that breaks it; Hypothesis tries hundreds and shrinks the one it finds."""
     QueueMachine.server, QueueMachine.proxy = server, proxy

@@ -1,6 +1,6 @@
 """No call holds up the server, however many jobs are stored; and all of it works on a cluster.
 
-The usual run has fifty thousand jobs and asks for the processor time that the server spent per call, which other
+The usual run has twenty thousand jobs and asks for the processor time that the server spent per call, which other
 work on the machine does not change. BULLPEN_TEST_LONG=1 has a million, and looks at the slowest single call as well:
 it wants a machine of its own.
 """
@@ -24,7 +24,7 @@ from bullpen.wire.options import KeepJobs
 from tests.queue._kit import Told
 
 IS_LONG = os.environ.get("BULLPEN_TEST_LONG") == "1"
-JOBS = 1_000_000 if IS_LONG else 50_000
+JOBS = 1_000_000 if IS_LONG else 20_000
 MOST_MS = 50.0
 """Longest script call allowed."""
 pytestmark = pytest.mark.timeout(900 if IS_LONG else 120)
