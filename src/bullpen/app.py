@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.ids import check_queue_name
@@ -33,7 +33,7 @@ from bullpen.settings import Settings
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen._parts.channels import Channels
     from bullpen._parts.ops import QueueViews
-    from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, Workflows
+    from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, WorkflowOptions, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.ops.dead_letters import DeadLetterConsole
@@ -317,7 +317,9 @@ class Bullpen:
             self.add_metrics(self._workflows.metrics)
         return self._workflows
 
-    def workflow(self, definition: Definition[T, P, E, S], **options: Any) -> Workflow[T, P, E, S]:
+    def workflow(
+        self, definition: Definition[T, P, E, S], **options: Unpack[WorkflowOptions[T, P, E, S]]
+    ) -> Workflow[T, P, E, S]:
         """Make a workflow of a definition; `run` consumes its events.
 
         Its events come from one transport: `bullmq=`, `kafka=` or `rabbitmq=`, here or in the definition, or `events=`

@@ -76,6 +76,7 @@ async def use() -> None:
     reveal_type(workflow.store.status(workflow.store.new()))  # 5
 
 
+Bullpen().workflow(definition, bullmq=BullMQ[int](events=[BullMQEvent(queue="q", event=5)]))  # 8 wrong: no Event
 wrong_action: Transition[Order, Payment, Event, Status] = Transition(
     event=Event.PAY,
     from_=Status.NEW,
@@ -123,5 +124,5 @@ def test_types_are_followed_and_mistakes_are_found(tmp_path: Path) -> None:
     assert "Workflow[typed.Order, typed.Payment, typed.Event, typed.Status]" in found.pop("1")[0]
     assert 'Revealed type is "typed.Order"' in found.pop("2")[0]
     assert 'Revealed type is "typed.Status"' in found.pop("5")[0]
-    assert sorted(found) == ["3", "4", "6", "7"], answer.stdout + answer.stderr
+    assert sorted(found) == ["3", "4", "6", "7", "8"], answer.stdout + answer.stderr
     assert all(" error: " in text for texts in found.values() for text in texts if " note: " not in text)

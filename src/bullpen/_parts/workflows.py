@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar, cast
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
@@ -40,7 +40,7 @@ from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
-__all__ = ["BullMQRegistration", "KafkaRegistration", "Workflows"]
+__all__ = ["BullMQRegistration", "KafkaRegistration", "WorkflowOptions", "Workflows"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -67,6 +67,28 @@ class BullMQRegistration(TypedDict):
     enabled: bool
     config: NotRequired[Mapping[str, Any]]
     """Fields of `BullMQ`: `connection`, `default_job_options`, `dead_letter_queue`, `concurrency`, …"""
+
+
+class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
+    """What `Bullpen.workflow` takes besides the definition."""
+
+    name: str | None
+    """None: that of the definition."""
+    bullmq: BullMQ[E] | None
+    kafka: Kafka[E] | None
+    rabbitmq: RabbitMQ[E] | None
+    events: AnyTransport[E] | None
+    """The one transport, unless the definition names it."""
+    client: Messaging[Any] | None
+    """A client of your own; the app does not close it."""
+    client_options: Mapping[str, Any] | None
+    """For the client that is made."""
+    locks: UrnLocks | None
+    """Keeps events of one entity apart over several processes. None: where entities have no versions, Redis does."""
+    service: type[Workflow[T, P, E, S]] | None
+    """A subclass of `Workflow` to make."""
+    strict: bool
+    """Refuse what lint only warns of."""
 
 
 class Workflows:

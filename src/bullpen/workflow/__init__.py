@@ -15,7 +15,7 @@ from bullpen.ports.bindings import (
     RabbitMQEvent,
     SourceEvent,
 )
-from bullpen.ports.entity import EntityBusy, EntityChanged, EntityNotFound, EntityStore
+from bullpen.ports.entity import Entities, EntityBusy, EntityChanged, EntityNotFound, EntityStore
 from bullpen.workflow.actions import on_event, on_status_changed
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
@@ -35,6 +35,7 @@ __all__ = [
     "DefaultJobOptions",
     "Definition",
     "EndlessSteps",
+    "Entities",
     "EntityBusy",
     "EntityChanged",
     "EntityFailed",

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -128,7 +129,7 @@ class Workflow(Generic[T, P, E, S]):
         receipt: Receipt = await self.client.produce(
             mapped.source,
             mapped.job_name or word(event),
-            {"urn": urn, "payload": msgspec.to_builtins(payload)},
+            {"urn": urn, "payload": _as_json(payload)},
             delay=delay,
             idempotency_key=idempotency_key,
             headers={**_headers(tenant_id, user_id, correlation_id), **(headers or {})},
@@ -234,3 +235,10 @@ class Workflow(Generic[T, P, E, S]):
 def _headers(tenant_id: str | None, user_id: str | None, correlation_id: str | None) -> dict[str, str]:
     given = {TENANT: tenant_id, USER: user_id, CORRELATION: correlation_id}
     return {**inherited_headers(), **{name: value for name, value in given.items() if value is not None}}
+
+
+def _as_json(payload: Any) -> Any:
+    """Typed payloads as they are read back; anything else goes as it is, and must be JSON by itself."""
+    if isinstance(payload, msgspec.Struct) or is_dataclass(payload):
+        return msgspec.to_builtins(payload)
+    return payload
