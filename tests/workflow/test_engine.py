@@ -14,6 +14,7 @@ import pytest
 from bullpen.errors import ConnectionLost, DelayJob, InvalidOption, NotConfigured, PermanentError
 from bullpen.ports.entity import EntityNotFound
 from bullpen.workflow.actions import Hooks, on_event, on_status_changed
+from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.engine import Engine
 from bullpen.workflow.machine import EndlessSteps, NoTransition
@@ -477,3 +478,12 @@ async def test_a_move_is_logged_and_told_with_all_ids(caplog: pytest.LogCaptureF
         "c-1",
         "00-a-b-01",
     )
+
+
+def test_a_batch_is_a_sequence_of_payloads() -> None:
+    batch = Batch([1, 2, 3])
+
+    assert (batch[0], list(batch[1:]), len(batch), list(batch)) == (1, [2, 3], 3, [1, 2, 3])
+    assert repr(batch) == "Batch([1, 2, 3])"
+    with pytest.raises(InvalidOption, match="0 to 2"):
+        batch.fail(3, ValueError("no"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.workflow.kit import call
 
 STATES, EVENTS = list("abcdef"), list("uvwxyz")
 FAILED, MOST = "f", 8
+LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def transition(rule: Rule) -> Transition[str, int, str, str]:
 
 
 @pytest.mark.requirement("W-9", "W-11", "W-12", "W-13", "W-15")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2_000 if LONG else 80, deadline=None)
 @given(
     Rules,
     st.sets(st.sampled_from(STATES[:-1]), max_size=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_types_are_followed_and_mistakes_are_found(tmp_path: Path) -> None:
             str(path),
         ],
         cwd=ROOT,
-        env={"MYPYPATH": str(ROOT / "src"), "PATH": ""},
+        env={"MYPYPATH": str(ROOT / "src"), "PATH": "", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -117,12 +118,13 @@ def test_types_are_followed_and_mistakes_are_found(tmp_path: Path) -> None:
     marks = {n: line.rpartition("# ")[2][0] for n, line in enumerate(SOURCE.splitlines(), 1) if "  # " in line}
     found: dict[str, list[str]] = {}
     for line in answer.stdout.splitlines():
-        if not line.startswith(f"{path}:"):
-            continue  # about a module of ours: another check's affair
-        number, text = line.removeprefix(f"{path}:").split(":", 1)
-        found.setdefault(marks.get(int(number), f"line {number}"), []).append(text)
+        # By name, not by path: mypy repeats what it has remembered of the same file elsewhere. What it says about our
+        # own modules is another check's affair.
+        matched = re.fullmatch(r".*/typed\.py:(\d+):(.*)", line)
+        if matched is not None:
+            found.setdefault(marks.get(int(matched[1]), f"line {matched[1]}"), []).append(matched[2])
+    assert sorted(found) == [*"12345678"], answer.stdout + answer.stderr
     assert "Workflow[typed.Order, typed.Payment, typed.Event, typed.Status]" in found.pop("1")[0]
     assert 'Revealed type is "typed.Order"' in found.pop("2")[0]
     assert 'Revealed type is "typed.Status"' in found.pop("5")[0]
-    assert sorted(found) == ["3", "4", "6", "7", "8"], answer.stdout + answer.stderr
     assert all(" error: " in text for texts in found.values() for text in texts if " note: " not in text)
