@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -160,4 +161,37 @@ async def test_ordered_events_of_one_entity_come_one_after_the_other_over_retrie
         await heard.wait("delivery.settled", 4)
 
     assert order == [1, 1, 2, 3]
+    await app.aclose()
+
+
+@pytest.mark.requirement("W-57")
+async def test_a_close_waits_for_running_events_and_a_second_one_hurries_it() -> None:
+    """What is unfinished then is given back with no attempt counted."""
+    app, shelf = make_app(), Shelf()
+    shelf.put()
+    began, never = asyncio.Event(), asyncio.Event()
+
+    async def slow(entity: Order, payload: Any) -> Order:
+        began.set()
+        await never.wait()
+        return entity
+
+    definition = define(
+        shelf, transitions=[OrderTransition(event=Event.PAY, from_=Status.NEW, to=Status.PAID, actions=[slow])]
+    )
+    workflow = app.workflow(definition, events=EVENTS)
+    await workflow.start()
+    await workflow.send(Event.PAY, "urn:1")
+    await began.wait()
+
+    with listening() as heard:
+        closing = asyncio.create_task(workflow.close(60_000))
+        await asyncio.wait([closing], timeout=0.1)
+        assert not closing.done() and workflow.running == 1
+        async with asyncio.timeout(20):
+            await workflow.close(0)
+            await closing
+
+    assert heard.of("delivery.settled")[0]["outcome"] == "waiting"
+    assert shelf.updates == []
     await app.aclose()

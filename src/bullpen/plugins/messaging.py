@@ -395,6 +395,7 @@ class _Consumer(Generic[ReceiptT]):
         self._running: dict[Delivery, asyncio.Task[None]] = {}
         self._is_giving_up = False
         self._close_timeout_s = 30.0
+        self._is_hurried = asyncio.Event()
         self.crash: BaseException | None = None
         """Why it ended by itself; None while all is well."""
 
@@ -419,9 +420,13 @@ class _Consumer(Generic[ReceiptT]):
         await self._life.start()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Take nothing more, let running handlers end, give back what is unfinished after `timeout`."""
+        """Take nothing more, let running handlers end, give back what is unfinished after `timeout`.
+
+        A shorter one hurries a close that is under way.
+        """
         if timeout is not None:
             self._close_timeout_s = to_ms("timeout", timeout) / 1000
+            self._is_hurried.set()
         await self._life.stop()
 
     async def _begin(self) -> None:
@@ -439,7 +444,7 @@ class _Consumer(Generic[ReceiptT]):
         if not hasattr(self, "_receiving"):
             return
         await self._deliveries.stop()
-        await asyncio.wait([self._receiving], timeout=self._close_timeout_s)
+        await self._wait_for_handlers()
         if not self._receiving.done():
             self._is_giving_up = True
             for task in self._running.values():
@@ -450,6 +455,18 @@ class _Consumer(Generic[ReceiptT]):
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._reports.consumer_stopped(self._queue, None)
+
+    async def _wait_for_handlers(self) -> None:
+        """Until all have ended or the time is up, which somebody may shorten meanwhile."""
+        began = time.monotonic()
+        while not self._receiving.done():
+            left_s = began + self._close_timeout_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._is_hurried.clear()
+            hurried = asyncio.create_task(self._is_hurried.wait())
+            await asyncio.wait([self._receiving, hurried], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
 
     async def _receive(self) -> None:
         try:

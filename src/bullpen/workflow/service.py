@@ -220,9 +220,11 @@ class Workflow(Generic[T, P, E, S]):
         await self._ended.wait()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Take nothing more, let running events end, let go of the broker. Safe to call twice."""
+        """Take nothing more, let running events end, let go of the broker. Safe to call twice; 0 hurries."""
         if timeout is not None:
             self._close_timeout = timeout
+            if self._life.is_stopping:
+                await self._consumers.close(timeout)  # hurries the close that is under way
         await self._life.stop()
         if self.client is not None and self._owns_client:
             await self.client.close(timeout)
