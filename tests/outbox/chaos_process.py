@@ -25,7 +25,7 @@ from bullpen.outbox import (
     Route,
 )
 from bullpen.plugins.sources.sql import SqlEvents
-from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
+from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult, WhenUnknown
 from bullpen.ports.source import EventSource, SourceEvent
 from bullpen.queue import Connection
 
@@ -33,8 +33,9 @@ from bullpen.queue import Connection
 class FileChannel:
     """The target: one line per delivery in a file that no kill can tear."""
 
-    def __init__(self, path: str, delay_s: float) -> None:
-        self._delay_s = delay_s
+    def __init__(self, path: str, delay_s: float, when_unknown: str = "resend") -> None:
+        self._path, self._delay_s = path, delay_s
+        self.when_unknown = WhenUnknown(when_unknown)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     async def send(self, message: Message) -> SendResult:
@@ -42,6 +43,13 @@ class FileChannel:
         line = json.dumps([message.id, message.idempotency_key, os.getpid()]) + "\n"
         os.write(self._descriptor, line.encode())
         return Accepted()
+
+    async def look_up(self, message: Message) -> Accepted | None:
+        return Accepted("found") if self._has(message.id) else None
+
+    def _has(self, row_id: str) -> bool:
+        with open(self._path) as lines:
+            return f'"{row_id}"' in lines.read()
 
     async def check(self) -> ChannelHealth:
         return ChannelHealth(True)
@@ -89,7 +97,7 @@ def projector(ledger: Ledger, events: str | None) -> Projector:
 async def main(order: dict[str, Any]) -> None:
     ledger = Ledger(order["database"], timeout_ms=5_000)
     connection = Connection(order["redis"], command_timeout_ms=1_000) if order.get("redis") else None
-    channel = FileChannel(order["target"], order["delay_s"])
+    channel = FileChannel(order["target"], order["delay_s"], order.get("when_unknown", "resend"))
     route = Route(channel=channel, strategy=order["strategy"], concurrency=20, timeout_ms=1_000)
     options = DispatcherOptions(lease_ms=order["lease_ms"], tick_interval_ms=100, claim_batch_size=50)
     outbox = Outbox(ledger, {"file:*": route}, connection=connection, options=options)

@@ -49,6 +49,7 @@ class Arena:
         die_at: str | None = None,
         die_after: int = 1,
         delay_s: float = 0.0,
+        when_unknown: str = "resend",
     ) -> Child:
         order = {
             "database": self.url,
@@ -60,6 +61,7 @@ class Arena:
             "die_at": die_at,
             "die_after": die_after,
             "delay_s": delay_s,
+            "when_unknown": when_unknown,
         }
         child = Child.module("tests.outbox.chaos_process", json.dumps(order), cwd=ROOT)
         self.children.append(child)
@@ -272,3 +274,35 @@ async def test_minutes_without_redis_burn_no_attempts(
     assert {row.attempts for row in during} == {0}
     assert {row.attempts for row in await ledger.outbox.find(limit=count)} == {0}
     assert audit(queued_arena, ids, most_twice=0) == 0
+
+
+@pytest.mark.requirement("X-16", "X-17", "O-4")
+@pytest.mark.parametrize("rule", ["look_up", "park"])
+async def test_a_target_that_must_not_get_it_twice_never_does(
+    sqlite_url: str, target: Path, make_ledger: MakeLedger, rule: str
+) -> None:
+    """Killed between the send and the note of it: the rule of the channel decides, not luck."""
+    arena, ledger, count = Arena(sqlite_url, target, None), make_ledger(sqlite_url), 60
+    ids = await fill(ledger, count)
+    try:
+        child = arena.start("dispatcher", die_at="outbox.send_returned", die_after=30, when_unknown=rule)
+        assert await asyncio.to_thread(child.wait, 60) == -9
+
+        arena.start("dispatcher", when_unknown=rule)
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(
+            number for status, number in (await ledger.outbox.counts()).items() if status is not OutboxStatus.DEAD
+        ):
+            assert time.monotonic() < deadline, await ledger.outbox.counts()
+            await asyncio.sleep(0.1)
+    finally:
+        arena.close()
+
+    dead = await ledger.outbox.find(status=OutboxStatus.DEAD, integration_type="file:x", limit=count)
+    arrived = Counter(row_id for row_id, _, _ in arena.deliveries())
+    assert max(arrived.values()) == 1, "delivered twice"
+    assert {row.error_code for row in dead} <= {"UNKNOWN_OUTCOME"}
+    # Looked up: all are there. Parked: what was in flight is left to a person, whether it arrived or not.
+    assert set(arrived) | {row.id for row in dead} == ids
+    assert bool(dead) == (rule == "park")
+    print(f"[chaos] {rule}: {count} rows, 1 kill, {len(dead)} parked, {len(arrived)} delivered once")

@@ -136,6 +136,25 @@ async def test_a_probe_that_fails_keeps_it_closed_for_twice_as_long(ledger: Ledg
     assert isinstance(await gates.enter(WHERE), NotTried)
 
 
+async def test_rows_for_a_probe_are_handed_on_one_at_a_time(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """The worker that tries is in another process: a dispatcher must not queue everything meanwhile."""
+    await ledger.destinations.trip(WHERE, pause_ms=1, longest_ms=1)
+    ledger.database.clock_offset_ms = 1_000
+    await ledger.outbox.enqueue_many([item(number) for number in range(30)])
+
+    outbox, now = make_outbox({"webhook:*": Route()}, connection=connection), [0.0]
+    outbox._gates = Gates(ledger.destinations, clock=lambda: now[0])
+
+    async with outbox.dispatcher() as dispatcher:
+        for now[0] in (0.0, 0.1, 0.2, 1.1, 1.2):
+            await dispatcher.tick()
+            await dispatcher.idle()
+
+    assert len([row for row in await rows(ledger) if row.status is CLAIMED]) == 2
+
+
 async def test_a_probe_that_was_cancelled_lets_another_try(ledger: Ledger) -> None:
     await ledger.destinations.trip(WHERE, pause_ms=1, longest_ms=1)
     ledger.database.clock_offset_ms = 1_000
