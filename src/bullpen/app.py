@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.ports.source import EventSource
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
+    from bullpen.workflow.metrics import WorkflowMetrics
     from bullpen.workflow.service import Workflow
 
 __all__ = ["Bullpen", "Service", "connect"]
@@ -121,6 +122,7 @@ class Bullpen:
         self._views: QueueViews | None = None
         self._observed: WorkerMetrics | None = None
         self._messaging_metrics: MessagingMetrics | None = None
+        self._workflow_metrics: WorkflowMetrics | None = None
 
     @property
     def connection(self) -> Connection:
@@ -313,8 +315,6 @@ class Bullpen:
             self._workflows = Workflows(
                 self.settings, lambda: self.connection, self.prefix, self._container, self._workers.__contains__
             )
-            self._count_messaging()
-            self.add_metrics(self._workflows.metrics)
         return self._workflows
 
     def workflow(
@@ -358,6 +358,12 @@ class Bullpen:
         )
 
     def _adopt(self, workflow: Workflow[T, P, E, S]) -> Workflow[T, P, E, S]:
+        if self._workflow_metrics is None:  # with the first one: an app without workflows counts nothing
+            from bullpen.workflow.metrics import WorkflowMetrics
+
+            self._workflow_metrics = WorkflowMetrics()
+            self.add_metrics(self._workflow_metrics)
+            self._count_messaging()
         self.add(workflow)
         self.health.add(f"workflow {workflow.name}", workflow.check)
         for store in self.workflows.letters_of(workflow):
@@ -503,7 +509,7 @@ class Bullpen:
             await queue.close()
         if self._views is not None:
             await self._views.aclose()
-        for listener in (self._observed, self._messaging_metrics):
+        for listener in (self._observed, self._messaging_metrics, self._workflow_metrics):
             if listener is not None:
                 listener.close()
         if self._outbox is not None:

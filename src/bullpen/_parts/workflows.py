@@ -36,7 +36,6 @@ from bullpen.settings import Settings
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition
 from bullpen.workflow.locks import RedisLocks
-from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
@@ -107,7 +106,6 @@ class Workflows:
         self._container, self._taken = container, taken
         self._by_name: dict[str, Workflow[Any, Any, Any, Any]] = {}
         self._broker: Any = None
-        self.metrics = WorkflowMetrics()
 
     @property
     def all(self) -> tuple[Workflow[Any, Any, Any, Any], ...]:
