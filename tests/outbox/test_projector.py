@@ -55,7 +55,7 @@ async def make_projector(ledger: Ledger) -> AsyncIterator[MakeProjector]:
     yield make
 
     for projector in opened:
-        await projector.close(0)
+        await projector.close(1_000)
 
 
 async def append(ledger: Ledger, *numbers: int, **fields: Any) -> None:
@@ -622,6 +622,30 @@ async def test_closing_lets_the_batch_end_and_may_be_done_twice(ledger: Ledger, 
     assert projector.state == "stopped"
 
 
+async def test_closing_does_not_wait_for_ever_at_an_event_that_cannot_be_mapped(
+    ledger: Ledger, make_projector: MakeProjector, told: Told
+) -> None:
+    await append(ledger, 13)
+    projector = make_projector(max_tries=None)
+    await projector.start()
+    await told.wait("projector.failed")
+
+    async with asyncio.timeout(PATIENCE_S):
+        await projector.close(50)
+
+    assert projector.state == "stopped"
+    assert await ledger.checkpoints.read("projector/default") is None
+
+
+async def test_a_route_that_comes_after_the_start_is_refused(ledger: Ledger, make_projector: MakeProjector) -> None:
+    """Nobody has settled where it begins; its first events would be lost or parked."""
+    routes = payments()
+    await make_projector(routes).start()
+
+    with pytest.raises(InvalidOption, match="before the projector begins"):
+        routes.on("order.*", to="webhook:a", since="now", name="late")(lambda event: None)
+
+
 async def test_a_start_that_cannot_work_is_refused(
     ledger: Ledger, make_projector: MakeProjector, postgres_server: PostgresServer, guarded_database: str,
     make_ledger: MakeLedger,
@@ -689,11 +713,11 @@ async def test_a_target_that_never_answers_ends_dead_after_the_attempts_that_the
     dispatcher = outbox.dispatcher()
     await dispatcher.start()
     async with asyncio.timeout(PATIENCE_S):
-        while not await rows(ledger, status=OutboxStatus.DEAD):
+        while not await rows(ledger, status=OutboxStatus.DEAD, integration_type="webhook:x"):
             dispatcher.wake()
             await asyncio.sleep(0.01)
 
-    (row,) = await rows(ledger, status=OutboxStatus.DEAD)
+    (row,) = await rows(ledger, integration_type="webhook:x")  # its death is announced by a row of its own
     assert (row.attempts, len(channel.messages)) == (3, 3)
     assert len({message.idempotency_key for message in channel.messages}) == 1
     await dispatcher.close()

@@ -55,7 +55,7 @@ async def projecting(ledger: Ledger, source: KurrentSource, **options: Any) -> A
     projector = Projector(ledger, source, options.pop("routes", None) or routes(), options=QUICK, **options)
     await projector.start()
     yield projector
-    await projector.close(0)
+    await projector.close(1_000)
 
 
 async def until_rows(ledger: Ledger, count: int) -> list[int]:

@@ -96,6 +96,7 @@ class EventRoutes:
 
     def __init__(self, routes: Iterable[EventRoute] = ()) -> None:
         self._routes: dict[str, EventRoute] = {}
+        self._is_frozen = False
         for route in routes:
             self.add(route)
 
@@ -123,6 +124,7 @@ class EventRoutes:
 
     def add(self, route: EventRoute) -> None:
         """Register a route. Raises InvalidOption when its messages could not be told apart from another route's."""
+        require("routes", not self._is_frozen, "all routes before the projector begins", route.name)
         require("name", route.name not in self._routes, "a name that no other route has", route.name)
         for other in self._routes.values():
             fence, same = route.key or route.to, other.key or other.to
@@ -131,6 +133,10 @@ class EventRoutes:
                 "key", not clash, f"another key than that of route {other.name!r}, which takes the same events", fence
             )
         self._routes[route.name] = route
+
+    def freeze(self) -> None:
+        """Take no more: a projector has begun, and where a route begins is settled before its first event."""
+        self._is_frozen = True
 
     def __iter__(self) -> Any:
         return iter(self._routes.values())

@@ -13,12 +13,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, require
@@ -33,6 +34,7 @@ _log = logging.getLogger("bullpen.outbox")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
 _PARKED_AT_ONCE: Final = 20
+_CLOSE_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,12 @@ class ProjectorStatus:
         if self.head is None or self.position is None:
             return None
         return max(0, self.head - self.position)
+
+
+@contextlib.asynccontextmanager
+async def _unless_away() -> AsyncIterator[None]:
+    with contextlib.suppress(SourceUnavailable, LedgerError):
+        yield
 
 
 class Projector:
@@ -92,7 +100,7 @@ class Projector:
         self._retries = Ticker("parked events", self.retry_parked, every=self.options.parked_interval_ms)
         self._life = Lifecycle(f"projector {name!r}", self._begin, self._end)
         self._busy = asyncio.Lock()
-        self._hurry = False
+        self._close_timeout_s = _CLOSE_TIMEOUT_S
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
@@ -113,8 +121,10 @@ class Projector:
         await self._life.start()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Let the batch that is being stored end, then stop; 0 does not wait. Safe to call twice."""
-        self._hurry = timeout is not None and not timeout
+        """Let the batch that is under way end, then stop; what takes longer than `timeout` is cut short, and nothing is
+        lost by that: its transaction has not committed. Safe to call twice."""
+        if timeout is not None:
+            self._close_timeout_s = to_ms("timeout", timeout) / 1000
         await self._life.stop()
         self._ended.set()
 
@@ -122,6 +132,7 @@ class Projector:
         require("routes", len(self.routes) > 0, "at least one route", self.routes)
         if self._ledger.database.tenant_required:
             raise NotConfigured("a projector stores rows of all tenants: it needs a ledger with duty='service'")
+        self.routes.freeze()
         self.state = "starting"
         if self._prepare is not None:
             await self._prepare()
@@ -139,8 +150,11 @@ class Projector:
     async def _end(self) -> None:
         await self._retries.stop()
         if self._task is not None:
-            async with contextlib.nullcontext() if self._hurry else self._busy:
-                self._task.cancel()
+            # It may wait at an event that cannot be mapped, for as long as nobody mends it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._close_timeout_s), self._busy:
+                    self._task.cancel()
+            self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     # ---- following ----------------------------------------------------------------------------------------------
@@ -155,8 +169,9 @@ class Projector:
                 await self._wait_after(error)
 
     async def _follow(self) -> None:
-        await self._resolve_starts()
-        checkpoint = await self._ledger.checkpoints.read(self._checkpoint)
+        async with self._busy:
+            await self._resolve_starts()
+            checkpoint = await self._ledger.checkpoints.read(self._checkpoint)
         after = self._first() if checkpoint is None else int(checkpoint)
         telemetry.emit("projector.subscribing", projector=self.name, after=after)
         async with contextlib.aclosing(self.source.subscribe(after)) as batches:
@@ -199,7 +214,7 @@ class Projector:
         telemetry.emit("projector.standing_by", projector=self.name)
         seen = None
         while True:
-            with contextlib.suppress(SourceUnavailable, LedgerError):
+            async with self._busy, _unless_away():
                 position = await self._ledger.checkpoints.read(self._checkpoint)
                 if position == seen and await self.source.head() > int(position or BEGINNING):
                     return

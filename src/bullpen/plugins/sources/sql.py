@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import DatabaseUnavailable, LedgerError
@@ -18,6 +18,8 @@ from bullpen.ledger import Ledger
 from bullpen.ports.source import Batch, EventFilter, SourceHealth, SourceUnavailable
 
 __all__ = ["SqlEvents"]
+
+T = TypeVar("T")
 
 _BATCH: Final = 200
 
@@ -87,7 +89,7 @@ class SqlEvents:
 
     async def _next(self, after: int, until: int | None = None) -> Batch | None:
         with _translated():
-            found = await self._ledger.events.page(after, self._batch_size, until=until)
+            found = await _to_its_end(self._ledger.events.page(after, self._batch_size, until=until))
         if not found:
             return None
         wanted = tuple(event for event in found if self._filter.wants(event.type))
@@ -109,6 +111,16 @@ class SqlEvents:
         finally:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
+
+
+async def _to_its_end(query: Coroutine[Any, Any, T]) -> T:
+    """Let a query end before a cancellation goes on: a connection that is torn in the middle of one is lost."""
+    task = asyncio.ensure_future(query)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 @contextlib.contextmanager
