@@ -45,6 +45,7 @@ class Benchmark:
         self._only: list[str] | None = arguments.only
         self._rounds: int = arguments.rounds or (1 if arguments.quick else 3)
         self._sizes = workloads.QUICK if arguments.quick else workloads.FULL
+        self.is_whole = not (arguments.quick or arguments.only or arguments.contestants)
         self._servers = servers
         self._contestants = all_contestants(arguments.contestants, tell)
         self._ours = [one for one in self._contestants if one.camp == OURS and not one.blocks]
@@ -82,18 +83,17 @@ class Benchmark:
     def _contest(self, planned: Sequence[Workload], contestants: Sequence[Contestant]) -> None:
         outcomes: dict[tuple[str, str], list[Outcome]] = {}
         wanted = [workload for workload in planned if self._wants(workload.name)]
-        for number in range(self._rounds):
-            for workload, contestant in self._order(number, wanted, contestants):
-                where = f"round {number + 1}/{self._rounds}, {workload.name}, {contestant.name}"
-                outcome = self._note(Run(contestant, workload, self._servers.get(workload.server)).measure)
-                if outcome is not None:
-                    outcomes.setdefault((workload.name, contestant.name), []).append(outcome)
-                    numbers = ", ".join(
-                        f"{value:,.3g}" if value < 100 else f"{value:,.0f}" for value in outcome.metrics.values()
-                    )
-                    tell(f"{where}: {numbers}")
-        for (workload_name, contestant_name), rounds in outcomes.items():
-            self.results.add(workload_name, contestant_name, rounds)
+        try:
+            for number in range(self._rounds):
+                for workload, contestant in self._order(number, wanted, contestants):
+                    outcome = self._note(Run(contestant, workload, self._servers.get(workload.server)).measure)
+                    if outcome is not None:
+                        outcomes.setdefault((workload.name, contestant.name), []).append(outcome)
+                        where = f"round {number + 1}/{self._rounds}, {workload.name}, {contestant.name}"
+                        tell(f"{where}: {', '.join(map(_brief, outcome.metrics.values()))}")
+        finally:  # also when somebody has seen enough
+            for (workload_name, contestant_name), rounds in outcomes.items():
+                self.results.add(workload_name, contestant_name, rounds)
 
     def _order(
         self, number: int, planned: Sequence[Workload], contestants: Sequence[Contestant]
@@ -131,6 +131,10 @@ class Benchmark:
             name: medians_of({"p50": each[name].p50, "p99": each[name].p99} for each in rounds) for name in rounds[0]
         }
         tell(f"loaded: {self.results.loaded}")
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def describe_machine(servers: Servers) -> dict[str, str]:
@@ -182,13 +186,16 @@ def main() -> int:
         return 0
     with Servers() as servers:
         benchmark = Benchmark(arguments, servers)
-        benchmark.run()
+        try:
+            benchmark.run()
+        except KeyboardInterrupt:
+            tell("stopped; this was found so far")
+            benchmark.is_whole = False
     results = benchmark.results
     print(page.terminal(results))
     if arguments.json:
         arguments.json.write_text(json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
-    is_whole = not (arguments.quick or arguments.only or arguments.contestants)
-    if is_whole or arguments.publish:
+    if benchmark.is_whole or arguments.publish:
         publish(results)
         tell(f"wrote {DOCS.relative_to(ROOT)}/performance.md, .svg and .json")
     missed = [verdict for verdict in targets.judge(results) if verdict.holds is False]

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +27,7 @@ from bullpen.testing import RedisServer, check_server
 
 BASE = "bull:bench:"
 _PATIENCE_S = 240.0
-_READY_WITHIN_S = 60.0
+_READY_WITHIN_S = 240.0
 _FEWEST_JOBS = 200
 
 
@@ -88,7 +88,8 @@ class Player:
             stderr=self._errors,
             text=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -131,9 +132,14 @@ class Player:
         return rest
 
     def kill(self) -> None:
+        """End it, if it has not ended, and let go of its pipes."""
         self._process.kill()
         self._process.wait()
-        self._errors.close()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # what it did not read any more
+                    pipe.close()
 
     def _last_words(self) -> str:
         self._process.wait(10)
