@@ -176,7 +176,7 @@ def markdown(results: Results) -> str:
     ]
     for title, table in sections(results):
         parts += [f"## {title}", _WORDS.get(title, ""), _markdown_table(table)]
-    parts += ["## How it is measured", _HOW, "## Repeat it", _REPEAT]
+    parts += ["## How it is measured", _HOW, "## Repeat it", _REPEAT, "## Measure your own server", _YOURS]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -197,7 +197,18 @@ for, polling intervals shortened, concurrency chosen by trying."""
 _REPEAT = """\
 `make bench` installs all libraries into environments of their own under `.venvs` and runs everything, which takes more
 than an hour; `.venv/bin/python -m benchmarks --quick` takes minutes. `--only drain_one latency` and `--contestants
-bullpen node` choose; `--help` tells the rest. `bullpen bench` measures bullpen alone against a server of yours."""
+bullpen node` choose; `--help` tells the rest.
+
+What does not depend on time is guarded by tests: the commands that the server runs per job, and the instructions of our
+own code per job, are compared with recorded numbers."""
+
+_YOURS = """\
+    bullpen bench --redis redis://cache.example.com:6379
+
+It measures round trip, adds, no-op jobs and latency of bullpen alone, on a queue with a random name that is removed
+afterwards, also after Ctrl-C. What went in is compared with what came out. A server that holds data is used only after
+a question (`--yes` answers it), one without room below its `maxmemory` not at all. `--jobs`, `--concurrency` and
+`--payload` change the sizes; `--json` prints one document."""
 
 
 def _markdown_table(table: Table) -> str:
