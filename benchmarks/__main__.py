@@ -158,6 +158,7 @@ def publish(results: Results) -> None:
     """Write the page, its picture and what both were made from."""
     STORED.write_text(json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
     write_page(Results.from_json(json.loads(STORED.read_text())))
+    tell(f"wrote {DOCS.relative_to(ROOT)}/performance.md, .svg and .json")
 
 
 def write_page(results: Results) -> None:
@@ -175,6 +176,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", metavar="NAME", help="such as bullpen node pypi dramatiq")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was found there")
     parser.add_argument("--publish", action="store_true", help="write the documentation although this is a partial run")
+    parser.add_argument(
+        "--update", action="store_true", help="put what is measured now into the documentation, beside what is stored"
+    )
     parser.add_argument("--page", action="store_true", help="only write the page again, from what is stored")
     return parser.parse_args()
 
@@ -195,9 +199,12 @@ def main() -> int:
     print(page.terminal(results))
     if arguments.json:
         arguments.json.write_text(json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
-    if benchmark.is_whole or arguments.publish:
+    if arguments.update:
+        stored = Results.from_json(json.loads(STORED.read_text()))
+        stored.replace_with(results)
+        publish(stored)
+    elif benchmark.is_whole or arguments.publish:
         publish(results)
-        tell(f"wrote {DOCS.relative_to(ROOT)}/performance.md, .svg and .json")
     missed = [verdict for verdict in targets.judge(results) if verdict.holds is False]
     print(f"\n{len(missed)} targets do not hold" if missed else "\nall measured targets hold")
     for failure in results.failures:

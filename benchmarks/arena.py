@@ -29,6 +29,7 @@ BASE = "bull:bench:"
 _PATIENCE_S = 240.0
 _READY_WITHIN_S = 240.0
 _FEWEST_JOBS = 200
+_MARGIN_S = 8.0
 
 
 class Failed(Exception):
@@ -236,7 +237,9 @@ class Run:
     def _delayed(self) -> Outcome:
         worker = self._start("work")
         worker.go()
-        producer = self._start("add", due_at=(due_at := time.time() + 3 + self.jobs / self.contestant.adds_per_s))
+        # A busy machine fills a queue more slowly, and jobs that are due before all are there would be measured wrongly.
+        due_at = time.time() + _MARGIN_S + 2 * self.jobs / self.contestant.adds_per_s
+        producer = self._start("add", due_at=due_at)
         due = time.monotonic() + due_at - time.time()
         producer.go()
         ids = producer.hear()["ids"]

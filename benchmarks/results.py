@@ -55,6 +55,14 @@ class Results:
             if times:
                 store.setdefault(workload, {})[contestant] = statistics.median(times)
 
+    def replace_with(self, newer: "Results") -> None:
+        """Take over what a later run has measured again. Comparisons stay within one run if whole sections are."""
+        known = {entrant.name for entrant in self.entrants}
+        self.entrants += [entrant for entrant in newer.entrants if entrant.name not in known]
+        for name in ("medians", "client_us", "server_us", "rounds_of", "floor", "loaded"):
+            getattr(self, name).update(getattr(newer, name))
+        self.failures += newer.failures
+
     def of_camp(self, metric: str, camp: str, *, blocking: bool | None = None) -> dict[str, float]:
         """The medians of one camp's contestants, of those that block only if asked so."""
         measured = self.medians.get(metric, {})

@@ -115,6 +115,18 @@ class TestPublishing:
         assert "| drain no-op jobs, one process | jobs/s | 2,000 | 1,000 | – | 2.00x | – |" in page.markdown(found)
         assert "drain no-op jobs, one process" in page.terminal(found)
 
+    def test_a_part_that_is_measured_again_replaces_the_old_one(self) -> None:
+        found = results(drain_one={"us": 1.0}, io={"us": 7.0})
+        newer = results(drain_one={"us": 2.0, "another": 1.0})
+        newer.entrants.append(Entrant("another", PYTHON))
+        newer.loaded = {"read_job": {"p50": 0.1, "p99": 0.2}}
+
+        found.replace_with(newer)
+
+        assert found.medians == {"drain_one": {"us": 2.0, "another": 1.0}, "io": {"us": 7.0}}
+        assert found.loaded == newer.loaded
+        assert [entrant.name for entrant in found.entrants].count("another") == 1
+
     def test_the_picture_is_sound(self) -> None:
         found = results(drain_one={"us": 2_000.0, "node <&>": 1_000.0})
 
