@@ -237,7 +237,7 @@ class Run:
     def _delayed(self) -> Outcome:
         worker = self._start("work")
         worker.go()
-        # A busy machine fills a queue more slowly, and jobs that are due before all are there would be measured wrongly.
+        # A busy machine fills a queue slowly, and jobs that are due before all are there would be measured wrongly.
         due_at = time.time() + _MARGIN_S + 2 * self.jobs / self.contestant.adds_per_s
         producer = self._start("add", due_at=due_at)
         due = time.monotonic() + due_at - time.time()
