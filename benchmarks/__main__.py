@@ -148,6 +148,7 @@ def describe_machine(servers: Servers) -> dict[str, str]:
     return {
         "cores": str(len(os.sched_getaffinity(0))),
         "system": f"{platform.system()}, {platform.machine()}",
+        "load": f"{os.getloadavg()[2]:.0f}",
         "python": platform.python_version(),
         "node": node,
         "server": f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}",

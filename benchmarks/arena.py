@@ -7,7 +7,9 @@ per job of client and server. A contestant that loses a job has no time. Elsewhe
 
 import json
 import math
+import os
 import queue
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -88,6 +90,7 @@ class Player:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            start_new_session=True,  # some libraries start children of their own, which must end too
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -122,11 +125,9 @@ class Player:
         """Close its input and return what it says last."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._kill_all()
         rest = []
         while (line := self._lines.get(timeout=10)) is not None:
             rest.append(line)
@@ -134,13 +135,17 @@ class Player:
 
     def kill(self) -> None:
         """End it, if it has not ended, and let go of its pipes."""
-        self._process.kill()
-        self._process.wait()
+        self._kill_all()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what it did not read any more
                     pipe.close()
+
+    def _kill_all(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _last_words(self) -> str:
         self._process.wait(10)

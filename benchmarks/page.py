@@ -162,6 +162,8 @@ def markdown(results: Results) -> str:
     """The page, made from stored results alone: the same results always give the same page."""
     machine = results.machine
     short = " This was a short run, with few jobs: expect noise." if results.form == "quick" else ""
+    if float(machine["load"]) > float(machine["cores"]):
+        short += f" Other work kept the machine busy meanwhile (load average {machine['load']}): expect much noise."
     parts = [
         "# Performance",
         "<!-- Written by `python -m benchmarks` from performance.json; edits are lost. -->",

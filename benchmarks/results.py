@@ -62,6 +62,7 @@ class Results:
         for name in ("medians", "client_us", "server_us", "rounds_of", "floor", "loaded"):
             getattr(self, name).update(getattr(newer, name))
         self.failures += newer.failures
+        self.date, self.machine = newer.date, newer.machine
 
     def of_camp(self, metric: str, camp: str, *, blocking: bool | None = None) -> dict[str, float]:
         """The medians of one camp's contestants, of those that block only if asked so."""

@@ -50,12 +50,12 @@ class Sizes:
     one_by_one: int = 5_000
     many: int = 20_000
     io: int = 10_000
-    cpu: int = 400
+    cpu: int = 1_000
     asks: int = 1_000
     most_waiting: int = 1_000_000
 
 
-QUICK = Sizes(one_by_one=500, many=2_000, io=2_000, cpu=60, asks=100, most_waiting=100_000)
+QUICK = Sizes(one_by_one=500, many=2_000, io=2_000, cpu=200, asks=100, most_waiting=100_000)
 FULL = Sizes()
 
 

@@ -46,7 +46,7 @@ def small(name: str, **changes: Any) -> Workload:
 def results(**medians: dict[str, float]) -> Results:
     entrants = [Entrant("us", OURS), Entrant("us, blocking", OURS, blocks=True), Entrant("node", NODE)]
     entrants += [Entrant("peer", PYTHON, "1.0"), Entrant("slow peer", PYTHON, blocks=True)]
-    machine = {"cores": "2", "system": "Linux", "python": "3.11", "node": "24", "server": "Valkey 9.1"}
+    machine = {"cores": "2", "system": "Linux", "load": "1", "python": "3.11", "node": "24", "server": "Valkey 9.1"}
     found = Results("2026-01-02", machine, "full", 3, 20_000, entrants)
     found.medians = medians
     return found
@@ -114,6 +114,15 @@ class TestPublishing:
         assert page.markdown(again) == page.markdown(found)
         assert "| drain no-op jobs, one process | jobs/s | 2,000 | 1,000 | – | 2.00x | – |" in page.markdown(found)
         assert "drain no-op jobs, one process" in page.terminal(found)
+
+    def test_a_busy_machine_is_told(self) -> None:
+        """Figures that were taken beside other work must say so."""
+        found = results(drain_one={"us": 1.0})
+        assert "Other work kept the machine busy" not in page.markdown(found)
+
+        found.machine["load"] = "15"
+
+        assert "(load average 15)" in page.markdown(found)
 
     def test_a_part_that_is_measured_again_replaces_the_old_one(self) -> None:
         found = results(drain_one={"us": 1.0}, io={"us": 7.0})
