@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -148,6 +149,27 @@ async def test_a_worker_needs_few_calls_for_many_jobs(kit: Kit, queue: Queue) ->
 
     # Two pumps of 25 slots: eight calls to take all, as many to settle, and a few that found nothing.
     assert counted.calls()["evalsha"] <= 40
+
+
+@pytest.mark.requirement("W-63")
+async def test_all_slots_of_a_worker_are_used_at_once(kit: Kit) -> None:
+    """What the benchmark of I/O-bound handlers rests on: 200 slots hold 200 jobs, not one more."""
+    running, most, all_run = 0, 0, asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 200:
+            all_run.set()
+        await all_run.wait()
+        running -= 1
+
+    await kit.queue().add_many([("bench", DATA)] * 600)
+
+    await kit.drain(handle, 600, concurrency=200)
+
+    assert most == 200
 
 
 @pytest.mark.parametrize("older", [0, 300, 700])
