@@ -162,6 +162,8 @@ def markdown(results: Results) -> str:
     """The page, made from stored results alone: the same results always give the same page."""
     machine = results.machine
     short = " This was a short run, with few jobs: expect noise." if results.form == "quick" else ""
+    if results.in_parts:
+        short += " Its parts were measured one after the other, within hours."
     if float(machine["load"]) > float(machine["cores"]):
         short += f" Other work kept the machine busy meanwhile (load average {machine['load']}): expect much noise."
     parts = [
@@ -170,8 +172,8 @@ def markdown(results: Results) -> str:
         (
             f"Measured on {results.date} on a machine with {machine['cores']} cores ({machine['system']}), Python "
             f"{machine['python']}, Node {machine['node']}, server {machine['server']} on loopback, which shares the "
-            f"cores with its clients. Medians of {results.rounds} interleaved rounds; drains have {results.jobs:,} "
-            f"jobs with 100 bytes of data, fewer for slow libraries.{short} Absolute numbers move with the machine; "
+            f"cores with its clients. Medians of {results.rounds_taken} interleaved rounds; drains have "
+            f"{results.jobs:,} jobs with 100 bytes of data, fewer for slow libraries.{short} Absolute numbers move with the machine; "
             "ratios of one run are what counts."
         ),
         "![All results as bars](performance.svg)",

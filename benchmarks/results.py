@@ -41,6 +41,8 @@ class Results:
     """Milliseconds p50 and p99 of the four latencies."""
     failures: list[str] = field(default_factory=list)
     """Measurements that gave no number, and why."""
+    in_parts: bool = False
+    """Parts were measured at different times: ratios between them mean less."""
     rounds_of: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """Every single value behind the medians."""
 
@@ -56,12 +58,15 @@ class Results:
                 store.setdefault(workload, {})[contestant] = statistics.median(times)
 
     def replace_with(self, newer: "Results") -> None:
-        """Take over what a later run has measured again. Comparisons stay within one run if whole sections are."""
+        """Take over what a later run has measured again."""
         known = {entrant.name for entrant in self.entrants}
         self.entrants += [entrant for entrant in newer.entrants if entrant.name not in known]
         for name in ("medians", "client_us", "server_us", "rounds_of", "floor", "loaded"):
-            getattr(self, name).update(getattr(newer, name))
+            ours, theirs = getattr(self, name), getattr(newer, name)
+            for key, values in theirs.items():
+                ours.setdefault(key, {}).update(values)
         self.failures += newer.failures
+        self.in_parts = True
         self.date, self.machine = newer.date, newer.machine
 
     def of_camp(self, metric: str, camp: str, *, blocking: bool | None = None) -> dict[str, float]:
@@ -84,6 +89,12 @@ class Results:
         self, metric: str, *, more_is_better: bool, blocking: bool | None = None
     ) -> tuple[str, float] | None:
         return best(self.of_camp(metric, PYTHON, blocking=blocking), more_is_better=more_is_better)
+
+    @property
+    def rounds_taken(self) -> str:
+        """How many rounds stand behind the medians, such as `3` or `1 to 3`."""
+        taken = sorted({len(values) for each in self.rounds_of.values() for values in each.values()} or {self.rounds})
+        return str(taken[0]) if len(taken) == 1 else f"{taken[0]} to {taken[-1]}"
 
     def to_json(self) -> dict[str, Any]:
         rounded: dict[str, Any] = _rounded(asdict(self))

@@ -104,6 +104,9 @@ class TestPublishing:
 
         assert found.medians["drain_one"] == {"us": 2.0}
         assert found.rounds_of["drain_one"] == {"us": [3.0, 1.0, 2.0]}
+        assert found.rounds_taken == "3"
+        found.add("io", "us", [Outcome({"io": 1.0})])
+        assert found.rounds_taken == "1 to 3"
         assert (found.client_us["drain_one"], found.server_us["drain_one"]) == ({"us": 20.0}, {"us": 10.0})
 
     def test_stored_results_give_the_same_page(self) -> None:
@@ -125,14 +128,16 @@ class TestPublishing:
         assert "(load average 15)" in page.markdown(found)
 
     def test_a_part_that_is_measured_again_replaces_the_old_one(self) -> None:
-        found = results(drain_one={"us": 1.0}, io={"us": 7.0})
+        found = results(drain_one={"us": 1.0, "peer": 3.0}, io={"us": 7.0})
         newer = results(drain_one={"us": 2.0, "another": 1.0})
+        assert "Its parts were measured" not in page.markdown(found)
         newer.entrants.append(Entrant("another", PYTHON))
         newer.loaded = {"read_job": {"p50": 0.1, "p99": 0.2}}
 
         found.replace_with(newer)
 
-        assert found.medians == {"drain_one": {"us": 2.0, "another": 1.0}, "io": {"us": 7.0}}
+        assert found.medians == {"drain_one": {"us": 2.0, "peer": 3.0, "another": 1.0}, "io": {"us": 7.0}}
+        assert "Its parts were measured one after the other" in page.markdown(found)
         assert found.loaded == newer.loaded
         assert [entrant.name for entrant in found.entrants].count("another") == 1
 
