@@ -173,8 +173,8 @@ def markdown(results: Results) -> str:
             f"Measured on {results.date} on a machine with {machine['cores']} cores ({machine['system']}), Python "
             f"{machine['python']}, Node {machine['node']}, server {machine['server']} on loopback, which shares the "
             f"cores with its clients. Medians of {results.rounds_taken} interleaved rounds; drains have "
-            f"{results.jobs:,} jobs with 100 bytes of data, fewer for slow libraries.{short} Absolute numbers move with "
-            "the machine; ratios of one run are what counts."
+            f"{results.jobs:,} jobs with 100 bytes of data, fewer for slow libraries.{short} Absolute numbers move "
+            "with the machine; ratios of one run are what counts."
         ),
         "![All results as bars](performance.svg)",
     ]
