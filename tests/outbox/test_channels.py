@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -590,3 +591,18 @@ def test_a_bad_channel_setting_names_its_variable_and_shows_no_secret(
 ) -> None:
     with pytest.raises(InvalidOption, match=variable):
         Settings.load(environ={variable: value}, start=tmp_path)
+
+
+def test_every_code_is_in_the_guide() -> None:
+    """Whoever sees one in a dead row looks it up there."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "guides" / "channels.md").read_text()
+    sources = [*(root / "src/bullpen/plugins/channels").glob("*.py"), *(root / "src/bullpen/outbox").glob("*.py")]
+    written = {
+        code
+        for path in sources
+        for code in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z]+)+|TIMEOUT)"', path.read_text())
+        if not code.startswith("OUTBOX_")
+    }
+
+    assert {code for code in written if f"`{code}`" not in page} == set()
