@@ -54,7 +54,7 @@ distclean: clean
 
 # The stamps are touched last: an installation that was interrupted is repeated.
 $(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[embedded,cli]"
+	$(INSTALL) -e ".[embedded,cli,sqlite,http]"
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python

@@ -17,12 +17,12 @@ from bullpen.queue import Connection, JobCounts
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, child, cli_process
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_every_job_is_accounted_for_although_a_worker_is_killed(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
-    answer = cli_process("demo", "--json", "--jobs", "400", "--duration", "2", cwd=tmp_path, env=env, timeout=80)
+    answer = cli_process("demo", "--json", "--jobs", "400", "--duration", "2", cwd=tmp_path, env=env, timeout=110)
 
     assert (answer.code, answer.err) == (0, "")
     told = json.loads(answer.out)
@@ -33,6 +33,13 @@ def test_every_job_is_accounted_for_although_a_worker_is_killed(tmp_path: Path) 
     assert told["killedWorker"] is not None
     assert told["handlerRuns"] == 400 + told["retries"] + told["recovered"]
     assert told["recovered"] >= told["inItsHands"]
+    assert [(line["system"], line["isRight"]) for line in told["systems"]] == [
+        ("tasks", True),
+        ("workflow", True),
+        ("outbox", True),
+        ("run", True),
+        ("message", True),
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,7 +60,7 @@ def test_on_a_terminal_it_draws_a_picture_and_leaves_nothing_on_a_server_of_ones
 
 
 def test_it_can_be_interrupted_and_leaves_no_process(tmp_path: Path) -> None:
-    with child("demo", "--plain", "--jobs", "3000", "--duration", "30", cwd=tmp_path) as command:
+    with child("demo", "--plain", "--jobs", "3000", "--duration", "30", "--jobs-only", cwd=tmp_path) as command:
         command.wait_for("worker processes are ready", timeout=60)
 
         command.interrupt()
@@ -63,7 +70,7 @@ def test_it_can_be_interrupted_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_it_goes_on_for_a_visitor_until_interrupted(tmp_path: Path) -> None:
-    with child("demo", "--stay", "--plain", "--jobs", "20", "--duration", "1", cwd=tmp_path) as command:
+    with child("demo", "--stay", "--plain", "--jobs-only", "--jobs", "20", "--duration", "1", cwd=tmp_path) as command:
         command.wait_for("^node -e", timeout=60)
         command.wait_for("One job a second", timeout=60)
         command.wait_for("^node -e")

@@ -14,8 +14,9 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -26,6 +27,7 @@ from bullpen.cli.common import JsonOption, PrefixOption, RedisOption
 from bullpen.cli.demo import display
 from bullpen.cli.demo.play import Play, Report
 from bullpen.cli.demo.scenario import handle
+from bullpen.cli.demo.tour import Line, tour
 from bullpen.queue import Connection, Queue, Worker
 from bullpen.settings import Settings
 
@@ -35,22 +37,30 @@ def demo(
     duration: Annotated[float, typer.Option(min=1, max=600, help="About how many seconds.")] = 12.0,
     stay: Annotated[bool, typer.Option("--stay", help="Afterwards go on with a job a second until Ctrl-C.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live picture.")] = False,
+    jobs_only: Annotated[bool, typer.Option("--jobs-only", help="Leave out the other systems.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a few thousand jobs in three worker processes, kill one of them, and add up what became of every job.
 
+    Then tasks, a workflow, the outbox, a run and a scheduled message, each with a fault on purpose.
+
     Without --redis a server is started in a temporary directory and removed afterwards.
     """
     if stay and as_json:
         raise common.WrongCommand("--stay talks to a person, --json to a program; choose one")
     logging.getLogger("bullpen.embedded").setLevel(logging.ERROR)  # that there is one is the first thing we print
-    report = common.wait_for(_demo(jobs, duration, stay, plain, redis, prefix, as_json))
+    with_tour = redis is None and not jobs_only
+    report, lines = common.wait_for(_demo(jobs, duration, stay, plain, redis, prefix, as_json, with_tour))
     if as_json:
-        common.print_json(report.to_json())
-    if not report.adds_up:
+        common.print_json({**report.to_json(), "systems": [line.to_json() for line in lines]})
+    if not report.adds_up or not all(line.is_right for line in lines):
         raise common.Done("" if as_json else "the demo does not add up; please report this")
+
+
+_NEEDED: Final = {"sqlalchemy": "sqlite", "aiosqlite": "sqlite", "httpcore2": "http"}
+"""Module that the other systems import -> extra that brings it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +79,15 @@ class _Stage:
 
 
 async def _demo(
-    jobs: int, duration: float, stay: bool, plain: bool, redis: str | None, prefix: str | None, as_json: bool
-) -> Report:
+    jobs: int,
+    duration: float,
+    stay: bool,
+    plain: bool,
+    redis: str | None,
+    prefix: str | None,
+    as_json: bool,
+    with_tour: bool,
+) -> tuple[Report, list[Line]]:
     with _temporary_directory() as directory:
         async with _stage(directory, redis, prefix) as stage:
             play = Play(
@@ -87,12 +104,35 @@ async def _demo(
                 await play.run()
             if not as_json:
                 common.out.print(*display.summary(play.report), sep="\n", markup=False)
-                if stage.node is not None and not stay:
-                    common.out.print("\nTo join with Node: bullpen demo --stay, then paste the line it prints.")
+            lines = [line async for line in _told(stage, as_json)] if with_tour else []
+            if stage.node is not None and not stay and not as_json:
+                common.out.print("\nTo join with Node: bullpen demo --stay, then paste the line it prints.")
             if stay and not as_json:
                 with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how it is meant to end
                     await _stay(stage)
-            return play.report
+            return play.report, lines
+
+
+async def _told(stage: _Stage, as_json: bool) -> AsyncIterator[Line]:
+    """The other systems, where what they need is installed."""
+    missing = [extra for module, extra in _NEEDED.items() if find_spec(module) is None]
+    if missing:
+        if not as_json:
+            wanted = ",".join(dict.fromkeys(missing))
+            common.out.print(f'\nThe other systems need more: pip install "bullpen[{wanted}]"', markup=False)
+        return
+    if not as_json:
+        common.out.print("\nThe other systems, each with a fault on purpose:")
+    # Faults are told by what comes of them; the log lines of each would hide that.
+    logging.getLogger("bullpen").setLevel(logging.CRITICAL)
+    try:
+        async for line in tour(stage.url, stage.prefix, stage.directory):
+            if not as_json:
+                mark = "[green]✓[/]" if line.is_right else "[bold red]✗[/]"
+                common.out.print(f"  {mark} {line.system:<9}{line.text}", highlight=False)
+            yield line
+    finally:
+        logging.getLogger("bullpen").setLevel(logging.NOTSET)
 
 
 def _view(stage: _Stage, plain: bool, as_json: bool) -> display.Display:
