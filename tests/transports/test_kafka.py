@@ -5,28 +5,36 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiokafka.errors
 import pytest
 
-from bullpen._kernel.outcome import Cause, Completed, Failed, Retry
-from bullpen.errors import ConnectionLost, InvalidOption
-from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition
+from bullpen._kernel.outcome import Cause, Completed, Failed, Retry, WaitingChildren
+from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
+from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition, PartitionLost, translate
 from bullpen.plugins.transports.kafka import KafkaClient, KafkaTransport
 from bullpen.ports.bindings import Kafka, KafkaEvent
 from bullpen.ports.transport import Delivery, DeliveryLost
 from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, nothing_comes, quick_policy, take
-from bullpen.testing.kafka import OFFSET_COMMIT, MockKafka
+from bullpen.testing.kafka import OFFSET_COMMIT, PRODUCE, MockKafka
 from tests.transports._listening import PATIENCE_S, lines, listening
 
 pytestmark = pytest.mark.timeout(120)
 
 DONE = Completed(b"null")
+
+
+class Killed(Exception):
+    """Stands for the death of the process at this line."""
+
+
 MakeTransport = Callable[..., KafkaTransport]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -356,7 +364,123 @@ async def test_a_delivery_whose_partition_moved_cannot_be_settled(make_transport
         await transport.settle(delivery, DONE)
 
 
+# ---- addresses and errors ----------------------------------------------------------------------------------------
+
+
+def test_brokers_say_how_they_let_us_in() -> None:
+    plain = Brokers.parse("a:9092, b:9092", client_id="shop").as_options()
+    tls = ssl.create_default_context()
+    safe = Brokers.parse("a:9093", tls=tls, username="ada", password="secret", sasl_mechanism="SCRAM-SHA-256")
+
+    assert plain["bootstrap_servers"] == ["a:9092", "b:9092"]
+    assert (plain["security_protocol"], plain["client_id"]) == ("PLAINTEXT", "shop")
+    options = safe.as_options()
+    assert (options["security_protocol"], options["ssl_context"]) == ("SASL_SSL", tls)
+    assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("ada", "secret")
+    assert options["sasl_mechanism"] == "SCRAM-SHA-256"
+    assert "secret" not in repr(safe)
+    for wrong in ("", "a:1,,b:2"):
+        with pytest.raises(InvalidOption, match="brokers"):
+            Brokers.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (aiokafka.errors.CommitFailedError(), PartitionLost),
+        (aiokafka.errors.IllegalStateError(), PartitionLost),
+        (aiokafka.errors.TopicAuthorizationFailedError(), ServerRefused),
+        (aiokafka.errors.MessageSizeTooLargeError(), ServerRefused),
+        (aiokafka.errors.KafkaConnectionError(), ConnectionLost),
+        (TimeoutError(), ConnectionLost),
+        (ConnectionLost("known"), ConnectionLost),
+    ],
+)
+def test_the_drivers_errors_become_ours(error: Exception, ours: type[Exception]) -> None:
+    assert isinstance(translate(error), ours)
+
+
+@pytest.mark.parametrize("options", [{"group": ""}, {"retry": "later"}, {"retry_topics": 0}, {"session_timeout": 1}])
+async def test_wrong_options_are_refused_when_the_transport_is_made(
+    make_transport: MakeTransport, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        make_transport(**options)
+
+
+async def test_delays_are_refused(make_transport: MakeTransport, topic: str) -> None:
+    with pytest.raises(InvalidOption, match="delay"):
+        await make_transport().publish(an_event(topic), delay_ms=5)
+
+
+async def test_waiting_for_other_jobs_is_refused_and_the_record_stays(
+    make_transport: MakeTransport, topic: str
+) -> None:
+    transport = make_transport()
+    await transport.publish(an_event(topic))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+
+    with pytest.raises(InvalidOption, match="waits for other jobs"):
+        await transport.settle(await take(deliveries), WaitingChildren())
+
+    again = await take(deliveries)
+    assert again.attempt == 1
+    await transport.settle(again, DONE)
+
+
 # ---- dead letters and faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("X-5", "X-40")
+async def test_a_redrive_that_is_cut_short_loses_nothing_and_may_be_repeated(
+    make_transport: MakeTransport, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent, and then the process dies before the tombstone: twice with one identity, never none."""
+    transport = make_transport()
+    event = an_event(topic)
+    await transport.publish(event)
+    deliveries = await transport.deliveries(topic, prefetch=1)
+    await transport.settle(await take(deliveries), Failed("no", "", Cause.PERMANENT))
+    store = transport.dead_letters(topic)
+    (letter,) = await store.list()
+
+    async def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store), "_bury", dies)
+        with pytest.raises(Killed):
+            await store.redrive(letter.id)
+    assert await store.get(letter.id) == letter
+    assert await store.redrive(letter.id) == event.id
+
+    for _ in range(2):
+        came = await take(deliveries)
+        assert (came.id, came.attempt) == (event.id, 1)
+        await transport.settle(came, DONE)
+    assert await store.depth() == 0
+
+
+@pytest.mark.requirement("W-45")
+async def test_a_dead_letter_that_is_refused_stops_nobody(
+    make_transport: MakeTransport, kafka: MockKafka, topic: str
+) -> None:
+    """The record itself stays in its topic, and the next one is delivered."""
+    transport = make_transport()
+    for number in range(2):
+        await transport.publish(an_event(topic, number, urn="urn:same"))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+    first = await take(deliveries)
+    kafka.fail_next(PRODUCE, 29)  # not allowed to write there
+
+    settled = await transport.settle(first, Failed("no", "", Cause.PERMANENT))
+
+    assert settled.dead_letter is None
+    assert settled.dead_letter_problem is not None
+    assert "refused" in settled.dead_letter_problem
+    second = await take(deliveries)
+    assert second.payload["number"] == 1
+    await transport.settle(second, DONE)
 
 
 async def test_what_a_topic_of_dead_letters_holds_besides_letters_harms_nobody(

@@ -206,14 +206,16 @@ class MessagingClient(Generic[ReceiptT]):
         return receipt
 
     async def _publish(self, event: Event, delay_ms: int, give_up_at: float) -> ReceiptT:
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s, before = _SHORTEST_PAUSE_S, ""
         while True:
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + give_up_at - time.monotonic()):
                     return await self.transport.publish(event, delay_ms=delay_ms)
             except TimeoutError as error:
-                raise ConnectionLost(f"no answer within {self._publish_deadline_s:g} s; it may have arrived") from error
-            except (ConnectionLost, NotTakenNow):
+                text = f"no answer within {self._publish_deadline_s:g} s; it may have arrived{before}"
+                raise ConnectionLost(text) from error
+            except (ConnectionLost, NotTakenNow) as error:
+                before = f" (before that: {error})"
                 if time.monotonic() + pause_s > give_up_at:
                     raise
             await asyncio.sleep(pause_s)

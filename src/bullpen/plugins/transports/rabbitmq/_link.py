@@ -73,6 +73,7 @@ class Link:
         self._opening = asyncio.Lock()
         self._failures = 0
         self._was_connected = False
+        self._is_declared = False
         self._is_lost = False
         self._is_closed = False
 
@@ -85,11 +86,13 @@ class Link:
         """The open connection, with the topology declared. Raises ConnectionLost at once when no node lets us in."""
         if self._is_closed:
             raise ConnectionLost("this RabbitMQ transport was closed")
-        if self._connection is not None and _is_open(self._connection):
+        if self._connection is not None and _is_open(self._connection) and self._is_declared:
             return self._connection
         async with self._opening:
             if self._connection is None or not _is_open(self._connection):
                 await self._open()
+            elif not self._is_declared:
+                await self._declare_topology(self._connection)
             assert self._connection is not None
             return self._connection
 
@@ -124,15 +127,23 @@ class Link:
             connection.close_callbacks.add(self._on_closed)
             self._declared = set()
             self._publisher = None
-            # Not bound by the time for connecting: a cluster that elects leaders takes its time to declare.
-            async with asyncio.timeout(4 * _CONNECT_TIMEOUT_S):
-                await self._declare(connection, self._topology.declarations())
-        except TRANSLATED as error:
+            await self._declare_topology(connection)
+        except (BullpenError, *TRANSLATED) as error:
             if connection is not None:
                 with contextlib.suppress(*TRANSLATED):
                     await connection.close()
             raise translate(error) from error
         return connection
+
+    async def _declare_topology(self, connection: AbstractConnection) -> None:
+        self._is_declared = False
+        try:
+            # Not bound by the time for connecting: a cluster that elects leaders takes its time to declare.
+            async with asyncio.timeout(4 * _CONNECT_TIMEOUT_S):
+                await self._declare(connection, self._topology.declarations())
+        except TRANSLATED as error:
+            raise translate(error) from error
+        self._is_declared = True
 
     # ---- channels ---------------------------------------------------------------------------------------------
 
@@ -151,6 +162,11 @@ class Link:
     def forget(self, key: str) -> None:
         """It may be gone although the connection is not: declare it again before it is used the next time."""
         self._declared.discard(key)
+
+    def forget_topology(self) -> None:
+        """The same for everything: an exchange is gone, and with it what was bound to it."""
+        self._is_declared = False
+        self._declared = set()
 
     @contextlib.asynccontextmanager
     async def publishing(self) -> AsyncIterator[AbstractChannel]:

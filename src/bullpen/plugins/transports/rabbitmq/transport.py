@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, Self, assert_never
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessage
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import random_id
@@ -151,14 +152,14 @@ class RabbitMQTransport:
                     raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
                 case _:
                     assert_never(outcome)
-        except TRANSLATED as error:
-            raise DeliveryLost(delivery.source, delivery.id, str(translate(error))) from error
-        except BullpenError:
+        except BullpenError:  # first: our ConnectionLost is one of the driver's kinds too
             # What should replace it has no place: the original comes again at once, with its old number, as often as
             # its delivery limit allows.
             with suppress(*TRANSLATED):
                 await held.message.nack(requeue=True)
             raise
+        except TRANSLATED as error:
+            raise DeliveryLost(delivery.source, delivery.id, str(translate(error))) from error
         finally:
             held.consumption.forget(delivery)
         return settled
@@ -218,15 +219,16 @@ class RabbitMQTransport:
             del self._publishing[message_id]
             ended.set()
 
-    async def _send_patiently(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
+    async def _send_patiently(self, spec: QueueSpec, exchange: str, routing_key: str, message: AbstractMessage) -> None:
         """For what replaces a delivery: giving up puts the original back, and each time counts against its delivery
-        limit. A queue that elects a leader takes it a moment later."""
+        limit. A queue that elects a leader takes it a moment later, and what was deleted is made again."""
         give_up_at = asyncio.get_running_loop().time() + self._publish_timeout_s
         pause_s = 0.05
         while True:
             try:
+                await self.declare(spec)
                 return await self.send(exchange, routing_key, message)
-            except NotTakenNow:
+            except (NotTakenNow, ConnectionLost):
                 if asyncio.get_running_loop().time() + pause_s > give_up_at:
                     raise
             await asyncio.sleep(pause_s)
@@ -241,13 +243,15 @@ class RabbitMQTransport:
         except TimeoutError as error:
             await self._link.give_up("a publish was not confirmed in time")
             raise translate(error) from error
+        except ChannelNotFoundEntity as error:
+            self._link.forget_topology()  # somebody deleted an exchange
+            raise translate(error) from error
         except TRANSLATED as error:
             raise translate(error) from error
 
     async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
         assert spec.letter_key is not None
-        await self.declare(spec)
-        await self._send_patiently(self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
+        await self._send_patiently(spec, self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
 
     async def park(self, message: AbstractIncomingMessage, spec: QueueSpec, delay_ms: int, *, failures: int) -> None:
         """Publish a copy that arrives after the delay, then acknowledge the original."""
@@ -255,7 +259,7 @@ class RabbitMQTransport:
         if delay_ms:
             exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
         copy = copy_of(message, failures=failures, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
-        await self._send_patiently(exchange, key, copy)
+        await self._send_patiently(spec, exchange, key, copy)
         await message.ack()
 
     async def _again(self, held: _Held, delay_ms: int, *, failures: int) -> None:
