@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -172,6 +173,21 @@ async def test_all_slots_of_a_worker_are_used_at_once(kit: Kit) -> None:
     assert most == 200
 
 
+async def test_an_exchange_takes_at_most_a_hundred_jobs(kit: Kit) -> None:
+    """Server time per call stays near a millisecond, however many slots a worker has."""
+
+    async def handle(job: Job) -> None: ...
+
+    await kit.queue().add_many([("bench", DATA)] * 500)
+    client: Any = kit.redis
+    with client.monitor() as monitor:
+        await kit.drain(handle, 500, concurrency=1_000)
+        client.echo("end")
+        asked = [int(words[2]) for words in commands_until_echo(monitor) if words[0].upper() == "RPOP"]
+
+    assert max(asked) == MOST_JOBS == 100
+
+
 @pytest.mark.parametrize("older", [0, 300, 700])
 async def test_settled_jobs_are_sought_from_the_end_where_they_stand(kit: Kit, older: int) -> None:
     """Beside 10 000 jobs that run for minutes a drain was ten times slower: each removal walked past all of them."""
@@ -186,8 +202,8 @@ async def test_settled_jobs_are_sought_from_the_end_where_they_stand(kit: Kit, o
         client: Any = kit.redis
         with client.monitor() as monitor:
             await settle(exchange, short, DONE)
-            kit.redis.ping()
-            ends = list(lrem_counts(monitor))
+            client.echo("end")
+            ends = [words[2] for words in commands_until_echo(monitor) if words[0].upper() == "LREM"]
 
         assert ends == ["1" if older > 500 else "-1"] * 20
         assert kit.redis.llen(kit.base + "active") == older
@@ -196,13 +212,12 @@ async def test_settled_jobs_are_sought_from_the_end_where_they_stand(kit: Kit, o
         assert kit.redis.exists(kit.base + "active") == 0
 
 
-def lrem_counts(monitor: Any) -> Any:
+def commands_until_echo(monitor: Any) -> Iterator[list[str]]:
     for entry in monitor.listen():
         words = entry["command"].split(" ")
-        if words[0].upper() == "LREM":
-            yield words[2]
-        if words[0].upper() == "PING":
+        if words == ["ECHO", "end"]:
             return
+        yield words
 
 
 async def test_old_and_new_jobs_of_one_batch_are_settled_from_either_end(kit: Kit) -> None:
