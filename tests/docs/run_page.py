@@ -133,7 +133,7 @@ class Page:
         self._background.append(process)
         assert process.stdout is not None
         seen = b""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while until not in seen:
                 line = await process.stdout.readline()
                 assert line, f"{words} ended before it said {until!r}: {seen.decode()}"
@@ -143,7 +143,7 @@ class Page:
         process = await asyncio.create_subprocess_exec(
             *words, env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        out, errors = await asyncio.wait_for(process.communicate(), 40)
+        out, errors = await asyncio.wait_for(process.communicate(), 90)
         assert process.returncode == 0, f"{words} ended with {process.returncode}:\n{out.decode()}{errors.decode()}"
         return out.decode()
 

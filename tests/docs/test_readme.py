@@ -11,7 +11,7 @@ from tests.docs.test_pages import run_page
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_the_tour_runs() -> None:
