@@ -382,6 +382,26 @@ class OutboxRepositoryContract:
         assert nobody == []
         assert [row.id for row in expired] == [short.id]
 
+    @pytest.mark.requirement("X-76", "O-4")
+    async def test_a_row_whose_claim_ran_out_in_the_queue_is_begun_by_its_job(self, store: OutboxRepository) -> None:
+        """Behind a long queue every claim runs out before its turn; if its job then did nothing, nobody ever would."""
+        await store.enqueue_many([item(1), item(2), item(3, ordering_key="k")])
+        free, later, ordered = await store.claim_due_batch("dispatcher")
+        await store.release(free)
+        await store.release(later, delay_ms=600_000)
+        await store.release(ordered)
+        ids = [free.id, later.id, ordered.id]
+
+        begun = await store.begin(ids, worker_id="worker", lease_ms=30_000)
+        twice = await store.begin(ids, worker_id="other", lease_ms=30_000)
+        settled = await store.mark_sent(begun[free.id])
+
+        assert set(begun) == {free.id}
+        assert begun[free.id].status is CLAIMED
+        assert begun[free.id].fence > free.fence
+        assert twice == {}
+        assert settled.status is OutboxStatus.SENT
+
     @pytest.mark.requirement("X-76", "X-16")
     async def test_a_delivery_begins_once_per_claim(self, store: OutboxRepository) -> None:
         await store.enqueue_many([item(1), item(2)])

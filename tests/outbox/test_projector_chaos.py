@@ -1,6 +1,6 @@
 """Kill the projector at exact moments, and everything else at any: rows = events × routes, and nobody is forgotten.
 
-BULLPEN_CHAOS=long repeats it with 20 000 events.
+BULLPEN_CHAOS=long repeats it with 20 000 events, BULLPEN_CHAOS_EVENTS with any number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.databases import MakeLedger
 
 ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
-EVENTS = 20_000 if LONG else 240
+EVENTS = int(os.environ.get("BULLPEN_CHAOS_EVENTS", 20_000 if LONG else 240))
 POISONED = 5
 BATCH = 200 if LONG else 20
 PATIENCE_S = 1_500 if LONG else 80

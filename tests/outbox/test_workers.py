@@ -382,3 +382,27 @@ async def test_workers_beside_the_dispatcher_find_a_new_queue_at_once(
     await workers.close()
 
     assert workers.queues == [QUEUE]
+
+
+@pytest.mark.requirement("X-76", "O-4")
+async def test_a_queue_longer_than_the_lease_is_worked_off(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """All claims have run out and all rows have come back when the first worker starts: their jobs deliver them."""
+    spy, count = SpyChannel(), 60
+    await ledger.outbox.enqueue_many([item(number) for number in range(count)])
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection, lease_ms=100, claim_batch_size=count)
+    async with outbox.dispatcher() as dispatcher:
+        await dispatcher.tick()
+        await dispatcher.idle()
+        await asyncio.sleep(0.15)  # the lease
+        while await dispatcher.reap():
+            pass
+
+    workers = outbox.workers(lease_ms=30_000)
+    await workers.start()
+    sent = await until_settled(ledger, count)
+    await workers.close()
+
+    assert len(sent) == count
+    assert sorted(spy.numbers) == list(range(count))

@@ -187,11 +187,15 @@ RETURNING {COLUMNS}"""
     @cached_property
     def begin(self) -> str:
         # `started_at IS NULL`: a row that somebody delivers right now, or died delivering, is the reaper's business.
+        # A row that came back because its job waited longer than its lease is begun too, by that job: otherwise, behind
+        # a long queue, every claim would run out before its turn and nothing would ever be delivered. Only after a
+        # claim (fence), and not where an order must be kept: there the next claim decides.
         return f"""\
-UPDATE {self.outbox} SET fence = fence + 1, started_at = {self.now}, locked_at = {self.now}, locked_by = :worker_id,
-    locked_until = {self._later("CAST(:lease_ms AS bigint)")}
+UPDATE {self.outbox} SET status = 'CLAIMED', fence = fence + 1, started_at = {self.now}, locked_at = {self.now},
+    locked_by = :worker_id, locked_until = {self._later("CAST(:lease_ms AS bigint)")}
 FROM {self._batch({"id": "uuid"})}
-WHERE id = s_id AND status = 'CLAIMED' AND started_at IS NULL
+WHERE id = s_id AND ((status = 'CLAIMED' AND started_at IS NULL) OR (status IN {_OPEN} AND fence > 0
+    AND ordering_key IS NULL AND NOT parked AND due_at <= {self.now}))
 RETURNING {COLUMNS}"""
 
     @cached_property

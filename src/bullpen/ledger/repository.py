@@ -71,7 +71,8 @@ class OutboxRepository(ABC):
     ) -> dict[str, OutboxRow]:
         """Begin the delivery of rows that are claimed and not begun; a new fence makes all earlier holders late.
 
-        Rows that are left out are not to be delivered now: ask `statuses`.
+        Rows whose claim ran out before are begun too, if they are due and have no ordering key. Rows that are left out
+        are not to be delivered now: ask `statuses`.
         """
 
     @abstractmethod
