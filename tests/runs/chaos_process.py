@@ -84,16 +84,21 @@ async def main(order: dict[str, Any]) -> None:
     if order.get("die_at"):
         die_at(order["die_at"], order.get("die_after", 1))
     if order["role"] == "worker":
-        await runs.worker().start()
-    else:
-        outbox = Outbox(
-            ledger,
-            {"bullmq:*": Route(channel=QueueChannel(connection), strategy="direct", timeout_ms=1_500)},
-            connection=connection,
-            options=DispatcherOptions(lease_ms=2_000, tick_interval_ms=100),
-        )
-        await outbox.dispatcher().start()
-        asyncio.create_task(runs.maintenance().run())  # noqa: RUF006 - lives as long as the process
+        worker = runs.worker()
+        await worker.start()
+        print("ready", flush=True)
+        await worker.run(signals=True)
+        await ledger.aclose()
+        await connection.aclose()
+        return
+    outbox = Outbox(
+        ledger,
+        {"bullmq:*": Route(channel=QueueChannel(connection), strategy="direct", timeout_ms=1_500)},
+        connection=connection,
+        options=DispatcherOptions(lease_ms=2_000, tick_interval_ms=100),
+    )
+    await outbox.dispatcher().start()
+    asyncio.create_task(runs.maintenance().run())  # noqa: RUF006 - lives as long as the process
     print("ready", flush=True)
     await asyncio.Event().wait()
 

@@ -60,7 +60,15 @@ class Arena:
     def url(self, role: str) -> str:
         return self.postgres.url(self.database, role=role)
 
-    def start(self, role: str, *, die_at: str | None = None, die_after: int = 1, delay_s: float = 0.01) -> Child:
+    def start(
+        self,
+        role: str,
+        *,
+        die_at: str | None = None,
+        die_after: int = 1,
+        delay_s: float = 0.01,
+        lock_ms: int = LOCK_MS,
+    ) -> Child:
         order = {
             "role": role,
             "tenant_url": self.url(ROLES.tenant),
@@ -70,7 +78,7 @@ class Arena:
             "redis": self.redis.url,
             "bank": str(self.bank),
             "concurrency": CONCURRENCY,
-            "lock_ms": LOCK_MS,
+            "lock_ms": lock_ms,
             "delay_s": delay_s,
             "die_at": die_at,
             "die_after": die_after,
@@ -307,6 +315,31 @@ async def test_how_long_it_takes_until_another_worker_has_the_run(arena: Arena) 
     print(f"[chaos] takeover: {took_ms:.0f} ms with a lock of {LOCK_MS} ms and a check every 300 ms")
     assert rows[run_id].status is RunStatus.COMPLETED
     assert took_ms < LOCK_MS + 300 + 15_000  # generous: the machine may be busy with other things
+
+
+@pytest.mark.requirement("R-37")
+async def test_a_worker_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_more(arena: Arena) -> None:
+    for run_id in await arena.submit(3 * CONCURRENCY):
+        await arena.service.give_job(await arena.service.get(arena.owners[run_id], run_id))
+    worker = arena.start("worker", delay_s=0.2, lock_ms=60_000)  # as long as a closing worker waits
+    await worker.seen("ready")
+    async with asyncio.timeout(60):
+        while not arena.bank_rows("calls"):  # noqa: ASYNC110 - the bank tells nobody
+            await asyncio.sleep(0.02)
+
+    worker.terminate()
+    code = await worker.ended(60)
+
+    rows = await arena.ledger.runs.find(limit=100)
+    statuses = Counter(row.status for row in rows)
+    paid = Counter(key.partition("/")[0] for key, _ in arena.bank_rows("calls"))
+    assert code == 0, worker.errors
+    assert set(statuses) <= {RunStatus.COMPLETED, RunStatus.QUEUED}
+    assert statuses[RunStatus.COMPLETED] >= 1
+    # What was begun was finished, what was not begun was not touched; nobody was stopped half way.
+    assert set(paid) == {row.id for row in rows if row.status is RunStatus.COMPLETED}
+    assert set(paid.values()) == {len(STEPS)}
+    assert (await arena.runs.queue.counts()).active == 0
 
 
 @pytest.mark.requirement("R-52")
