@@ -347,11 +347,11 @@ class Run:
         return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
     def _used_memory(self) -> int:
-        """Without what contestants left behind when they warmed up."""
+        """Without what contestants left behind when they warmed up, and without the buffers of connections."""
         for key in self.client.scan_iter(match="*warm*", count=1000):
             self.client.delete(key)
         info: Any = self.client.info("memory")
-        return int(info["used_memory"])
+        return int(info["used_memory"]) - int(info["mem_clients_normal"])
 
     # ---- the books ------------------------------------------------------------------------------------------
 
