@@ -244,6 +244,27 @@ async def test_a_batch_that_fails_as_a_whole_is_tried_one_by_one(stored: Stored)
     assert await stored.look() == ("new", 4)
 
 
+@pytest.mark.requirement("W-81", "X-38")
+async def test_only_the_guilty_event_of_a_batch_parks_the_entity(stored: Stored) -> None:
+    """Its last attempt is not that of the others, and what they bring is not lost with it."""
+    await stored.create("urn:1")
+
+    async def strict(entity: Any, payload: Batch[int]) -> Any:
+        if 13 in list(payload):
+            raise RuntimeError("unlucky")
+        return await add(entity, sum(payload))
+
+    engine = engine_on(
+        stored, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[strict])]
+    )
+
+    results = await engine.emit_batch(Event.PAY, "urn:1", [(1, delivery(3)), (13, delivery(3)), (3, delivery(1))])
+
+    assert [type(each).__name__ for each in results] == ["NoneType", "RuntimeError", "NoTransition"]
+    assert await stored.look() == ("failed", 1)
+    assert [each.kind for each in await stored.store.history("order", "urn:1")] == ["event", "failed"]
+
+
 async def test_a_batch_whose_events_are_all_known_changes_nothing(stored: Stored) -> None:
     await stored.create("urn:1")
     engine = engine_on(stored, payloads={Event.PAY: int})

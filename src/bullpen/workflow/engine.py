@@ -162,7 +162,7 @@ class Engine(Generic[T, P, E, S]):
             def kept() -> list[str]:
                 return [trigger.key for at, (_, _, trigger) in enumerate(fresh) if at not in failures]
 
-            entity = await self._change(loaded, event, urn, batch, fresh[0][2], kept)
+            entity = await self._change(loaded, event, urn, batch, fresh[0][2], kept, is_alone=len(items) == 1)
             for at, error in failures.items():
                 results[fresh[at][0]] = error
             return entity
@@ -205,12 +205,22 @@ class Engine(Generic[T, P, E, S]):
         return False  # somebody has moved it out of the failed state since: the event may try again
 
     async def _change(
-        self, loaded: Loaded[T], event: E, urn: str, payload: Any, trigger: Trigger, keys: Callable[[], list[str]]
+        self,
+        loaded: Loaded[T],
+        event: E,
+        urn: str,
+        payload: Any,
+        trigger: Trigger,
+        keys: Callable[[], list[str]],
+        *,
+        is_alone: bool = True,
     ) -> T:
         source = self.store.status(loaded.entity)
         try:
             walk = await self._walk(loaded.entity, event, urn, payload, trigger)
         except _ActionFailed as failure:
+            if not is_alone:
+                raise failure.error from None  # nobody is parked for a batch: who is to blame, the next tries show
             return await self._failed(failure, source, urn, trigger, keys())
         if not walk.moves or not keys():  # no condition held, or every event of a batch failed
             return walk.entity
