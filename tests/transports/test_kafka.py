@@ -217,6 +217,31 @@ async def test_a_full_prefetch_waits_for_a_settled_delivery_and_for_nothing_else
     await transport.settle(await waiting, DONE)
 
 
+async def test_a_long_partition_is_read_in_pieces_and_in_order(make_transport: MakeTransport, kafka: MockKafka) -> None:
+    """More than may wait here: reading stops while nobody takes, and goes on."""
+    topic, count = f"t-{uuid.uuid4().hex[:8]}", 250
+    kafka.create_topic(topic, partitions=1)
+    transport = make_transport()
+    await asyncio.gather(*(transport.publish(an_event(topic, payload=number)) for number in range(count)))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+    first = await take(deliveries)
+    (line,) = deliveries._membership.lines_of({topic})
+    async with asyncio.timeout(PATIENCE_S):
+        while not line.is_paused:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+    assert len(line.buffer) < count
+
+    seen = [first.payload]
+    await transport.settle(first, DONE)
+    while len(seen) < count:
+        delivery = await take(deliveries)
+        seen.append(delivery.payload)
+        await transport.settle(delivery, DONE)
+
+    records = [json.loads(record.value or b"") async for record in transport.door.read_all(topic)]
+    assert seen == records
+
+
 @pytest.mark.requirement("X-55")
 async def test_only_the_partition_of_a_failed_record_waits(make_transport: MakeTransport, topic: str) -> None:
     transport = make_transport()

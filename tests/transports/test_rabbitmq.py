@@ -26,7 +26,7 @@ from bullpen.testing.contracts.transport import an_event, quick_policy, take
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, lines, listening
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 DONE = Completed(b"null")
 QUICK = DelayLadder(unit_ms=20, levels=9)

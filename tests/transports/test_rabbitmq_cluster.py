@@ -28,7 +28,7 @@ RESUME_WITHIN_S = 5.0
 PATIENCE_S = 60.0
 PUBLISHERS = 4
 
-pytestmark = pytest.mark.timeout(900 if LONG else 180)
+pytestmark = pytest.mark.timeout(900 if LONG else 300)
 
 
 class Load:

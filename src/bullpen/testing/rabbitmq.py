@@ -30,7 +30,7 @@ __all__ = ["RabbitServer", "need_rabbitmq"]
 
 # The programs in /usr/sbin switch user and directory; these run as whoever starts them.
 _BIN: Final = Path("/usr/lib/rabbitmq/bin")
-_READY_DEADLINE_S: Final = 90.0
+_READY_DEADLINE_S: Final = 150.0
 _EPMD_DEADLINE_S: Final = 10.0
 _STOP_DEADLINE_S: Final = 30.0
 
@@ -131,8 +131,12 @@ class _Node:
         _reaper.forget_process(process.pid)
 
     def last_words(self) -> str:
-        texts = [path.read_text(errors="replace")[-1500:] for path in self.directory.rglob("*.log")]
-        return "\n".join(texts)
+        """The first errors of each log, which tell the cause, and its end."""
+        told: list[str] = []
+        for path in sorted(self.directory.rglob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()
+            told += [line for line in lines[:-10] if "[error]" in line][:20] + lines[-10:]
+        return "\n".join(told)
 
     def _answers(self) -> bool:
         with socket.socket() as probe:
