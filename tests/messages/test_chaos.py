@@ -50,8 +50,9 @@ class Arena:
 
     async def fill(self, count: int = COUNT, *, before: timedelta = timedelta(seconds=3)) -> None:
         """People whose messages fall due in a moment."""
-        set_clock(self.ledger, at(DUE) - before)
+        set_clock(self.ledger, at(DUE) - timedelta(minutes=30))
         await self.messages.recipients.save_many(person(number, zone="UTC") for number in range(count))
+        set_clock(self.ledger, at(DUE) - before)
 
     def start(self, role: str, *, die_at: str | None = None, die_after: int = 1, delay_s: float = 0.0) -> Child:
         order = {

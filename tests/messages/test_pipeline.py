@@ -10,7 +10,7 @@ from bullpen.ledger import Ledger
 from bullpen.messages import MessageStatus
 from bullpen.ports.channel import Refused, Unavailable
 from tests.messages.conftest import MakeMessages
-from tests.messages.kit import Provider, Told, at, due_now, person, rows, set_clock, until_status
+from tests.messages.kit import Provider, Told, at, due_now, rows, set_clock, until_status
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,9 +25,9 @@ async def test_a_message_arrives_when_it_is_due_and_not_before(
     client, queue = any_client
     provider = Provider(ledger=ledger)
     messages = make_messages(provider, client=client, queue=queue)
-    set_clock(ledger, at("2026-03-14 08:59:58"))
-    await messages.recipients.save(person(zone="UTC"))
+    await due_now(messages, ledger)
     await messages.sender().start()
+    set_clock(ledger, at("2026-03-14 08:59:58"))
 
     await messages.scheduler().run_once()
     (queued,) = await rows(messages)

@@ -1,0 +1,326 @@
+"""How fast scheduled messages are: saved, planned, published with confirms, and sent to a local HTTP server.
+
+    python -m benchmarks.messages [--rows 10000] [--transports bullmq rabbitmq] [--concurrency 50] [--json FILE]
+
+A PostgreSQL of its own with `fsync` off, in memory where there is room; a private Valkey or RabbitMQ node; an HTTP
+server in a process of its own. `--rows 1000000` is the long form. Goals: twenty times hundreds of confirmed messages a
+second, and twenty times 200 sent a minute. Beside them: half-second messages at prefetch 5 (floor 200 a minute, goal
+550), the wait of a message in an idle queue (p99 under 100 ms), and the memory of one sender. On a machine that does
+other things meanwhile only the processor time of this process is worth much: both are printed, with the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import resource
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from bullpen._kernel import telemetry
+from bullpen._kernel.backoff import Backoff
+from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen.ledger import Ledger
+from bullpen.messages import Messages, MessageStatus, Recipient, SchedulerOptions
+from bullpen.plugins.channels.webhook import Webhook
+from bullpen.plugins.transports.bullmq import BullMQClient
+from bullpen.plugins.transports.rabbitmq import RabbitMQClient, Topology
+from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
+from bullpen.queue import Connection
+from bullpen.testing import Child, RedisServer
+from bullpen.testing.postgres import PostgresServer
+from bullpen.testing.rabbitmq import RabbitServer
+
+ROOT = Path(__file__).resolve().parents[1]
+POLICY = RetryPolicy(
+    attempts=6,
+    backoff=Backoff.exponential(2_000, maximum=32_000),
+    retry_owner="broker",
+    dead_letters=DeadLetters(store="queue"),
+)
+DUE = datetime(2028, 3, 14, 9, tzinfo=UTC)
+ZONES = ("UTC", "Africa/Abidjan", "Atlantic/Reykjavik", "Africa/Accra")  # all due in the same minute
+SERVER = """
+import asyncio
+async def answer(reader, writer):
+    try:
+        while True:
+            head = await reader.readuntil(b"\\r\\n\\r\\n")
+            length = int(head.lower().split(b"content-length:")[1].split(b"\\r\\n")[0])
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\nok")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+async def main():
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    print("port", server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+class Slow:
+    """A provider that takes half a second."""
+
+    async def send(self, message: Message) -> SendResult:
+        await asyncio.sleep(0.5)
+        return Accepted()
+
+    async def check(self) -> ChannelHealth:
+        return ChannelHealth(True)
+
+    async def aclose(self) -> None: ...
+
+
+def set_clock(ledger: Ledger, instant: datetime) -> None:
+    ledger.database.clock_offset_ms = round((instant - datetime.now(UTC)).total_seconds() * 1000)
+
+
+def people(first: int, count: int, channel: str) -> list[Recipient]:
+    return [
+        Recipient(
+            id=f"p{number}",
+            name=f"Person {number}",
+            zone=ZONES[number % len(ZONES)],
+            channel=channel,
+            address=f"p{number}@example.com",
+            occasions={"birthday": "1990-03-14"},
+        )
+        for number in range(first, first + count)
+    ]
+
+
+async def rate(
+    count: int, work: Callable[[], Awaitable[Any]], found: dict[str, float] | None = None, name: str = ""
+) -> float:
+    """How many per second by the clock; into `found` also the processor time of this process for each."""
+    began, cpu = time.perf_counter(), time.process_time()
+    await work()
+    per_second = count / (time.perf_counter() - began)
+    if found is not None:
+        found[f"{name} per second"] = per_second
+        found[f"{name}, processor ms each"] = (time.process_time() - cpu) * 1000 / count
+    return per_second
+
+
+@asynccontextmanager
+async def client_of(transport: str, address: str, concurrency: int) -> AsyncIterator[tuple[Any, str]]:
+    if transport == "rabbitmq":
+        base = f"bench-{uuid.uuid4().hex[:6]}"
+        topology = Topology.scheduled_messages(
+            exchange_name=base,
+            dlx_name=f"{base}.dlx",
+            queue_name=f"{base}.queue",
+            dlq_name=f"{base}.dlq",
+            max_length=2_000_000,
+        )
+        yield (
+            RabbitMQClient.for_scheduled_messages(address, topology=topology, concurrency=concurrency),
+            f"{base}.queue",
+        )
+        return
+    connection = Connection(address)
+    try:
+        yield BullMQClient(connection, policy=POLICY, concurrency=concurrency), "birthday.messages.queue"
+    finally:
+        await connection.aclose()
+
+
+async def save(messages: Messages, rows: int, channel: str) -> None:
+    for first in range(0, rows, 5_000):
+        await messages.recipients.save_many(people(first, min(5_000, rows - first), channel))
+        show(f"saved {min(first + 5_000, rows)} of {rows}")
+
+
+async def count_sent(ledger: Ledger, wanted: int) -> None:
+    """Wait until so many rows are settled, by what senders of this process tell."""
+    done, finished = 0, asyncio.Event()
+
+    def listen(event: str, fields: dict[str, Any]) -> None:
+        nonlocal done
+        if event == "messages.settled" and fields["status"] == MessageStatus.SENT:
+            done += 1
+            if done >= wanted:
+                finished.set()
+
+    forget = telemetry.subscribe(listen)
+    try:
+        await finished.wait()
+    finally:
+        forget()
+
+
+async def measure(transport: str, address: str, database: str, rows: int, concurrency: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    async with Ledger(database) as ledger, client_of(transport, address, concurrency) as (client, queue):
+        messages = Messages(
+            ledger, client, queue=queue, concurrency=concurrency, scheduler=SchedulerOptions(batch=2_000)
+        )
+        server = Child.code(SERVER)
+        port = int(server.wait_for("port").split()[-1])
+        hook = Webhook(f"http://127.0.0.1:{port}/", body="payload", allow_http=True, allowed_networks=["127.0.0.0/8"])
+        messages.channel("hook", hook, after_crash="same_key")
+        set_clock(ledger, DUE - timedelta(days=1))
+        await rate(rows, lambda: save(messages, rows, "hook"), found, "recipients saved")
+        await rate(rows, messages.planner().run_until_done, found, "messages planned")
+        set_clock(ledger, DUE)
+        enqueuer = messages.enqueuer()
+        await rate(rows, enqueuer.run_once, found, "messages published and confirmed")
+        sent = min(rows, 20_000)
+        waiting = asyncio.create_task(count_sent(ledger, sent))
+        sender = messages.sender()
+        await asyncio.sleep(0)
+
+        async def send() -> None:
+            await sender.start()
+            await waiting
+
+        await rate(sent, send, found, "messages sent over HTTP")
+        await sender.close()
+        await messages.aclose()
+        server.close()
+    return found
+
+
+async def measure_prefetch(transport: str, address: str, database: str) -> dict[str, float]:
+    """Half-second messages at prefetch 5, and the wait on an idle queue."""
+    waits: list[float] = []
+
+    def listen(event: str, fields: dict[str, Any]) -> None:
+        if event == "delivery.received" and fields["wait_s"] is not None:
+            waits.append(fields["wait_s"] * 1000)
+
+    async with Ledger(database) as ledger, client_of(transport, address, 5) as (client, queue):
+        messages = Messages(ledger, client, queue=f"{queue}" if transport == "rabbitmq" else "slow", concurrency=5)
+        messages.channel("slow", Slow(), after_crash="same_key")
+        set_clock(ledger, DUE + timedelta(days=350))
+        await messages.recipients.save_many(people(10_000_000, 50, "slow"))
+        set_clock(ledger, DUE + timedelta(days=364))
+        await messages.planner().run_until_done()
+        set_clock(ledger, DUE + timedelta(days=365))
+        await messages.enqueuer().run_once()
+        waiting = asyncio.create_task(count_sent(ledger, 50))
+        sender = messages.sender()
+        await asyncio.sleep(0)
+
+        async def send() -> None:
+            await sender.start()
+            await waiting
+
+        per_minute = 60 * await rate(50, send)
+        await sender.close()
+
+        consumed = asyncio.Event()
+
+        async def note(_: Any) -> None:
+            consumed.set()
+
+        idle = await client.consume(queue if transport == "rabbitmq" else "idle", note)
+        forget = telemetry.subscribe(listen)
+        for number in range(100):
+            consumed.clear()
+            await client.produce(
+                queue if transport == "rabbitmq" else "idle", "birthday", {"urn": f"urn:idle:{number}", "payload": {}}
+            )
+            await consumed.wait()
+        forget()
+        await idle.close()
+        await messages.aclose()
+    p99 = statistics.quantiles(waits, n=100)[98] if len(waits) > 1 else float("nan")
+    return {"half-second messages per minute at prefetch 5": per_minute, "wait on an idle queue, p99 ms": p99}
+
+
+SENDER = """
+import asyncio, json, resource, sys
+from bullpen.ledger import Ledger
+from benchmarks.messages import client_of, Slow
+from bullpen.messages import Messages
+async def main():
+    transport, address, database = sys.argv[1:]
+    async with Ledger(database) as ledger, client_of(transport, address, 5) as (client, queue):
+        messages = Messages(ledger, client, queue=queue, concurrency=5)
+        messages.channel("slow", Slow(), after_crash="same_key")
+        await messages.sender().start()
+        await asyncio.sleep(1)
+        with open("/proc/self/status") as status:
+            rss = next(line for line in status if line.startswith("VmRSS"))
+        print("rss", int(rss.split()[1]) / 1024, flush=True)
+        await messages.aclose()
+asyncio.run(main())
+"""
+
+
+def memory_mb(transport: str, address: str, database: str) -> float:
+    """Resident memory of a sender with its connections."""
+    child = Child.code(SENDER, transport, address, database, cwd=ROOT)
+    try:
+        return float(child.wait_for("rss", timeout=120).split()[-1])
+    finally:
+        child.close()
+
+
+def show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    results: dict[str, dict[str, float]] = {}
+    with PostgresServer.start(args=("max_connections=100",)) as postgres:
+        for transport in options.transports:
+            name = postgres.create_database()
+            database = postgres.url(name)
+            async with Ledger(database) as ledger:
+                await ledger.migrate()
+            server: Any = RabbitServer.start() if transport == "rabbitmq" else RedisServer.start()
+            try:
+                found = await measure(transport, server.url, database, options.rows, options.concurrency)
+                if not options.only_bulk:
+                    database = postgres.url(postgres.create_database())
+                    async with Ledger(database) as ledger:
+                        await ledger.migrate()
+                    found |= await measure_prefetch(transport, server.url, database)
+                    found["memory of one sender, MB"] = await asyncio.to_thread(
+                        memory_mb, transport, server.url, database
+                    )
+            finally:
+                server.close()
+            results[transport] = found
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--transports", nargs="+", default=["bullmq", "rabbitmq"], choices=["bullmq", "rabbitmq"])
+    parser.add_argument("--concurrency", type=int, default=50, help="deliveries a sender handles at a time")
+    parser.add_argument("--only-bulk", action="store_true", help="leave out prefetch, wait and memory")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    load = os.getloadavg()[0]
+    results = asyncio.run(run(options))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"\n{options.rows} messages, load {load:.1f} at the beginning, {peak:.0f} MB at most in the measuring process\n"
+    )
+    for transport, figures in results.items():
+        print(transport)
+        for name, value in figures.items():
+            print(f"  {name:<50} {value:>12,.2f}")
+    if options.json:
+        options.json.write_text(json.dumps({"rows": options.rows, "load": load, "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
