@@ -19,6 +19,7 @@ from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.definition import Transition
 from bullpen.workflow.engine import EntityFailed
+from bullpen.workflow.machine import NoTransition
 from bullpen.workflow.stores import RedisEntities
 from tests.databases import ROLES, MakeLedger
 from tests.workflow.kit import Event, Status, call, delivery, failing, states
@@ -122,6 +123,25 @@ async def test_what_failed_halfway_leaves_nothing_behind(stored: Stored) -> None
     assert await stored.look() == ("failed", 0)
     (entry,) = await stored.store.history("order", "urn:1")
     assert (entry.kind, entry.source, entry.target, entry.reason) == ("failed", "new", "failed", "no box")
+
+
+@pytest.mark.requirement("X-38", "X-52")
+async def test_an_entity_that_moved_on_is_not_parked_for_what_failed_before(stored: Stored) -> None:
+    """While the action fails, somebody else packs the order: the failure belongs to a state that is gone."""
+    await stored.create("urn:1")
+    other = engine_on(stored)
+
+    async def too_late(entity: Any, payload: Any) -> Any:
+        await other.emit(Event.PACK, "urn:1", None, call())
+        raise RuntimeError("too late")
+
+    late = Transition[Any, Any, Event, Status](event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[too_late])
+    engine = engine_on(stored, transitions=[late, *other.definition.transitions[1:]], on_action_error="fail")
+
+    with pytest.raises(NoTransition, match="event: pay and status: packed"):
+        await engine.emit(Event.PAY, "urn:1", 5, call())
+
+    assert await stored.look() == ("packed", 0)
 
 
 @pytest.mark.requirement("X-38", "X-53")

@@ -363,7 +363,7 @@ class Engine(Generic[T, P, E, S]):
         status = self.store.status(loaded.entity)
         is_direct = isinstance(self.store, DirectStore)
         if status != source and not is_direct:
-            return loaded.entity  # somebody else has moved it on since: it is no longer the one that failed
+            raise EntityChanged(urn)  # it is no longer the one that failed: the event is decided anew
         failed = self.definition.states.failed
         entity = await self.store.advance(loaded.entity, failed)
         walk = _Walk(entity, [Move(word(step.event), word(status), word(failed), "failed")])
