@@ -609,6 +609,26 @@ async def test_what_it_does_can_be_asked(ledger: Ledger, make_projector: MakePro
     assert projector.behind_s == 0.0
 
 
+async def test_an_idle_projector_is_caught_up_and_a_lost_database_is_told(
+    ledger: Ledger, make_projector: MakeProjector, told: Told
+) -> None:
+    """Readiness must not depend on events: a store without any is no trouble, and one that is away is."""
+    projector = make_projector()
+    await projector.start()
+    await told.wait("projector.caught_up")
+    assert projector.state == "caught up"
+    assert await ledger.checkpoints.read("projector/default") is None
+
+    await execute(ledger, f"ALTER TABLE {ledger.database.table('bullpen_events')} RENAME TO elsewhere")
+    await told.wait("projector.interrupted", 2)
+    assert projector.state == "waiting"
+
+    schema = f"{ledger.database.schema}." if ledger.database.is_postgres else ""
+    await execute(ledger, f"ALTER TABLE {schema}elsewhere RENAME TO bullpen_events")
+    await told.wait("projector.caught_up", 2)
+    assert projector.state == "caught up"
+
+
 async def test_closing_lets_the_batch_end_and_may_be_done_twice(ledger: Ledger, make_projector: MakeProjector) -> None:
     projector = make_projector()
     running = asyncio.create_task(projector.run(signals=False))

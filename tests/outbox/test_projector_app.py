@@ -252,7 +252,7 @@ async def test_parts_can_run_alone(tmp_path: Path) -> None:
     app.outbox.route("webhook:*", partner_that_must_not_be_called())
     task = asyncio.create_task(app.run(signals=False, only=["projector"]))
     async with asyncio.timeout(PATIENCE_S):
-        while app.projectors[0].state != "reading":  # noqa: ASYNC110 - it tells nobody
+        while app.projectors[0].state != "caught up":  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
     await app.ledger.events.append(None, "payment-1", [an_event(1)])
     async with asyncio.timeout(PATIENCE_S):

@@ -175,14 +175,16 @@ class Projector:
         after = self._first() if checkpoint is None else int(checkpoint)
         telemetry.emit("projector.subscribing", projector=self.name, after=after)
         async with contextlib.aclosing(self.source.subscribe(after)) as batches:
-            self.state = "reading"
             async for batch in batches:
+                if not batch.events and batch.position == after:
+                    self._account(Projected(), (), caught_up=batch.caught_up)  # a sign of life
+                    continue
                 async with self._busy:
                     done = await self._projection.project(batch.events, expected=checkpoint, position=batch.position)
                     self._account(done, batch.events, caught_up=batch.caught_up)
                     await self.source.confirm(batch)
                 if batch.position is not None:
-                    checkpoint = str(batch.position)
+                    after, checkpoint = batch.position, str(batch.position)
         raise SourceUnavailable(f"{self.source.name} ended the subscription")
 
     def _account(self, done: Projected, events: Sequence[SourceEvent], *, caught_up: bool) -> None:

@@ -266,7 +266,7 @@ class EventSource(Protocol):
         ...
 
     def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
-        """Batches behind a position, for ever. Close it to stop."""
+        """Batches behind a position, for ever; close it to stop. An empty one at the same place is a sign of life."""
         ...
 
     def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:

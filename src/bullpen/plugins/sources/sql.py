@@ -53,9 +53,13 @@ class SqlEvents:
 
     async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
         async with self._told() as told:
+            is_first = True
             while True:
                 told.clear()
                 batch = await self._next(after)
+                if batch is None and is_first:
+                    batch = Batch((), after, caught_up=True)
+                is_first = False
                 if batch is not None:
                     assert batch.position is not None
                     after = batch.position
