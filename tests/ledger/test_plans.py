@@ -112,3 +112,19 @@ async def test_looking_for_work_reads_only_what_is_open(ledger: Ledger, name: st
     plan = await explain(ledger, getattr(Sql("postgresql", "core_outbox"), name), **parameters[name])
 
     assert rows_looked_at(plan) < 200
+
+
+@pytest.mark.requirement("X-95", "O-21")
+async def test_a_long_backlog_does_not_make_a_claim_read_history(ledger: Ledger) -> None:
+    """From a backlog the planner guesses many rows, and would rather read the whole table to join them."""
+    await ledger.outbox.enqueue_many([item(n, integration_type="webhook:1") for n in range(1_000, 4_000)])
+    async with ledger.database.engine.connect() as connection:
+        free = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await free.exec_driver_sql("ANALYZE core_outbox.integration_outbox")
+    lanes = [{"s_type": "webhook:1", "s_tenant": None, "s_quota": 100}]
+
+    plan = await explain(
+        ledger, Sql("postgresql", "core_outbox").claim_lanes(by_tenant=False, most=100), rows=json.dumps(lanes), **CLAIM
+    )
+
+    assert rows_looked_at(plan) < 500

@@ -110,7 +110,8 @@ class SqlOutbox(OutboxRepository):
         by_tenant = wanted[0].tenant_id is not None
         if self._database.is_postgres:
             shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in wanted]
-            statements = [(self.sql.claim_lanes(by_tenant=by_tenant), {**common, "rows": encode_rows(shares)})]
+            statement = self.sql.claim_lanes(by_tenant=by_tenant, most=sum(lane.quota for lane in wanted))
+            statements = [(statement, {**common, "rows": encode_rows(shares)})]
         else:
             text = self.sql.claim_lane(by_tenant=by_tenant)
             names = ("type", "tenant") if by_tenant else ("type",)
