@@ -175,6 +175,7 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
         await rate(rows, messages.planner().run_until_done, found, "messages planned")
         set_clock(ledger, DUE)
         enqueuer = messages.enqueuer()
+        await client.is_healthy()  # connected, and the topology declared
         await rate(rows, enqueuer.run_once, found, "messages published and confirmed")
         sent = min(rows, 20_000)
         waiting = asyncio.create_task(count_sent(ledger, sent))
