@@ -27,7 +27,7 @@ _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message
 _COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
 
 
-def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """What was given as `extra`, our own names first; texts scrubbed, absent ones left out."""
     given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD and value is not None}
     ordered = [name for name in FIELDS if name in given] + [name for name in given if name not in FIELDS]
@@ -56,7 +56,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "pid": record.process,
             "message": scrub_lines(record.getMessage()),
-            **fields_of(record),
+            **_fields_of(record),
         }
         if (stack := _stack(record)) is not None:
             line["stack"] = stack
@@ -73,7 +73,7 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")[:-6]
         text = scrub_lines(record.getMessage())
-        told = [f"{name}={value}" for name, value in fields_of(record).items() if str(value) not in text]
+        told = [f"{name}={value}" for name, value in _fields_of(record).items() if str(value) not in text]
         line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
         if self._colour and (code := _COLOURS.get(record.levelno)):
             line = f"\x1b[{code}m{line}\x1b[0m"

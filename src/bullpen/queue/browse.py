@@ -124,7 +124,7 @@ class WorkerInfo:
     """All that the server tells of the connection."""
 
 
-async def server_now_ms(actions: QueueActions) -> int:
+async def _server_now_ms(actions: QueueActions) -> int:
     """The server's clock now."""
     seconds, micros = await actions.command("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
@@ -196,7 +196,7 @@ class Browsing(QueuePart):
         next_in_line = [job for state in _IN_LINE for job in await self.jobs(state, count=1)]
         if not next_in_line:
             return None
-        now_ms = await server_now_ms(self._ready())
+        now_ms = await _server_now_ms(self._ready())
         return max(0, now_ms - min(job.timestamp + job.delay for job in next_in_line))
 
     async def counts_per_priority(self, priorities: Iterable[int] | None = None) -> dict[int, int]:

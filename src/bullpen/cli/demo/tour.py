@@ -120,18 +120,15 @@ async def _workflow(app: Bullpen) -> Any:
 
 
 def _outbox(app: Bullpen, partner: Any) -> Any:
-    from sqlalchemy.ext.asyncio import create_async_engine
-
     from bullpen.plugins.channels.webhook import Webhook
 
     hook = Webhook(partner.url, allow_http=True, allowed_networks=["127.0.0.0/8"])
     app.outbox.route("webhook:partner", hook)
 
     async def work() -> Line:
-        engine = create_async_engine(app.ledger.database.url)
         for number in range(20):
             with contextlib.suppress(ArithmeticError):
-                async with engine.begin() as connection:
+                async with app.ledger.database.transaction(tenant=None) as connection:
                     await app.outbox.enqueue(
                         connection,
                         integration_type="webhook:partner",
@@ -140,7 +137,6 @@ def _outbox(app: Bullpen, partner: Any) -> Any:
                     )
                     if number % 4 == 0:
                         raise ArithmeticError("the business transaction fails")
-        await engine.dispose()
         requests = await partner.until(15, within_s=_PATIENCE_S)
         keys = Counter(request.headers["webhook-id"] for request in requests)
         is_right = len(keys) == 15 and set(keys.values()) == {1}

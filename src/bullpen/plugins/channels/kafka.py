@@ -26,7 +26,7 @@ from bullpen.ports.channel import (
     WhenUnknown,
 )
 
-__all__ = ["KafkaChannel"]
+__all__ = ["KafkaChannel", "headers_of"]
 
 Key = Literal["event", "stream", "idempotency", "tenant", "none"]
 

@@ -30,7 +30,7 @@ from bullpen.ports.channel import (
     when_unknown,
 )
 
-__all__ = ["Arrived", "ChannelContract", "ChannelTarget"]
+__all__ = ["Arrived", "ChannelContract", "ChannelTarget", "send"]
 
 _PATIENCE_S = 30.0
 

@@ -1,0 +1,426 @@
+"""A blocking queue for scripts, Flask, Django and everything else without an event loop.
+
+    from bullpen.sync import Queue
+
+    queue = Queue("emails")
+    job = queue.add("welcome", {"to": "ada@example.com"})
+    print(job.result(timeout=10_000))
+
+In: names, data, options, as the asynchronous `Queue` takes them. Out: jobs. No loop and no thread: each call uses one
+connection and returns when the server has answered. Adds are numbered calls, so one whose reply was lost is repeated
+and still stored once. May be used by several threads, one call at a time, and after a fork: the child opens its own
+connection. Elsewhere: workers and everything else about queues (`bullpen.queue`), packing (`bullpen.queue._packing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Final, Self
+
+import redis
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    TryAgainError,
+)
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.ids import check_queue_name, new_token
+from bullpen.errors import (
+    ConnectionLost,
+    InvalidOption,
+    JobFailed,
+    JobNotFound,
+    OutcomeUnknown,
+    QueueClosed,
+    ResultTimeout,
+    ServerRefused,
+)
+from bullpen.queue._blocking import BlockingClient, blocking_client, evaluate
+from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._packing import (
+    MOST_BYTES_PER_CALL,
+    MOST_JOBS_PER_CALL,
+    JobArguments,
+    add_arguments,
+    add_keys,
+    check_job,
+    read_duplicates,
+)
+from bullpen.queue._redis import Connection
+from bullpen.queue.job import Added, BlockedBy, JobState
+from bullpen.queue.queue import JobCounts, NewJob
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import DEFAULT_OPTIONS, WireOptions, make_options
+from bullpen.wire.records import JobRecord
+from bullpen.wire.scripts import SCRIPTS
+
+__all__ = ["Job", "Queue"]
+
+_FIRST_WAIT_S: Final = 0.02
+_LONGEST_WAIT_S: Final = 0.5
+_LISTEN_MS: Final = 2_000
+"""How long one look at the events blocks; below the connection's own time limit."""
+_NOT_EXECUTED: Final = (
+    *(AskError, BusyLoadingError, ClusterDownError, MasterDownError, MovedError, ReadOnlyError, TryAgainError),
+)
+"""The server said that it did nothing, and another one or another moment will do."""
+_LISTS: Final = ("wait", "paused", "active")
+_COUNTED: Final = (*_LISTS, "prioritized", "delayed", "waiting_children", "completed", "failed")
+
+
+class Job:
+    """A job at the moment it was added or read."""
+
+    def __init__(self, queue: Queue, record: JobRecord) -> None:
+        self._queue = queue
+        self.record = record
+        """The stored fields."""
+        self.added = Added.CREATED
+        self.blocked_by: BlockedBy | None = None
+
+    def __repr__(self) -> str:
+        return f"Job(queue={self._queue.name!r}, id={self.id!r}, name={self.name!r})"
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def data(self) -> Any:
+        return self.record.data
+
+    @property
+    def opts(self) -> WireOptions:
+        return self.record.opts
+
+    @property
+    def idempotency_key(self) -> str:
+        return self.record.idempotency_key(self._queue.name)
+
+    def state(self) -> JobState:
+        """Where the job is now."""
+        return self._queue.state_of(self.id)
+
+    def result(self, timeout: int | timedelta | None = None) -> Any:
+        """Block until the job is done and return its value; woken by the queue's events.
+
+        Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
+        is gone.
+        """
+        return self._queue.wait_result(self.id, timeout)
+
+
+class Queue:
+    """The blocking twin of `bullpen.Queue`: the same names, options and errors. `defaults` are job options."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: str | Connection | None = None,
+        prefix: str | None = None,
+        add_deadline_ms: int = 60_000,
+        **defaults: Any,
+    ) -> None:
+        if "job_id" in defaults:
+            raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
+        check_int("add_deadline_ms", add_deadline_ms, minimum=1)
+        _fill_default()
+        self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
+        self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
+        self._deadline_s = add_deadline_ms / 1000
+        self._connection = connection_for(connection, self._keys.base)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """As this process: connections and call numbers of a parent are not ours to use."""
+        self._pid = os.getpid()
+        self._caller_id, self._number = new_token(), 0
+        self._client: BlockingClient | None = None
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    # ---- adding -----------------------------------------------------------------------------------------------
+
+    def add(self, name: str, data: Any = None, *, replace_finished: bool = False, **options: Any) -> Job:
+        """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
+        if replace_finished:
+            options["replace_finished"] = replace_finished
+        (job,) = self._store([self._pack(name, data, options)])
+        return job
+
+    def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
+        """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
+        the whole is not."""
+        checked: list[JobArguments] = []
+        for job in jobs:
+            if isinstance(job, NewJob):
+                checked.append(self._pack(job.name, job.data, dict(job.options)))
+            elif isinstance(job, tuple) and len(job) == 2:
+                checked.append(self._pack(job[0], job[1], {}))
+            else:
+                raise InvalidOption("jobs", "NewJob or (name, data)", job)
+        return [stored for batch in _batches(checked) for stored in self._store(batch)]
+
+    def _pack(self, name: str, data: Any, given: dict[str, Any]) -> JobArguments:
+        checked, raw, options, replaces = check_job(name, data, self._defaults, given)
+        return JobArguments(checked, raw, options, replaces=replaces)
+
+    def _store(self, batch: Sequence[JobArguments]) -> list[Job]:
+        with self._lock:
+            self._ready()
+            self._number += 1
+            names = add_keys(self._keys, self._caller_id)
+            args = add_arguments(self._keys, batch, self._number, 0)
+            reply = self._call(lambda client: evaluate(client, SCRIPTS["add"], names, args))
+        now_ms, first_number, taken = reply
+        duplicates = read_duplicates(taken)
+        stored = []
+        for index, packed in enumerate(batch):
+            if index in duplicates:
+                state, flat = duplicates[index]
+                job = Job(self, JobRecord.parse(packed.options.job_id or "", flat))
+                job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, JobState(state.decode()))
+            else:
+                job = Job(self, packed.created(first_number + index, now_ms))
+            stored.append(job)
+        return stored
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def get_job(self, job_id: str) -> Job | None:
+        """The job as it is stored now, or None."""
+        found = self._read(job_id)
+        return None if found is None else Job(self, found[1])
+
+    def state_of(self, job_id: str) -> JobState:
+        """Where a job is now; UNKNOWN when there is none."""
+        found = self._read(job_id)
+        return JobState.UNKNOWN if found is None else found[0]
+
+    def counts(self) -> JobCounts:
+        """How many jobs are in each state."""
+
+        def ask(client: BlockingClient) -> list[int]:
+            with client.pipeline(transaction=False) as pipeline:
+                for state in _COUNTED:
+                    (pipeline.llen if state in _LISTS else pipeline.zcard)(getattr(self._keys, state))
+                return [int(count) for count in pipeline.execute()]
+
+        wait, paused, *rest = self._locked(ask)
+        return JobCounts(wait + paused, *rest)
+
+    def wait_result(self, job_id: str, timeout: int | timedelta | None = None) -> Any:
+        """As `Job.result`, by the job's id."""
+        give_up_at = None if timeout is None else time.monotonic() + to_ms("timeout", timeout) / 1000
+        # A client of its own: whoever waits must not keep other threads from adding.
+        with contextlib.closing(_Listener(self._connection, self._keys)) as events:
+            while True:
+                finished, value = self._read_result(job_id)
+                if finished:
+                    return value
+                left_ms = _LISTEN_MS if give_up_at is None else int((give_up_at - time.monotonic()) * 1000)
+                if left_ms <= 0:
+                    raise ResultTimeout(
+                        f"job {job_id!r} of queue {self.name!r} did not finish in time; it goes on",
+                        queue=self.name,
+                        job_id=job_id,
+                    )
+                events.wait_for_end(job_id, min(left_ms, _LISTEN_MS))
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers now. Never raises, writes nothing."""
+        try:
+            with contextlib.closing(blocking_client(self._connection, self._keys.base)) as client:
+                return bool(client.ping())
+        except (redis.RedisError, OSError, ConnectionLost, ServerRefused):
+            return False
+
+    def _read(self, job_id: str) -> tuple[JobState, JobRecord] | None:
+        keys, args = [self._keys.job(job_id)], [self._keys.base, job_id]
+        state, flat = self._locked(lambda client: evaluate(client, SCRIPTS["read_job"], keys, args))
+        return (JobState(state.decode()), JobRecord.parse(job_id, flat)) if flat else None
+
+    def _read_result(self, job_id: str) -> tuple[bool, Any]:
+        keys = [self._keys.job(job_id), self._keys.completed, self._keys.failed]
+        kind, value = (
+            *self._locked(lambda client: evaluate(client, SCRIPTS["read_result"], keys, [job_id])),
+            None,
+        )[:2]
+        match kind:
+            case b"completed":
+                return True, json.decode(value, what="return value")
+            case b"failed":
+                raise JobFailed(self.name, job_id, value.decode("utf-8", "replace"))
+            case b"pending":
+                return False, None
+        raise JobNotFound(self.name, job_id)
+
+    # ---- looking after it -------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Let all workers, of any client, take nothing more. Running jobs finish."""
+        keys = [self._keys.meta, self._keys.marker, self._keys.events]
+        self._locked(lambda client: evaluate(client, SCRIPTS["pause"], keys, []))
+
+    def resume(self) -> None:
+        """Let workers take again."""
+        names = [self._keys.meta, self._keys.wait, self._keys.paused, self._keys.prioritized, self._keys.events]
+        while self._locked(lambda client: evaluate(client, SCRIPTS["resume"], names, [self._keys.base])):
+            pass  # jobs of older clients are merged back in pages
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- talking to the server --------------------------------------------------------------------------------
+
+    def _locked(self, ask: Callable[[BlockingClient], Any]) -> Any:
+        with self._lock:
+            self._ready()
+            return self._call(ask)
+
+    def _ready(self) -> None:
+        if self._closed:
+            raise QueueClosed(f"queue {self.name!r} was closed; make a new Queue", queue=self.name)
+        if self._pid != os.getpid():
+            # The parent's socket stays open in the parent; here it is only forgotten.
+            self._begin()
+
+    def _call(self, ask: Callable[[BlockingClient], Any]) -> Any:
+        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
+        give_up_at = time.monotonic() + self._deadline_s
+        may_have_run, wait_s = False, _FIRST_WAIT_S
+        while True:
+            opened = False
+            try:
+                if self._client is None:
+                    self._client = blocking_client(self._connection, self._keys.base)
+                    self._client.ping()
+                opened = True
+                return ask(self._client)
+            except _NOT_EXECUTED as error:
+                cause: Exception = error
+            except redis.ResponseError as error:
+                raise ServerRefused(f"the server refused the command: {error}") from error
+            except (redis.RedisError, OSError, ConnectionLost) as error:
+                may_have_run = may_have_run or opened
+                cause = error
+            self._drop()
+            if time.monotonic() + wait_s > give_up_at:
+                if may_have_run:
+                    raise OutcomeUnknown(
+                        f"queue {self.name!r}: no answer within {self._deadline_s:.0f} s, the outcome is unknown; "
+                        "look the job up by its id before adding it again",
+                        queue=self.name,
+                    ) from cause
+                raise ConnectionLost(f"queue {self.name!r}: nothing was written; {cause}") from cause
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            if self._connection.revive is not None:
+                self._connection.revive()
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class _Listener:
+    """Reads a queue's events from the moment it was made, to learn when to look at a result again."""
+
+    def __init__(self, connection: Connection, keys: QueueKeys) -> None:
+        self._connection, self._keys = connection, keys
+        self._client: BlockingClient | None = None
+        self._after = "$"
+
+    def wait_for_end(self, job_id: str, within_ms: int) -> None:
+        """Return when the job has ended, when time is up, or when nothing can be heard: looking again is right in all
+        three."""
+        try:
+            if self._client is None:
+                self._client = blocking_client(self._connection, self._keys.base)
+            execute: Callable[..., Any] = self._client.execute_command
+            if self._after == "$":
+                newest = execute("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
+                self._after = newest[0][0].decode() if newest else "0"
+                return  # only from here on nothing is missed: the caller looks once more
+            give_up_at = time.monotonic() + within_ms / 1000
+            while (left_ms := int((give_up_at - time.monotonic()) * 1000)) > 0:
+                reply = execute(*("XREAD", "COUNT", 1_000, "BLOCK", left_ms, "STREAMS", self._keys.events, self._after))
+                for entry_id, fields in _entries(reply):
+                    self._after = entry_id.decode()
+                    if fields.get(b"jobId") == job_id.encode() and fields.get(b"event") in (b"completed", b"failed"):
+                        return
+        except (redis.RedisError, OSError, ConnectionLost, ServerRefused):
+            self.close()
+            time.sleep(_FIRST_WAIT_S)  # the caller asks for the result next, and that call waits for the server
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _entries(reply: Any) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """The entries of an XREAD reply; redis-py gives lists or dictionaries, depending on its version."""
+    streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
+    for entries in streams:
+        for entry_id, fields in entries:
+            if isinstance(fields, dict):
+                yield entry_id, fields
+            elif fields:
+                yield entry_id, dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def _batches(jobs: Sequence[JobArguments]) -> Iterator[list[JobArguments]]:
+    """At most 200 jobs and 1 MiB each, at least one."""
+    batch: list[JobArguments] = []
+    size = 0
+    for job in jobs:
+        if batch and (len(batch) == MOST_JOBS_PER_CALL or size + job.size > MOST_BYTES_PER_CALL):
+            yield batch
+            batch, size = [], 0
+        batch.append(job)
+        size += job.size
+    if batch:
+        yield batch
+
+
+def _fill_default() -> None:
+    """Let a queue without a connection find the settings or the embedded server, as one of the façade does.
+
+    By name: the façade fills that slot of the queue from above, and this module must not depend on what lies there.
+    """
+    _ = import_module("bullpen").Queue  # the first use of the name does it
