@@ -101,6 +101,7 @@ class ChannelTarget(ABC):
 
 
 async def send(target: ChannelTarget, message: Message, timeout_s: float = _PATIENCE_S) -> SendResult:
+    """Send through the channel of a target, within a time that no test should need."""
     async with asyncio.timeout(timeout_s):
         return await target.channel.send(message)
 
