@@ -35,6 +35,7 @@ class Load:
     """Publishers that never stop, and a consumer; what was confirmed and handled, and when."""
 
     def __init__(self, server: RabbitServer) -> None:
+        self._server = server
         topology = Topology(delays=DelayLadder(unit_ms=50, levels=3))
         # The node that is killed first has everything: both connections and, since they made it, the queue's leader.
         urls = [*server.urls[1:], server.urls[0]]
@@ -85,7 +86,10 @@ class Load:
                     await self.changed.wait()
         except TimeoutError:
             missing = self.confirmed.keys() - self.handled.keys()
-            raise AssertionError(f"{what}; confirmed {len(self.confirmed)}, not handled {len(missing)}") from None
+            retried = len(missing & self.retried)
+            told = f"confirmed {len(self.confirmed)}, not handled {len(missing)}, {retried} of them retried"
+            depths = await asyncio.to_thread(self._server.control, "list_queues", "name", "leader", "messages")
+            raise AssertionError(f"{what}; {told}\n{depths}") from None
 
     async def resumed(self, moment: float) -> tuple[float, float]:
         """Seconds until a message that was sent after the moment is confirmed, and until one is handled."""
