@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # What the tests use today; an optional part of the product joins when it has tests.
-TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,http,fast,tracing,dev
+TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,metrics,fast,tracing,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
