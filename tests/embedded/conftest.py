@@ -11,5 +11,6 @@ import pytest
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bp-") as directory:
+    # A server that ends may write its last lines while its directory is being removed.
+    with tempfile.TemporaryDirectory(prefix="bp-", ignore_cleanup_errors=True) as directory:
         yield Path(directory)

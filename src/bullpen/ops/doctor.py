@@ -11,13 +11,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bullpen.errors import BullpenError
-from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.queue import Connection, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
+
+if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
+    from bullpen.ledger import Ledger
 
 __all__ = ["Advice", "Level", "examine"]
 
@@ -151,6 +153,8 @@ async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
+    from bullpen.ledger import OutboxStatus
+
     subject = f"ledger {ledger.database.address}"
     try:
         await ledger.check()
