@@ -33,7 +33,7 @@ def run(directory: Path, source: str, **environ: str) -> subprocess.CompletedPro
         "-p",
         "no:valkey",
     ]
-    clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    clean = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("COVERAGE_")}
     environment = clean | {"PYTHONPATH": str(ROOT)} | environ
     return subprocess.run(
         [*command, "--rootdir", str(directory), str(directory)],
