@@ -239,4 +239,5 @@ def _read_note(note: str | None) -> tuple[datetime | None, int, int]:
 
 
 def _epoch_ms(instant: datetime) -> int:
-    return round(instant.timestamp() * 1000)
+    # Cut, not rounded, as the ledger writes its own: the two are compared.
+    return (instant - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
