@@ -1,8 +1,7 @@
 """The statements of the outbox, with the reason above each. One text for both databases where they agree.
 
-Batches travel as one JSON parameter `:rows`, so a statement has the same text for one row and for a thousand, needs no
-placeholder list, and can be given to any driver. Columns of such a batch begin with `s_`, so that they never hide a
-column of the table. Elsewhere: running them (`outbox`, `enqueue`), the tables (`tables`).
+Elsewhere: how batches travel and where the databases differ (`_words`), running the statements (`outbox`, `enqueue`),
+the tables (`tables`).
 """
 
 from __future__ import annotations
