@@ -44,6 +44,7 @@ class HttpService:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
+            self._socket.listen()  # who comes before we run waits, instead of being refused
         except OSError as error:
             self._socket.close()
             raise InvalidOption("http", f"an address that is free ({error.strerror})", f"{host}:{port}") from None
