@@ -82,7 +82,37 @@ def child(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> C
     return Child(["sh", "-c", 'exec "$@" 2>&1', "sh", *COMMAND, *arguments], cwd=cwd, env={**clean, **(env or {})})
 
 
-class Terminal:
+class TerminalText:
+    """What a command has written to a terminal."""
+
+    raw: bytes
+
+    @staticmethod
+    def plain(raw: bytes) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace")).replace("\r\n", "\n")
+
+    @property
+    def text(self) -> str:
+        """What has been written so far, without colours and cursor movements."""
+        return self.plain(self.raw)
+
+    def wait_for(self, pattern: str, timeout: float = 30, *, after: int = 0) -> str:
+        """Read until the text matches, from the character `after` on."""
+        give_up = time.monotonic() + timeout
+        while not re.search(pattern, self.text[after:]):
+            if not self._read(give_up):
+                self.close()  # a test that fails here would leave it running
+                raise AssertionError(f"no {pattern!r} in:\n{self.text[after:]}")
+        return self.text
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _read(self, give_up: float) -> bool:
+        raise NotImplementedError
+
+
+class Terminal(TerminalText):
     """A command on a pseudo-terminal of 100 columns."""
 
     def __init__(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
@@ -99,21 +129,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # or Ctrl-C would signal nobody
         )
         os.close(theirs)
-        self._raw = b""
-
-    @property
-    def text(self) -> str:
-        """What has been written so far, without colours and cursor movements."""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._raw.decode(errors="replace")).replace("\r\n", "\n")
-
-    def wait_for(self, pattern: str, timeout: float = 30) -> str:
-        """Read until the text matches."""
-        give_up = time.monotonic() + timeout
-        while not re.search(pattern, self.text):
-            if not self._read(give_up):
-                self.close()  # a test that fails here would leave it running
-                raise AssertionError(f"no {pattern!r} in:\n{self.text}")
-        return self.text
+        self.raw = b""
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -145,5 +161,5 @@ class Terminal:
             chunk = os.read(self._ours, 65_536)
         except OSError:  # how Linux tells that nobody has the other side open
             return False
-        self._raw += chunk
+        self.raw += chunk
         return bool(chunk)

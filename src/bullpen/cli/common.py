@@ -39,7 +39,7 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-_WIDE: Final = 10_000
+WIDE: Final = 10_000
 """Columns of a table that nobody looks at directly: a pipe must get all of the text."""
 
 
@@ -62,6 +62,13 @@ async def opened(redis: str | None, prefix: str | None) -> AsyncIterator[Bullpen
         wire = await app.connection.open()
         wire.close()
         yield app
+
+
+async def must_exist(app: Bullpen, queue: str) -> None:
+    """A misspelt name must not look like an empty queue, nor make one."""
+    keys = app.queue(queue).keys
+    if not await app.connection.shared_door(keys.base).call("EXISTS", keys.meta):
+        raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; `bullpen queues` lists what there is")
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
@@ -139,11 +146,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # as Text: brackets in data are no markup
+        table.add_row(*(Text(printable(str(cell))) for cell in row))  # as Text: brackets in data are no markup
     if out.is_terminal:
         Console(highlight=False).print(table)
     else:
-        Console(width=_WIDE, highlight=False).print(table)
+        Console(width=WIDE, highlight=False).print(table)
 
 
 def when(epoch_ms: int) -> str:
@@ -151,6 +158,13 @@ def when(epoch_ms: int) -> str:
     if not epoch_ms:
         return ""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def printable(text: str) -> str:
+    """Text that somebody else stored, without what a terminal would obey: an escape sequence is shown, not done."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
 def short(value: Any, limit: int = 80) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from bullpen.app import Bullpen
 from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, RedisOption
+from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, RedisOption
 from bullpen.queue.browse import find_queues
 
 app = typer.Typer(help="List queues with their counts; show, pause and resume one.")
@@ -85,21 +85,14 @@ async def _all(redis: str | None, prefix: str | None) -> list[dict[str, Any]]:
 
 async def _one(queue: str, redis: str | None, prefix: str | None) -> dict[str, Any]:
     async with common.opened(redis, prefix) as app:
-        await _must_exist(app, queue)
+        await common.must_exist(app, queue)
         return await _describe(app, queue)
 
 
 async def _switch(queue: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:
     async with common.opened(redis, prefix) as app:
-        await _must_exist(app, queue)
+        await common.must_exist(app, queue)
         await (app.queue(queue).pause() if paused else app.queue(queue).resume())
-
-
-async def _must_exist(app: Bullpen, queue: str) -> None:
-    """A misspelt name must not look like an empty queue, nor make one."""
-    keys = app.queue(queue).keys
-    if not await app.connection.shared_door(keys.base).call("EXISTS", keys.meta):
-        raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; `bullpen queues` lists what there is")
 
 
 async def _describe(app: Bullpen, name: str) -> dict[str, Any]:

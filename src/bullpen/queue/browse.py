@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._part import QueuePart, id_of, literally
@@ -337,8 +338,17 @@ async def find_queues(connection: Connection, prefix: str) -> list[str]:
                     "SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "hash"
                 )
                 names = (key.decode("utf-8", "replace")[len(prefix) + 1 : -len(":meta")] for key in keys)
-                found.update(name for name in names if ":" not in name)  # a colon: the key of some job, not of a queue
+                found.update(filter(_may_be_queue, names))
     return sorted(found)
+
+
+def _may_be_queue(name: str) -> bool:
+    """False for keys of others that only look like a queue's: with a colon they belong to some job, and a name that
+    nobody can open must not keep all others from being listed."""
+    try:
+        return bool(check_queue_name(name))
+    except InvalidOption:
+        return False
 
 
 async def list_jobs(queue: Queue, state: JobState, *, start: int = 0, count: int = 20) -> list[Job]:

@@ -1,0 +1,1 @@
+"""`bullpen top`: all queues on one screen, again and again."""

@@ -1,0 +1,284 @@
+"""A picture of all queues at one moment, and how fast they moved since the picture before.
+
+In: a connection and a prefix, or names of queues. Out: one record per queue. Made to be asked every second by many
+people at once: each picture costs two round trips for a hundred queues, every command in them is of constant cost, and
+no script runs. What costs more is asked rarely: the walk over all keys that finds queues, and the list of clients that
+counts workers, take at most a twentieth of the time.
+Elsewhere: the exact reads of one queue (`bullpen.queue`), how it is shown (`bullpen.cli.top`).
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bullpen.errors import ServerRefused
+from bullpen.queue import Connection
+from bullpen.queue.browse import find_queues
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.records import read_int
+
+__all__ = ["Overview", "Picture", "QueueLook"]
+
+_QUEUES_PER_CALL: Final = 100
+_REST_AFTER_COSTLY: Final = 20
+"""A costly question is asked again only after so many times the time that it took."""
+_SEARCH_EVERY_S: Final = 15.0
+_COUNT_WORKERS_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLook:
+    """One queue at one moment."""
+
+    queue: str
+    waiting: int = 0
+    """In line without a priority, paused ones included."""
+    prioritized: int = 0
+    delayed: int = 0
+    waiting_children: int = 0
+    active: int = 0
+    completed: int = 0
+    failed: int = 0
+    dead_letters: int = 0
+    paused: bool = False
+    added: int = 0
+    """How many jobs were ever added; the counter of the queue."""
+    oldest_ms: int | None = None
+    """How long the next in line could have run already; None when nobody waits."""
+    workers: int | None = None
+    """Connected workers of any client; None when the server does not let us know."""
+    added_per_s: float | None = None
+    """Since the picture before; None in the first one."""
+    done_per_s: float | None = None
+    """Jobs that ended or were removed, per second: what was added less what there is more of now."""
+    problem: str | None = None
+    """Why the queue could not be read."""
+
+    @property
+    def ready(self) -> int:
+        """Jobs that a free worker could take."""
+        return self.waiting + self.prioritized
+
+    @property
+    def unfinished(self) -> int:
+        return self.ready + self.delayed + self.waiting_children + self.active
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "queue": self.queue,
+            "waiting": self.waiting,
+            "prioritized": self.prioritized,
+            "delayed": self.delayed,
+            "waitingChildren": self.waiting_children,
+            "active": self.active,
+            "completed": self.completed,
+            "failed": self.failed,
+            "deadLetters": self.dead_letters,
+            "paused": self.paused,
+            "oldestMs": self.oldest_ms,
+            "workers": self.workers,
+            "addedPerSecond": self.added_per_s,
+            "donePerSecond": self.done_per_s,
+            **({} if self.problem is None else {"problem": self.problem}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All queues at one moment."""
+
+    at_ms: int
+    """By the server's clock."""
+    taken_at: float
+    """By the monotonic clock of this process."""
+    looks: tuple[QueueLook, ...]
+
+
+class Overview:
+    """Takes pictures of queues: of those named, else of all under the prefix."""
+
+    def __init__(self, connection: Connection, prefix: str, names: Sequence[str] = ()) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._is_named = bool(names)
+        self._keys = [QueueKeys(prefix, name) for name in dict.fromkeys(names)]
+        self._search_at = self._count_at = 0.0
+        self.is_complete = self._is_named
+        """Whether it is known which queues there are."""
+        self._workers: Counter[str] | None = Counter()
+        self._before: Picture | None = None
+
+    @property
+    def search_due_s(self) -> float | None:
+        """Seconds until it is worth to look for new queues; None when they were named."""
+        return None if self._is_named else max(0.0, self._search_at - time.monotonic())
+
+    async def search(self) -> None:
+        """Find out which queues there are. Walks over all keys in steps that block nobody; with millions of keys that
+        takes seconds, so pictures are taken meanwhile and this is done rarely."""
+        began = time.monotonic()
+        try:
+            names = await find_queues(self._connection, self._prefix)
+        finally:
+            self._search_at = _next_time(began, _SEARCH_EVERY_S)
+        known = set(names)
+        # A dead-letter queue is a number beside the queue it belongs to, unless that one is gone.
+        shown = [name for name in names if not (name.endswith("-dlq") and name.removesuffix("-dlq") in known)]
+        self._keys = [QueueKeys(self._prefix, name) for name in shown]
+        self.is_complete = True
+
+    async def read(self) -> Picture:
+        """Take a picture now. Raises ConnectionLost while the server is away."""
+        await self._connection.locate()
+        await self._count_workers()
+        looks: dict[str, QueueLook] = {}
+        wanted, at_ms = self._keys, 0  # a search may end meanwhile
+        for group in _grouped(self._connection, wanted):
+            at_ms, found = await self._read_group(group)
+            looks |= found
+        if not wanted:
+            at_ms = _ms(await self._connection.shared_door(f"{self._prefix}:").call("TIME"))
+        ordered = tuple(looks[keys.name] for keys in wanted)
+        picture = _with_rates(Picture(at_ms, time.monotonic(), ordered), self._before)
+        self._before = picture
+        return picture
+
+    async def _read_group(self, group: Sequence[QueueKeys]) -> tuple[int, dict[str, QueueLook]]:
+        """Queues that one server holds, in two writes."""
+        door = self._connection.shared_door(group[0].base)
+        replies = await door.call_many([command for keys in group for command in _counts(keys)])
+        size = len(replies) // len(group)
+        parts = [replies[first : first + size] for first in range(0, len(replies), size)]
+        heads = [[head for head in part[-3:] if isinstance(head, bytes | list) and head] for part in parts]
+        asked = [
+            ("HMGET", keys.base.encode() + (head[0] if isinstance(head, list) else head), "timestamp", "delay")
+            for keys, queue_heads in zip(group, heads, strict=True)
+            for head in queue_heads
+        ]
+        now, *ages = await door.call_many([("TIME",), *asked])
+        if isinstance(now, Exception):
+            raise now
+        at_ms, answers = _ms(now), iter(ages)
+        return at_ms, {
+            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads]))
+            for keys, part, queue_heads in zip(group, parts, heads, strict=True)
+        }
+
+    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueLook:
+        if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
+            return QueueLook(keys.name, problem=str(problem))
+        added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]
+        return QueueLook(
+            keys.name,
+            waiting=wait + held,
+            prioritized=prioritized,
+            delayed=delayed,
+            waiting_children=children,
+            active=active,
+            completed=completed,
+            failed=failed,
+            dead_letters=dead,
+            paused=bool(paused),
+            added=read_int(added or b"0"),
+            oldest_ms=oldest_ms,
+            workers=None if self._workers is None else self._workers[keys.name],
+        )
+
+    async def _count_workers(self) -> None:
+        if self._workers is None or time.monotonic() < self._count_at:
+            return
+        began = time.monotonic()
+        try:
+            async with self._connection.every_primary() as doors:
+                lists = [await door.call("CLIENT", "LIST", "TYPE", "NORMAL") for door in doors]
+        except ServerRefused:  # managed servers forbid it: then we cannot tell, and do not ask again
+            self._workers = None
+            return
+        self._workers = _workers_by_queue(self._prefix, lists)
+        self._count_at = _next_time(began, _COUNT_WORKERS_EVERY_S)
+
+
+def _next_time(began: float, at_least_s: float) -> float:
+    now = time.monotonic()
+    return now + max(at_least_s, _REST_AFTER_COSTLY * (now - began))
+
+
+def _grouped(connection: Connection, keys: Iterable[QueueKeys]) -> Iterable[list[QueueKeys]]:
+    """Queues that one connection reaches, in portions that one write can carry."""
+    places: dict[object, list[QueueKeys]] = {}
+    for each in keys:
+        places.setdefault(connection.place(each.base), []).append(each)
+    for together in places.values():
+        for first in range(0, len(together), _QUEUES_PER_CALL):
+            yield together[first : first + _QUEUES_PER_CALL]
+
+
+def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
+    """Numbers first, then the heads of the lines, whose age is asked afterwards. All of constant cost."""
+    return [
+        ("GET", keys.id),
+        ("HEXISTS", keys.meta, "paused"),
+        *(("LLEN", key) for key in (keys.wait, keys.paused, keys.active)),
+        *(("ZCARD", key) for key in (keys.prioritized, keys.delayed, keys.waiting_children)),
+        *(("ZCARD", key) for key in (keys.completed, keys.failed)),
+        ("LLEN", f"{keys.prefix}:{keys.name}-dlq:wait"),
+        ("LINDEX", keys.wait, -1),
+        ("LINDEX", keys.paused, -1),
+        ("ZRANGE", keys.prioritized, 0, 0),
+    ]
+
+
+def _oldest(at_ms: int, answers: list[Any]) -> int | None:
+    since = [
+        read_int(answer[0]) + read_int(answer[1] or b"0")
+        for answer in answers
+        if isinstance(answer, list) and answer[0] is not None  # else the job was taken and removed meanwhile
+    ]
+    return max(0, at_ms - min(since)) if since else None
+
+
+def _with_rates(picture: Picture, before: Picture | None) -> Picture:
+    """Rates need no counter that anybody must keep: jobs that were added and are not unfinished have left."""
+    if before is None or (seconds := picture.taken_at - before.taken_at) <= 0:
+        return picture
+    earlier = {look.queue: look for look in before.looks if look.problem is None}
+    return Picture(
+        picture.at_ms,
+        picture.taken_at,
+        tuple(_with_rate(look, earlier.get(look.queue), seconds) for look in picture.looks),
+    )
+
+
+def _with_rate(look: QueueLook, before: QueueLook | None, seconds: float) -> QueueLook:
+    if before is None or look.problem is not None or look.added < before.added:  # the last: it was deleted meanwhile
+        return look
+    added = look.added - before.added
+    done = max(0, added - (look.unfinished - before.unfinished))  # below 0: failed jobs were put back in line
+    return replace(look, added_per_s=round(added / seconds, 2), done_per_s=round(done / seconds, 2))
+
+
+def _workers_by_queue(prefix: str, lists: Iterable[bytes]) -> Counter[str]:
+    """Workers tell their queue in the name of their connection: `prefix:base64(queue)`, perhaps with `:w:name`."""
+    counted: Counter[str] = Counter()
+    for raw in lists:
+        for line in raw.decode("utf-8", "replace").splitlines():
+            name = next((part[5:] for part in line.split(" ") if part.startswith("name=")), "")
+            if not name.startswith(f"{prefix}:"):
+                continue
+            encoded, _, rest = name[len(prefix) + 1 :].partition(":")
+            if rest and not rest.startswith("w:"):
+                continue  # a reader of events, or another helper of a queue
+            try:
+                counted[base64.b64decode(encoded, validate=True).decode()] += 1
+            except ValueError:  # somebody else's name under our prefix
+                continue
+    return counted
+
+
+def _ms(reply: list[bytes]) -> int:
+    return int(reply[0]) * 1000 + int(reply[1]) // 1000
