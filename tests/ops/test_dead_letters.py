@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,7 @@ async def test_one_is_sent_back_or_thrown_away_and_somebody_did_it(
 ) -> None:
     noted: list[tuple[str, str, str]] = []
 
-    async def audit(action: str, found: Found, by: str) -> None:
+    async def audit(action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
         noted.append((action, found.letter.message_id, by))
 
     console = DeadLetterConsole(stores, audit=audit)

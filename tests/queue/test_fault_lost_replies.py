@@ -15,7 +15,9 @@ import pytest
 import redis
 
 from bullpen.errors import ConnectionLost, OutcomeUnknown
+from bullpen.ports.edits import make_edit
 from bullpen.queue import Added, Job, JobState, NewJob
+from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS
@@ -368,6 +370,31 @@ async def test_a_redrive_whose_reply_is_lost_sends_the_job_back_once(kit: Kit, p
     assert lost.count == 1
     assert kit.ids("wait") == ["order-7"]
     assert await queue.dead_letters.depth() == 0
+
+
+@pytest.mark.requirement("X-40")
+@pytest.mark.parametrize("dead_letters", [True, False], ids=["queue", "failed set"])
+async def test_an_edited_redrive_whose_reply_is_lost_sends_the_edited_job_once(
+    kit: Kit, proxy: FaultProxy, dead_letters: bool
+) -> None:
+    async def fail(job: Job) -> None:
+        raise ValueError("no")
+
+    queue = kit.queue(connection=proxy.url, attempts=1)
+    await queue.add("mail", {"to": "Ada"}, job_id="order-7")
+    await kit.drain(fail, 1, dead_letters=dead_letters)
+    store = DeadLetterQueueStore(queue) if dead_letters else queue.failed_set
+    (letter,) = await store.list()
+    lost = proxy.lose_reply(call("redrive" if dead_letters else "redrive_failed"), times=1)
+
+    edit = make_edit(letter.data, data={"to": "Grace"})
+    assert await soon(store.redrive_edited(letter.id, edit)) == "order-7"
+
+    assert lost.count == 1
+    assert kit.ids("wait") == ["order-7"]
+    job = await queue.get_job("order-7")
+    assert job is not None
+    assert job.data == {"to": "Grace"}
 
 
 async def test_a_result_is_not_missed_over_lost_connections(kit: Kit, proxy: FaultProxy) -> None:

@@ -1,25 +1,37 @@
 """All stores of dead letters that an application can reach, as one console.
 
-In: the server of its queues, and its ledger if there is one. Out: a console over every dead-letter queue that exists,
-over the outbox, and over the stores that the program added. Elsewhere: the console (`bullpen.ops.dead_letters`).
+In: the server of its queues, its ledger and its messages if there are any. Out: a console over every dead-letter queue
+that exists, over the outbox, and over the stores that the program added; what is done is written to the ledger's audit
+table. Work whose content is a row of the ledger (runs, messages) may go back, but its payload cannot be edited here: it
+only names the row. Elsewhere: the console (`bullpen.ops.dead_letters`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from bullpen.errors import LedgerNotReady
 from bullpen.ledger import Ledger
-from bullpen.ops.dead_letters import DeadLetterConsole
+from bullpen.ops.dead_letters import DeadLetterConsole, Found
 from bullpen.outbox.dead_letters import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetterStore
+from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
 from bullpen.queue import Connection, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.runs.service import DEAD_LETTER_QUEUE
+from bullpen.settings import Settings
 
-__all__ = ["make_console"]
+if TYPE_CHECKING:
+    from bullpen.messages import Messages
 
-_SUFFIX = "-dlq"
+__all__ = ["make_console", "message_letters"]
+
+_SUFFIX: Final = "-dlq"
+OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this letter"
+OF_MESSAGES: Final = (
+    "an order only names its message; mend the recipient or the template (bullpen messages), then redrive it as it is"
+)
 
 
 async def make_console(
@@ -28,19 +40,46 @@ async def make_console(
     ledger: Ledger | None,
     added: Iterable[DeadLetterStore],
     tenant_id: str | None,
+    *,
+    message_queue: str,
 ) -> DeadLetterConsole:
-    """Everything that is there now."""
-    names = await find_queues(connection, prefix)
-    stores: list[DeadLetterStore] = [
-        DeadLetterQueueStore(Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix))
-        for name in names
-        if name.endswith(_SUFFIX)
-    ]
+    """Everything that is there now. `message_queue` carries the orders of scheduled messages."""
+    fixed = {DEAD_LETTER_QUEUE: OF_RUNS, f"{message_queue}{_SUFFIX}": OF_MESSAGES}
+    stores: list[DeadLetterStore] = []
+    for name in await find_queues(connection, prefix):
+        if name.endswith(_SUFFIX):
+            store = DeadLetterQueueStore(Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix))
+            stores.append(FixedDeadLetters(store, fixed[name]) if name in fixed else store)
     if ledger is not None:
         try:
             await ledger.check(connections=1)
         except LedgerNotReady:
-            pass  # never used: there is nothing dead in it
+            ledger = None  # never used: there is nothing dead in it, and no table to write to
         else:
             stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
-    return DeadLetterConsole([*stores, *added], tenant_id=tenant_id)
+    audit = None if ledger is None else _Audit(ledger)
+    return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
+
+
+def message_letters(settings: Settings, messages: Messages | None) -> list[DeadLetterStore]:
+    """Orders of scheduled messages that failed, where they are not in the server of the queues."""
+    if messages is None or settings.messages.transport != "rabbitmq":
+        return []
+    transport = messages.messaging.transport  # type: ignore[attr-defined]  # every client that settings make has one
+    return [FixedDeadLetters(transport.dead_letters(settings.rabbitmq.queue_name), OF_MESSAGES)]
+
+
+class _Audit:
+    """Writes to the ledger's audit table what is done to letters that are not rows of it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def __call__(self, action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
+        letter = found.letter
+        if found.store == OutboxDeadLetters.name_of_store:
+            return  # the outbox writes its own entry, in the transaction of the deed
+        told = {"source": letter.source, "id": letter.message_id, "fingerprint": found.fingerprint, **detail}
+        await self._ledger.audit.write(
+            by, f"dead_letter.{action}", f"{found.store}/{letter.id}", tenant_id=letter.tenant_id, detail=told
+        )

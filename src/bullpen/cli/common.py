@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
@@ -130,6 +131,16 @@ def parse_json(option: str, text: str) -> Any:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
         raise typer.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+
+
+def read_json(option: str, text: str) -> Any:
+    """As `parse_json`; `@FILE` reads a file."""
+    if not text.startswith("@"):
+        return parse_json(option, text)
+    try:
+        return json.loads(Path(text[1:]).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{text[1:]!r} cannot be read as JSON: {error}", param_hint=f"'{option}'") from None
 
 
 # Printing -----------------------------------------------------------------------------------------------------------

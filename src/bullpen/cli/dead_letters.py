@@ -1,4 +1,4 @@
-"""`bullpen dead-letters`: look at what failed for good, send it back or throw it away."""
+"""`bullpen dead-letters`: look at what failed for good, send it back, as it is or edited (`edit`), or throw it away."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
+from bullpen.cli.edit import edit
 from bullpen.errors import JobNotFound, JobStateConflict
 from bullpen.ops.dead_letters import Group, Wanted
 from bullpen.queue import DeadLetter
@@ -20,7 +21,7 @@ from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress,
 
 app = typer.Typer(
     cls=QueueFirst,
-    help="List, show, redrive and discard dead letters. The queue may stand first: bullpen dead-letters emails.",
+    help="List, show, redrive, edit and discard dead letters. The queue may stand first: bullpen dead-letters emails.",
     no_args_is_help=True,
 )
 
@@ -37,7 +38,7 @@ LimitOption = Annotated[int | None, typer.Option(min=1, help="At most so many, t
 
 @app.callback()
 def dead_letters() -> None:
-    """List, show, redrive and discard dead letters. The queue may stand first: bullpen dead-letters emails."""
+    """List, show, redrive, edit and discard dead letters. The queue may stand first: bullpen dead-letters emails."""
 
 
 @app.command()
@@ -195,6 +196,9 @@ def discard(
         return report
 
     _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json)), as_json)
+
+
+app.command("edit")(edit)
 
 
 def _which(entries: list[str] | None, everything: bool, name: str | None, error: str | None) -> DeadLetterFilter | None:

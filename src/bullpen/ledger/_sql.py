@@ -366,8 +366,15 @@ RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
 
     @cached_property
     def sent(self) -> str:
+        return self._rows_in("SENT")
+
+    @cached_property
+    def dead(self) -> str:
+        return self._rows_in("DEAD")
+
+    def _rows_in(self, status: str) -> str:
         return (
-            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = 'SENT' "
+            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = '{status}' "
             f"AND id IN (SELECT s_id FROM {self._batch({'id': 'uuid'})}) ORDER BY seq"
         )
 

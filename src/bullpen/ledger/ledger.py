@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from bullpen.errors import InvalidOption, NotConfigured, require
 from bullpen.ledger import migrate, security, wakeups
+from bullpen.ledger.audit import AuditLog
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.destinations import Destinations
@@ -84,6 +85,8 @@ class Ledger:
         """Runs and credits, one tenant per transaction."""
         self.runs = AllRuns(self.database)
         """Runs of all tenants; not for a connection with the tenant role."""
+        self.audit = AuditLog(self.database)
+        """Who did what by hand."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen.errors import LedgerError
 from bullpen.ledger import tables
@@ -310,6 +311,24 @@ class SqlOutbox(OutboxRepository):
             "outbox.discard", [self.sql.fence_dead, self.sql.delete_dead], ids, by, tenant_id
         )
 
+    async def replace_dead(
+        self, row_id: str, payload: Any, *, by: str, note: Mapping[str, Any], tenant_id: str | None = None
+    ) -> str | None:
+        raw = json.encode(payload)
+        json.check_payload_size(len(raw))
+        wanted = {"rows": _ids([row_id])}
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            found = await self._rows(connection, self.sql.dead, wanted)
+            await connection.execute(sa.text(self.sql.fence_dead), wanted)
+            # Whoever deletes it replaces it: of two at the same moment the second finds nothing to delete.
+            if not found or not (await connection.execute(sa.text(self.sql.delete_dead), wanted)).all():
+                return None
+            (row,) = found
+            (new_id,) = await self._enqueuer.insert_records(connection, [_edited(row, raw.decode())])
+            detail = {"integrationType": row.integration_type, "errorCode": row.error_code, "newId": new_id, **note}
+            await self._audit(connection, [_audit_entry(by, "outbox.edit", row.id, row.tenant_id, detail)])
+        return new_id
+
     async def confirm(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
         return await self._act_on_dead("outbox.confirm", [self.sql.confirm], ids, by, tenant_id)
 
@@ -457,6 +476,16 @@ def _audit_entry(
         "subject": subject,
         "tenant_id": tenant_id,
         "detail": msgspec.json.encode(detail).decode(),
+    }
+
+
+def _edited(row: OutboxRow, payload_json: str) -> dict[str, Any]:
+    """What takes the place of a dead row: the same but for its payload, under a route of its own."""
+    headers = {**row.headers, "idempotencyKey": row.idempotency_key, "editOf": row.id}
+    return {
+        **_copy(row, f"edit-{row.id[:8]}", new_key=False),
+        "payload": payload_json,
+        "headers": msgspec.json.encode(headers).decode(),
     }
 
 

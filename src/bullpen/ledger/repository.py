@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from bullpen.ledger.records import (
     Attempt,
@@ -153,6 +154,17 @@ class OutboxRepository(ABC):
     @abstractmethod
     async def redrive(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
         """Send DEAD rows back with their identity kept, attempts from 0; audited. Returns the ids that were DEAD."""
+
+    @abstractmethod
+    async def replace_dead(
+        self, row_id: str, payload: Any, *, by: str, note: Mapping[str, Any], tenant_id: str | None = None
+    ) -> str | None:
+        """Put a row with another payload in the place of a DEAD one, whose own content never changes; audited.
+
+        The new row has the idempotency key and everything else of the dead one, which is discarded in the same
+        transaction and named in the header `editOf`. Returns the new id; None when the row was not DEAD. `note` goes
+        to the audit log; payloads do not.
+        """
 
     @abstractmethod
     async def confirm(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:

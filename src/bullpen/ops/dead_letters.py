@@ -1,8 +1,9 @@
-"""One console for the dead letters of everything: queues, transports, outbox.
+"""One console for the dead letters of everything: queues, transports, outbox, runs, messages.
 
-In: stores that share one port. Out: their letters found by what is asked, grouped by what went wrong, sent back or
-thrown away, one by one or many at a chosen rate. A console for a tenant sees and touches the letters of that tenant
-only. Who did what is logged, and told to `audit` where there is a table for it.
+In: stores that share one port. Out: their letters found by what is asked, grouped by what went wrong, sent back as they
+are or with another payload, or thrown away, one by one or many at a chosen rate. A console for a tenant sees and
+touches the letters of that tenant only. Who did what is logged, and told to `audit` first where there is a table for
+it: what cannot be written down is not done.
 Elsewhere: the stores (`bullpen.queue`, `bullpen.plugins.transports`, `bullpen.outbox`), the commands (`bullpen.cli`).
 """
 
@@ -12,23 +13,32 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import InvalidOption, require
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
+from bullpen.ports.dead_letters import (
+    DeadLetter,
+    DeadLetterNotEditable,
+    DeadLetterNotFound,
+    DeadLetterStore,
+    EditableDeadLetters,
+    FixedDeadLetters,
+)
+from bullpen.ports.edits import KEEP, Edit, make_edit
 
 __all__ = ["DeadLetterConsole", "Found", "Group", "Report", "Wanted", "fingerprint"]
 
 logger = logging.getLogger("bullpen.dead_letters")
 
-Audit = Callable[[str, "Found", str], Awaitable[None]]
-"""Called with the action (`redrive`, `discard`), what it was done to, and by whom."""
+Audit = Callable[[str, "Found", str, Mapping[str, Any]], Awaitable[None]]
+"""Called before the deed with the action (`redrive`, `edit`, `discard`), what it is done to, by whom, and details."""
 Progress = Callable[[int], None]
 
 _PAGE: Final = 200
+_NO_DETAIL: Final[Mapping[str, Any]] = {}
 # What differs between two failures of the same kind: ids, numbers, times, quoted values, addresses in memory.
 _VARYING: Final = re.compile(
     r"""(?xi) 0x[0-9a-f]+ | \b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b | '[^']*' | "[^"]*"
@@ -123,6 +133,11 @@ class DeadLetterConsole:
             self._stores[store.name] = store
         self._tenant_id, self._audit = tenant_id, audit
 
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Names of the stores."""
+        return tuple(self._stores)
+
     async def depths(self) -> dict[str, int]:
         """How many wait in each store. For one tenant they are counted one by one."""
         if self._tenant_id is None:
@@ -167,16 +182,50 @@ class DeadLetterConsole:
     async def redrive(self, store: str, entry_id: str, *, by: str) -> str:
         """Send one back with its identity kept; returns the identity of the work."""
         found = await self.get(store, entry_id)
-        identity = await self._store(store).redrive(entry_id, by=_actor(by))
-        await self._note("redrive", found, by)
+        await self._write_down("redrive", found, _actor(by))
+        identity = await self._store(store).redrive(entry_id, by=by)
+        self._tell("redrive", found, by)
+        return identity
+
+    async def get_editable(self, store: str, entry_id: str) -> Found:
+        """As `get`; raises DeadLetterNotEditable, with what to do instead, where its payload must stay as it is."""
+        found = await self.get(store, entry_id)
+        self._editable(store, entry_id)
+        return found
+
+    async def edit(
+        self, store: str, entry_id: str, *, data: Any = KEEP, merge: Any = KEEP, why: str = ""
+    ) -> tuple[Found, Edit]:
+        """What would be sent: the letter as it is, and the edit of its payload. Changes nothing; for a preview.
+
+        `data` is the whole new payload, `merge` a JSON merge patch (null removes a member). Raises InvalidOption for an
+        edit that changes nothing or whose work it is, DeadLetterNotEditable for a store that takes none.
+        """
+        found = await self.get_editable(store, entry_id)
+        return found, make_edit(found.letter.data, data=data, merge=merge, why=why, tenant_id=found.letter.tenant_id)
+
+    async def redrive_edited(self, store: str, entry_id: str, edit: Edit, *, by: str) -> str:
+        """Send one back with the payload of `edit`; returns the identity of the work, which is kept.
+
+        Once it is done, repeating it raises DeadLetterNotFound and sends nothing. Where the stored payload is no longer
+        the one that was edited, DeadLetterChanged is raised.
+        """
+        found = await self.get(store, entry_id)
+        target = self._editable(store, entry_id)
+        # Made again from what is stored now: an edit that somebody built by hand must keep to the same rules.
+        make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
+        await self._write_down("edit", found, _actor(by), edit.note())
+        identity = await target.redrive_edited(entry_id, edit, by=by)
+        self._tell(f"edit ({edit.before} to {edit.after})", found, by)
         return identity
 
     async def discard(self, store: str, entry_id: str, *, by: str) -> None:
         """Delete one for good."""
         found = await self.get(store, entry_id)
-        if not await self._store(store).discard(entry_id):
+        await self._write_down("discard", found, _actor(by))
+        if not await self._store(store).discard(entry_id, by=by):
             raise DeadLetterNotFound(store, entry_id)
-        await self._note("discard", found, _actor(by))
+        self._tell("discard", found, by)
 
     async def redrive_many(
         self,
@@ -257,14 +306,23 @@ class DeadLetterConsole:
     def _may_see(self, letter: DeadLetter) -> bool:
         return self._tenant_id is None or letter.tenant_id == self._tenant_id
 
-    async def _note(self, action: str, found: Found, by: str) -> None:
+    def _editable(self, store: str, entry_id: str) -> EditableDeadLetters:
+        target = self._store(store)
+        if isinstance(target, EditableDeadLetters):
+            return target
+        reason = target.reason if isinstance(target, FixedDeadLetters) else "its store sends letters back as they are"
+        raise DeadLetterNotEditable(store, entry_id, reason)
+
+    async def _write_down(self, action: str, found: Found, by: str, detail: Mapping[str, Any] = _NO_DETAIL) -> None:
+        if self._audit is not None:
+            await self._audit(action, found, by, detail)
+
+    def _tell(self, action: str, found: Found, by: str) -> None:
         logger.warning(
             "dead letter %s of %s: %s by %s",
             *(found.letter.id, found.store, action, by),
             extra={"jobId": found.letter.message_id, "queue": found.letter.source, "tenantId": found.letter.tenant_id},
         )
-        if self._audit is not None:
-            await self._audit(action, found, by)
 
 
 async def _walk(store: DeadLetterStore) -> AsyncIterator[DeadLetter]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import builtins
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bullpen._kernel import telemetry
 from bullpen.ledger import OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
 from bullpen.outbox._logs import log
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, check_unchanged
+from bullpen.ports.edits import Edit
 
 _SOURCE: Final = "outbox-dead-letters"
 _PAGE: Final = 200
@@ -27,9 +28,11 @@ class OutboxDeadLetters:
     def __init__(self, store: OutboxRepository, *, tenant_id: str | None = None) -> None:
         self._store, self._tenant_id = store, tenant_id
 
+    name_of_store: ClassVar[str] = "integration_outbox"
+
     @property
     def name(self) -> str:
-        return "integration_outbox"
+        return self.name_of_store
 
     async def depth(self) -> int:
         """How many wait for somebody."""
@@ -80,6 +83,24 @@ class OutboxDeadLetters:
             raise DeadLetterNotFound(self.name, entry_id)
         self._tell("OUTBOX_REDRIVE", done)
         return entry_id
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """Send one back with another payload: as a new row, because the content of a row never changes.
+
+        The new row has the dead one's idempotency key, route, headers and tenant, and goes to the end of its ordering
+        key; the dead one is discarded in the same transaction. Returns the new row's id.
+        """
+        row = await self._dead(entry_id)
+        if row is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        check_unchanged(self.name, to_letter(row), edit)
+        new_id = await self._store.replace_dead(
+            entry_id, edit.data, by=by or ANONYMOUS, note=edit.note(), tenant_id=self._tenant_id
+        )
+        if new_id is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        self._tell("OUTBOX_REDRIVE", [new_id])
+        return new_id
 
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         """Delete one for good; its fence stays, so that a replay does not bring it back. False when it is not dead."""

@@ -1,19 +1,31 @@
 """Finally failed work, wherever it is kept: a queue, a topic, a ledger row, memory.
 
 In: ids of entries. Out: the same record and the same six operations for every store, so that one console, one command
-and one runbook serve all of them. Elsewhere: deciding that a failure is final (`bullpen._kernel.outcome`), writing the
-entry (whoever settles the work), who may look (`bullpen.ops`).
+and one runbook serve all of them; and a seventh, sending back with another payload, for stores that allow it.
+Elsewhere: deciding that a failure is final (`bullpen._kernel.outcome`), writing the entry (whoever settles the work),
+changing a payload (`edits`), who may look (`bullpen.ops`).
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bullpen.errors import BullpenError
+from bullpen.ports.edits import Edit, payload_fingerprint
 
-__all__ = ["DeadLetter", "DeadLetterNotFound", "DeadLetterStore"]
+__all__ = [
+    "DeadLetter",
+    "DeadLetterChanged",
+    "DeadLetterNotEditable",
+    "DeadLetterNotFound",
+    "DeadLetterStore",
+    "EditableDeadLetters",
+    "FixedDeadLetters",
+    "check_unchanged",
+]
 
 
 class DeadLetterNotFound(BullpenError):
@@ -24,6 +36,25 @@ class DeadLetterNotFound(BullpenError):
             f"dead letter {entry_id!r} is not in {store!r}; it may have been redriven or discarded already"
         )
         self.store, self.entry_id = store, entry_id
+
+
+class DeadLetterChanged(BullpenError):
+    """The stored payload is another than the one that was edited. Nothing was sent; look at it again."""
+
+    def __init__(self, store: str, entry_id: str) -> None:
+        super().__init__(
+            f"dead letter {entry_id!r} of {store!r} has another payload than the one that was edited, so nothing was "
+            "sent; look at it again and edit that"
+        )
+        self.store, self.entry_id = store, entry_id
+
+
+class DeadLetterNotEditable(BullpenError):
+    """What this store holds may go back as it is or be discarded, but not changed. Nothing was sent."""
+
+    def __init__(self, store: str, entry_id: str, reason: str) -> None:
+        super().__init__(f"dead letter {entry_id!r} of {store!r} cannot be edited: {reason}")
+        self.store, self.entry_id, self.reason = store, entry_id, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +116,59 @@ class DeadLetterStore(Protocol):
         """Send one back; returns the identity of the work. `by` tells who asked, and is recorded."""
         ...
 
-    async def discard(self, entry_id: str) -> bool:
-        """Delete one for good. False when there was none."""
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        """Delete one for good. False when there was none. `by` is recorded where the store keeps such records."""
         ...
+
+
+@runtime_checkable
+class EditableDeadLetters(Protocol):
+    """A store whose letters may go back with another payload; not every store is one.
+
+    As with redriving, the identity of the work is kept, and the entry is gone afterwards: of two that edit the same
+    letter one is told DeadLetterNotFound. What is kept of the edit is its note, never the earlier payload.
+    """
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """Send one back with `edit.data`; returns the identity of the work.
+
+        Raises DeadLetterNotFound; DeadLetterChanged when the stored payload is not the one that was edited;
+        DeadLetterNotEditable where this one must stay as it is.
+        """
+        ...
+
+
+def check_unchanged(store: str, letter: DeadLetter, edit: Edit) -> None:
+    """Raises DeadLetterChanged unless the letter holds the payload that the edit was made from."""
+    if payload_fingerprint(letter.data) != edit.before:
+        raise DeadLetterChanged(store, letter.id)
+
+
+class FixedDeadLetters:
+    """A store that could change payloads but must not: its letters go back as they are, or not at all."""
+
+    def __init__(self, store: DeadLetterStore, reason: str) -> None:
+        """`reason` says why, and what to do instead."""
+        self._store, self.reason = store, reason
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    async def depth(self) -> int:
+        return await self._store.depth()
+
+    async def put(self, letter: DeadLetter) -> None:
+        await self._store.put(letter)
+
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
+        return await self._store.list(start=start, count=count)
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
+        return await self._store.get(entry_id)
+
+    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        return await self._store.redrive(entry_id, by=by)
+
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        return await self._store.discard(entry_id, by=by)

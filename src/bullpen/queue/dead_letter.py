@@ -22,6 +22,8 @@ import msgspec
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen.errors import CorruptJob, JobNotFound, JobStateConflict, NotJson, require
+from bullpen.ports.dead_letters import DeadLetterChanged
+from bullpen.ports.edits import Edit, payload_fingerprint
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, original_data
@@ -191,12 +193,13 @@ class DeadLetters:
         found = await self._read([entry_id.encode("utf-8", "surrogateescape")])
         return found[0] if found else None
 
-    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+    async def redrive(self, entry_id: str, *, by: str | None = None, edit: Edit | None = None) -> str:
         """Send the job back with its id, data and idempotency key; attempts start again. Returns the job id.
 
         `by` is noted with the instant in the job's field `bpredriven` (default: user and host of this process). Safe
         to repeat: raises JobNotFound when the entry is gone, JobStateConflict when the id is in use by a job that
-        has not failed.
+        has not failed. `edit` (see `make_edit`) replaces the data; raises DeadLetterChanged when the entry has other
+        data than was edited.
         """
         flat = await self._actions.command("HGETALL", self._entries.job(entry_id))
         if not flat:
@@ -210,23 +213,33 @@ class DeadLetters:
                 job_id=entry_id,
             )
         opts = bytes(entry.get("originalOpts", msgspec.Raw(b"{}")))
-        note = msgspec.json.encode({"by": check_actor(by), "entry": entry_id})[1:-1]
+        members: dict[str, Any] = {"by": check_actor(by), "entry": entry_id}
+        data = original_data(entry)
+        if edit is not None:
+            if payload_fingerprint(self._shown_data(entry)) != edit.before:
+                raise DeadLetterChanged(self._entries.name, entry_id)
+            members["edit"], data = edit.note(), json.encode(edit.data)
+            json.check_payload_size(len(data), len(opts))
+        note = msgspec.json.encode(members)[1:-1]
         keys, entries = self._keys, self._entries
         answer = await self._actions.evaluate(
             "redrive",
             [entries.job(entry_id), keys.job(job_id), keys.failed],
             [
                 *(keys.base, self._clock_offset_ms, entries.base, entry_id, job_id),
-                *(fields.get("originalJobName", ""), original_data(entry), opts),
+                *(fields.get("originalJobName", ""), data, opts),
                 *(fields.get("originalTimestamp", 0), fields.get("originalPriority", 0)),
                 "1" if WireOptions.parse(opts).lifo else "",
                 *(_starts(entry_id, fields), bytes(entry.get("redriven", msgspec.Raw(b""))), note),
+                "" if edit is None else "1",
             ],
         )
         if answer == b"gone":
             # It was there a moment ago: our own call whose reply was lost, or another operator. Either way the job is
-            # back.
-            if await self._actions.state_of(job_id) in (JobState.FAILED, JobState.UNKNOWN):
+            # back. Not so for an edit that another one was faster than: it went back as somebody else wanted it.
+            found = await self._actions.read(job_id)
+            is_back = found is not None and found[0] not in (JobState.FAILED, JobState.UNKNOWN)
+            if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
                 raise JobNotFound(self._entries.name, entry_id)
             return job_id
         if answer.startswith(b"busy:"):
@@ -360,6 +373,11 @@ class DeadLetters:
             stored = None
         # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
         return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
+
+    @staticmethod
+    def _shown_data(entry: dict[str, msgspec.Raw]) -> Any:
+        """The payload as `get` shows it, which is what somebody has edited."""
+        return json.decode(bytes(entry["originalData"])) if "originalData" in entry else None
 
     @staticmethod
     def _parse(record: JobRecord) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:

@@ -13,6 +13,7 @@ import builtins
 from bullpen._kernel import policy
 from bullpen.errors import InvalidOption, JobNotFound
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
+from bullpen.ports.edits import Edit
 from bullpen.queue._port_letters import as_letter, complete_entry
 from bullpen.queue.queue import Queue
 
@@ -71,5 +72,12 @@ class DeadLetterQueueStore:
         except JobNotFound:
             raise DeadLetterNotFound(self.name, entry_id) from None
 
-    async def discard(self, entry_id: str) -> bool:
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """As the port says, in one script. Raises JobStateConflict as `redrive` does."""
+        try:
+            return await self._letters.redrive(entry_id, by=by, edit=edit)
+        except JobNotFound:
+            raise DeadLetterNotFound(self.name, entry_id) from None
+
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         return await self._letters.discard(entry_id)

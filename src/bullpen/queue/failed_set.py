@@ -9,8 +9,9 @@ Elsewhere: a dead-letter queue beside it (`dead_letter`), choosing between the t
 from __future__ import annotations
 
 import builtins
+import hashlib
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,7 +19,8 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_job_id
 from bullpen.errors import JobStateConflict
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterChanged, DeadLetterNotFound, check_unchanged
+from bullpen.ports.edits import Edit
 from bullpen.queue import dead_letter
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._actor import check_actor
@@ -103,22 +105,40 @@ class FailedSetStore:
         return None if job is None else self._letter_of(job)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, None)
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """As the port says, in one script: data that somebody changes meanwhile is not overwritten."""
+        return await self._redrive(entry_id, by, edit)
+
+    async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         actor = check_actor(by)
         job = await self._find(entry_id)
         if job is None:
             raise DeadLetterNotFound(self.name, entry_id)
-        keys = self._keys
-        note = msgspec.json.encode({"by": actor, "entry": entry_id})[1:-1]
+        keys, data, digest = self._keys, b"", ""
+        members: dict[str, Any] = {"by": actor, "entry": entry_id}
+        if edit is not None:
+            check_unchanged(self.name, self._letter_of(job), edit)
+            members["edit"], data = edit.note(), json.encode(edit.data)
+            json.check_payload_size(len(data), len(job.record.raw_opts))
+            digest = hashlib.sha1(job.record.raw_data, usedforsecurity=False).hexdigest()  # what Lua can compute
+        note = msgspec.json.encode(members)[1:-1]
         done, was_repeated = await self._actions.evaluate_noting_repeats(
             "redrive_failed",
             [keys.job(job.id), keys.failed],
-            [keys.base, self._clock_offset_ms, self._writer.base, job.id, job.attempts_started, note],
+            [keys.base, self._clock_offset_ms, self._writer.base, job.id, job.attempts_started, note, data, digest],
         )
-        if not done and not (was_repeated and await job.state() not in (JobState.FAILED, JobState.UNKNOWN)):
-            raise DeadLetterNotFound(self.name, entry_id)
+        if done == 1:
+            return job.id
+        # An earlier copy of our own call may have done it; then the job is back, with what we sent.
+        found = await self._actions.read(job.id) if was_repeated else None
+        is_back = found is not None and found[0] is not JobState.FAILED
+        if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
+            raise (DeadLetterChanged if done == -1 else DeadLetterNotFound)(self.name, entry_id)
         return job.id
 
-    async def discard(self, entry_id: str) -> bool:
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         job = await self._find(entry_id)
         if job is None:
             return False

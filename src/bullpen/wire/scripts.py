@@ -91,13 +91,16 @@ _TABLE = (
         keys=("entry", "job", "failed"),
         args=(
             *("base", "clock_offset", "dead_letter_base", "entry_id", "job_id", "name", "data", "opts", "timestamp"),
-            *("priority", "lifo", "attempts_started", "history", "note"),
+            *("priority", "lifo", "attempts_started", "history", "note", "edited"),
         ),
     ),
     Script(
         "redrive_failed",
         keys=("job", "failed"),
-        args=("base", "clock_offset", "dead_letter_base", "job_id", "attempts_started", "note"),
+        args=(
+            *("base", "clock_offset", "dead_letter_base", "job_id", "attempts_started", "note"),
+            *("data", "data_digest"),
+        ),
     ),
     Script("discard_failed", keys=("job", "failed"), args=("base", "clock_offset", "job_id", "attempts_started")),
     Script(

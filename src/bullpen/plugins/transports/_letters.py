@@ -11,13 +11,17 @@ import getpass
 import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from bullpen._kernel.backoff import from_wire
 from bullpen._kernel.outcome import Failed
+from bullpen.errors import InvalidOption
 from bullpen.plugins.transports._encoding import tries_to_wire
-from bullpen.ports.dead_letters import DeadLetter
+from bullpen.ports.dead_letters import DeadLetter, check_unchanged
+from bullpen.ports.edits import Edit
 from bullpen.ports.transport import Delivery, Event, Tries
+
+_EVENT: Final = frozenset({"urn", "payload"})
 
 
 def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
@@ -70,9 +74,10 @@ def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> Dead
     )
 
 
-def event_of(letter: DeadLetter, *, by: str) -> Event:
+def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
     """The event to send back: identity kept, attempts reset, and a note of who asked for it and when."""
-    data = letter.data if isinstance(letter.data, dict) else {}
+    shown = letter.data if edit is None else edit.data
+    data = shown if isinstance(shown, dict) else {}
     headers = letter.entry.get("originalHeaders")
     tries = letter.entry.get("originalTries")
     return Event(
@@ -85,9 +90,19 @@ def event_of(letter: DeadLetter, *, by: str) -> Event:
             **(headers if isinstance(headers, dict) else {}),
             "x-redriven-by": by,
             "x-redriven-at": now_iso(),
+            **({} if edit is None else {"x-edited": f"{edit.before}/{edit.after}"}),
         },
         tries=Tries(tries["attempts"], from_wire(tries.get("backoff"))) if isinstance(tries, dict) else None,
     )
+
+
+def check_event_edit(store: str, letter: DeadLetter, edit: Edit) -> None:
+    """An event is `{"urn": …, "payload": …}`; what has no urn, or more than that, would be sent as something else."""
+    check_unchanged(store, letter, edit)
+    data = edit.data
+    is_event = isinstance(data, dict) and isinstance(data.get("urn"), str) and data["urn"] and not data.keys() - _EVENT
+    if not is_event:
+        raise InvalidOption("data", 'the data of an event, {"urn": text, "payload": …}', data)
 
 
 def who() -> str:

@@ -23,9 +23,10 @@ from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, require
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.messaging import MessagingClient
-from bullpen.plugins.transports._letters import who
+from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
 from bullpen.ports.dead_letters import DeadLetterNotFound
+from bullpen.ports.edits import Edit
 from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
 from bullpen.queue import Connection, Job, Queue, Worker, connection_for
 from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
@@ -351,6 +352,16 @@ class _JobDeadLetters(DeadLetterQueueStore):
             raise DeadLetterNotFound(self.name, entry_id)
         by = by or who()
         job_id = await super().redrive(entry_id, by=by)
+        Reports(LABEL).redriven(found, self.name, by)
+        return job_id
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        found = await self.get(entry_id)
+        if found is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        check_event_edit(self.name, found, edit)
+        by = by or who()
+        job_id = await super().redrive_edited(entry_id, edit, by=by)
         Reports(LABEL).redriven(found, self.name, by)
         return job_id
 

@@ -21,9 +21,10 @@ from bullpen.errors import ConnectionLost, InvalidOption
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports._encoding import encode_payload
-from bullpen.plugins.transports._letters import event_of, letter_of, who
+from bullpen.plugins.transports._letters import check_event_edit, event_of, letter_of, who
 from bullpen.ports.bindings import Binding
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.edits import Edit
 from bullpen.ports.transport import (
     Delivery,
     DeliveryLost,
@@ -340,16 +341,24 @@ class _MemoryDeadLetters:
         return self._letters.get(entry_id)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, None)
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, edit)
+
+    async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         letter = self._letters.get(entry_id)
         if letter is None:
             raise DeadLetterNotFound(self.name, entry_id)
         by = by or who()
-        await self._transport.publish(event_of(letter, by=by))
+        if edit is not None:
+            check_event_edit(self.name, letter, edit)
+        await self._transport.publish(event_of(letter, by=by, edit=edit))
         self._letters.pop(entry_id, None)
         Reports(LABEL).redriven(letter, self.name, by)
         return letter.message_id
 
-    async def discard(self, entry_id: str) -> bool:
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         return self._letters.pop(entry_id, None) is not None
 
 

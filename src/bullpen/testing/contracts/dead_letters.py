@@ -16,7 +16,14 @@ from typing import Any, Protocol
 import pytest
 
 from bullpen._kernel.outcome import Cause, Completed, Failed
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
+from bullpen.ports.dead_letters import (
+    DeadLetter,
+    DeadLetterChanged,
+    DeadLetterNotFound,
+    DeadLetterStore,
+    EditableDeadLetters,
+)
+from bullpen.ports.edits import make_edit
 from bullpen.ports.transport import Deliveries, Transport
 from bullpen.testing.contracts.transport import an_event, nothing_comes, take
 
@@ -156,6 +163,76 @@ class DeadLetterContract:
 
         assert [(one.id, one.failed_at) for one in await letters.store.list()] == [(letter.id, letter.failed_at)]
         assert await letters.store.depth() == 1
+
+    @pytest.mark.requirement("X-40")
+    async def test_an_edited_letter_goes_back_once_with_its_new_payload(self, letters: DeadLetterHarness) -> None:
+        """What failed because of its payload fails again as it is: somebody mends it, and it keeps its identity."""
+        store = letters.store
+        if not isinstance(store, EditableDeadLetters):
+            pytest.skip("this store sends letters back as they are")
+        await letters.bury(41)
+        (letter,) = await store.list()
+        edit = make_edit(letter.data, data=_with_number(letter.data, 41, 42), why="typo of the form")
+
+        sent = await store.redrive_edited(letter.id, edit, by="ada")
+
+        assert await letters.came_back() == (sent, 42)
+        assert await store.depth() == 0
+        for repeated in (store.redrive_edited(letter.id, edit, by="ada"), store.redrive(letter.id, by="ada")):
+            with pytest.raises(DeadLetterNotFound):
+                await repeated
+        await letters.nothing_comes()
+
+    @pytest.mark.requirement("X-40")
+    async def test_of_two_that_edit_one_letter_one_is_told_that_it_is_gone(self, letters: DeadLetterHarness) -> None:
+        """Where store and work are not one system both may be sent, with one identity; nothing is lost."""
+        store = letters.store
+        if not isinstance(store, EditableDeadLetters):
+            pytest.skip("this store sends letters back as they are")
+        await letters.bury(41)
+        (letter,) = await store.list()
+        edits = [make_edit(letter.data, data=_with_number(letter.data, 41, number)) for number in (42, 43, 44)]
+
+        answers = await asyncio.gather(
+            *(store.redrive_edited(letter.id, edit, by="ada") for edit in edits), return_exceptions=True
+        )
+
+        sent = [42 + index for index, answer in enumerate(answers) if isinstance(answer, str)]
+        refused = [answer for answer in answers if not isinstance(answer, str)]
+        assert all(isinstance(error, DeadLetterNotFound) for error in refused), answers
+        assert (await letters.came_back())[1] in sent
+        assert await store.depth() == 0
+        if letters.redrives_once:
+            assert len(sent) == 1
+            await letters.nothing_comes()
+
+    @pytest.mark.requirement("X-40")
+    async def test_an_edit_of_another_payload_is_refused(self, letters: DeadLetterHarness) -> None:
+        """Somebody edited what an earlier page showed; nobody may lose what is there now."""
+        store = letters.store
+        if not isinstance(store, EditableDeadLetters):
+            pytest.skip("this store sends letters back as they are")
+        await letters.bury(41)
+        (letter,) = await store.list()
+        stale = make_edit(_with_number(letter.data, 41, 40), data=_with_number(letter.data, 41, 42))
+
+        with pytest.raises(DeadLetterChanged, match="look at it again"):
+            await store.redrive_edited(letter.id, stale, by="ada")
+
+        assert await store.get(letter.id) == letter
+        await letters.nothing_comes()
+
+
+def _with_number(data: Any, old: int, new: int) -> Any:
+    """The same payload with another number, wherever the harness has put it."""
+    match data:
+        case dict():
+            return {name: _with_number(value, old, new) for name, value in data.items()}
+        case int() if data == old:
+            return new
+        case str() if data == str(old):
+            return str(new)
+    return data
 
 
 class TransportLetters:

@@ -8,7 +8,7 @@
   KEYS   1 entry   2 job   3 failed
   ARGV   1 base   2 clock_offset   3 dead_letter_base   4 entry_id   5 job_id   6 name   7 data   8 opts   9 timestamp   10 priority
          11 lifo ("1" or "")   12 attempts_started   13 history (JSON list of earlier redrives, of the entry)
-         14 note (JSON members of this redrive, less the instant)
+         14 note (JSON members of this redrive, less the instant)   15 edited ("1": data is new and replaces the job's; or "")
   Reply  "redriven", "rebuilt", "gone" (no such entry), or "busy:<state>" when the id is in use by a job that has not failed
 ]]
 --#include lib/clock
@@ -26,7 +26,7 @@
 
 local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
 local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
-local history, note = ARGV[13], ARGV[14]
+local history, note, is_edited = ARGV[13], ARGV[14], ARGV[15] == "1"
 local now_ms = server_now(ARGV[2])
 
 if redis.call("EXISTS", entry_key) == 0 then return "gone" end
@@ -36,6 +36,7 @@ trim_events(base)
 if redis.call("EXISTS", job_key) == 1 then
   if redis.call("ZREM", failed_key, job_id) == 0 then return "busy:" .. state_of(base, job_id) end
   redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven"), note, now_ms))
+  if is_edited then redis.call("HSET", job_key, "data", ARGV[7]) end
   reprocess(base, job_id, "failed", true, dead_letter_base)
 else
   answer = "rebuilt"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from bullpen._kernel import json
 from bullpen.plugins._reports import Reports
-from bullpen.plugins.transports._letters import event_of, read_letter, who
+from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, who
 from bullpen.plugins.transports.kafka._records import read_value
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
     from bullpen.plugins.transports.kafka.transport import KafkaTransport
@@ -42,22 +43,30 @@ class TopicDeadLetters:
         return None if found is None else found[0]
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, None)
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, edit)
+
+    async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         found = (await self._read()).get(entry_id)
         if found is None:
             raise DeadLetterNotFound(self.name, entry_id)
         letter, partition = found
+        if edit is not None:
+            check_event_edit(self.name, letter, edit)
         by = by or who()
         # Sent first: a crash in between delivers it twice with the same identity, and loses nothing.
-        await self._transport.publish(event_of(letter, by=by))
+        await self._transport.publish(event_of(letter, by=by, edit=edit))
         await self._bury(entry_id, partition, by)
         Reports(self._transport.label).redriven(letter, self.name, by)
         return letter.message_id
 
-    async def discard(self, entry_id: str) -> bool:
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         found = (await self._read()).get(entry_id)
         if found is None:
             return False
-        await self._bury(entry_id, found[1], who())
+        await self._bury(entry_id, found[1], by or who())
         return True
 
     async def _bury(self, entry_id: str, partition: int, by: str) -> None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from bullpen.plugins._reports import Reports
-from bullpen.plugins.transports._letters import event_of, who
+from bullpen.plugins.transports._letters import check_event_edit, event_of, who
 from bullpen.plugins.transports.rabbitmq._link import Link
 from bullpen.plugins.transports.rabbitmq._messages import letter_of_message
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
     from bullpen.plugins.transports.rabbitmq.transport import RabbitMQTransport
@@ -56,18 +57,26 @@ class RabbitDeadLetters:
             return next((letter for letter in look.letters() if letter.id == entry_id), None)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, None)
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        return await self._redrive(entry_id, by, edit)
+
+    async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         async with self._look() as look:
             found = look.copies(entry_id)
             if not found:
                 raise DeadLetterNotFound(self.name, entry_id)
             letter, by = letter_of_message(found[0], self._spec.name), by or who()
+            if edit is not None:
+                check_event_edit(self.name, letter, edit)
             # Sent and confirmed first: a crash in between delivers it twice with the same identity, and loses nothing.
-            await self._transport.publish(event_of(letter, by=by))
+            await self._transport.publish(event_of(letter, by=by, edit=edit))
             await look.remove(found)
         Reports(self._transport.label).redriven(letter, self.name, by)
         return letter.message_id
 
-    async def discard(self, entry_id: str) -> bool:
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         async with self._look() as look:
             found = look.copies(entry_id)
             await look.remove(found)
