@@ -148,3 +148,59 @@ async def test_statements_can_be_left_unprepared_behind_a_pooler(postgres_url: s
     async with ledger.database.transaction() as connection:
         prepared = (await connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements")).scalar()
     assert prepared == 0
+
+
+async def test_readers_of_sqlite_do_not_wait_for_who_writes(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    """A dispatcher looks many times a second, and business transactions are not always short."""
+    writer, reader = make_ledger(sqlite_url), make_ledger(sqlite_url, timeout_ms=200)
+    await writer.outbox.enqueue(item())
+
+    async with writer.database.transaction():
+        assert await reader.outbox.open_types() == ["webhook:partnerX"]
+        assert await reader.outbox.open_tenants("webhook:partnerX") == [""]
+        assert sum((await reader.outbox.counts()).values()) == 1
+        assert await reader.outbox.expired() == []
+        assert await reader.destinations.troubled() == {}
+
+
+async def test_a_statement_alone_is_a_transaction_without_ceremony(postgres_url: str, make_ledger: MakeLedger) -> None:
+    """Three round trips became one, and the connection goes back to the pool as it was."""
+    ledger = make_ledger(postgres_url, pool_size=1)
+    own_state = "SELECT xact_start = query_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+
+    async with ledger.database.statement() as connection:
+        assert (await connection.exec_driver_sql(own_state)).scalar() is True
+    async with ledger.database.transaction() as connection:
+        await connection.exec_driver_sql("SELECT pg_sleep(0.01)")
+        assert (await connection.exec_driver_sql(own_state)).scalar() is False
+
+
+@pytest.mark.requirement("X-76")
+async def test_locks_of_a_machine_that_vanished_are_released(postgres_url: str, make_ledger: MakeLedger) -> None:
+    """Its connection stays open and its transaction idle: PostgreSQL ends it by the ledger's own time limit."""
+    gone, here = make_ledger(postgres_url, timeout_ms=300), make_ledger(postgres_url, timeout_ms=20_000)
+    await here.outbox.enqueue(item())
+    async with gone.database.engine.connect() as connection:
+        await connection.exec_driver_sql("UPDATE core_outbox.integration_outbox SET last_error = 'half written'")
+
+        assert await here.outbox.claim_due_batch("w", 1) == []  # locked, and so passed over
+        # Waits for the lock, so it returns as soon as that is gone.
+        async with here.database.transaction() as waiting:
+            await waiting.exec_driver_sql("SELECT id FROM core_outbox.integration_outbox FOR UPDATE")
+        await connection.invalidate()
+
+    (claimed,) = await here.outbox.claim_due_batch("w", 1)
+    assert claimed.last_error is None
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_a_pooler_is_left_without_settings_of_ours(
+    postgres_url: str, make_ledger: MakeLedger, prepared: bool
+) -> None:
+    ledger = make_ledger(postgres_url, prepared_statements=prepared, timeout_ms=5_000)
+
+    for _ in range(2):  # a rollback in between does not take it back
+        async with ledger.database.transaction() as connection:
+            limit = (await connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout")).scalar()
+
+    assert limit == ("10s" if prepared else "0")

@@ -128,3 +128,23 @@ async def test_a_long_backlog_does_not_make_a_claim_read_history(ledger: Ledger)
     )
 
     assert rows_looked_at(plan) < 500
+
+
+@pytest.mark.requirement("X-95", "X-88")
+async def test_looking_for_work_does_not_walk_a_backlog_on_sqlite(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    """By status it would read every row that waits, at every look: the longer the backlog, the slower it shrinks."""
+    sql, opened = Sql("sqlite", "core_outbox"), make_ledger(sqlite_url)
+    looks: list[tuple[str, dict[str, Any], str]] = [
+        (sql.open_types, {}, "ix_outbox_lane_due"),
+        (sql.open_tenants, {"integration_type": "w", "after": "", "most": 1}, "ix_outbox_tenant_due"),
+        (sql.claim_lane(by_tenant=False), {**CLAIM, "type": "w", "quota": 1}, "ix_outbox_lane_due"),
+        (sql.claim_lane(by_tenant=True), {**CLAIM, "type": "w", "tenant": "", "quota": 1}, "ix_outbox_tenant_due"),
+        (sql.expired, {"limit": 1}, "ix_outbox_lease"),
+    ]
+
+    for statement, parameters, index in looks:
+        async with opened.database.transaction() as connection:
+            plan = await connection.execute(sa.text(f"EXPLAIN QUERY PLAN {statement}"), parameters)
+            steps = [str(row[3]) for row in plan]
+        assert any(index in step for step in steps), steps
+        assert not any("ix_outbox_status_due" in step or "TEMP B-TREE" in step for step in steps), steps

@@ -22,6 +22,7 @@ COLUMNS: Final = ", ".join(
 
 _OPEN: Final = "('PENDING', 'FAILED')"
 _UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
+_CLAIMABLE: Final = f"status IN {_OPEN} AND NOT parked"
 
 _ITEM: Final = {
     "n": "int",
@@ -103,10 +104,16 @@ ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 
+    def _by(self, index: str, alias: str = "") -> str:
+        """The outbox, read through one index. SQLite keeps no statistics and would walk the whole backlog by status,
+        at every look; PostgreSQL knows better than we do."""
+        table = f"{self.outbox} {alias}".rstrip()
+        return table if self._is_postgres else f"{table} INDEXED BY {index}"
+
     @cached_property
     def open_types(self) -> str:
         # A loose index scan: one probe per type, however many rows each has.
-        types = f"SELECT min(integration_type) FROM {self.outbox} WHERE status IN {_OPEN} AND NOT parked"
+        types = f"SELECT min(integration_type) FROM {self._by('ix_outbox_lane_due')} WHERE {_CLAIMABLE}"
         return f"""\
 WITH RECURSIVE lane(t) AS (
     {types}
@@ -118,7 +125,7 @@ SELECT t FROM lane WHERE t IS NOT NULL"""
     @cached_property
     def open_tenants(self) -> str:
         rows = (
-            f"SELECT min(coalesce(tenant_id, '')) FROM {self.outbox} WHERE status IN {_OPEN} AND NOT parked "
+            f"SELECT min(coalesce(tenant_id, '')) FROM {self._by('ix_outbox_tenant_due')} WHERE {_CLAIMABLE} "
             "AND integration_type = :integration_type AND coalesce(tenant_id, '')"
         )
         return f"""\
@@ -129,20 +136,21 @@ WITH RECURSIVE lane(t) AS (
 )
 SELECT t FROM lane WHERE t IS NOT NULL LIMIT :most"""
 
-    def _due(self, where: str, limit: str, *, order: str = "due_at, seq") -> str:
+    def _due(self, where: str, limit: str, *, order: str = "due_at, seq", index: str | None = None) -> str:
         """Rows to claim. `s_blocked`: another row of the same ordering key comes first or is in flight.
 
         SKIP LOCKED: a row that another dispatcher holds is passed over, not waited for. SQLite has one writer only.
         Two EXISTS and not one with OR: each is a single probe of its own index.
         """
         lock = "FOR UPDATE OF o SKIP LOCKED" if self._is_postgres else ""
+        source = f"{self.outbox} o" if index is None else self._by(index, "o")
         same_key = "e.integration_type = o.integration_type AND e.ordering_key = o.ordering_key"
         return f"""\
 SELECT o.id AS s_id, o.ordering_key IS NOT NULL AND (
     EXISTS (SELECT 1 FROM {self.outbox} e WHERE {same_key} AND e.status IN {_UNFINISHED} AND e.seq < o.seq)
     OR EXISTS (SELECT 1 FROM {self.outbox} e WHERE {same_key} AND e.status = 'CLAIMED')
 ) AS s_blocked
-FROM {self.outbox} o
+FROM {source}
 WHERE o.status IN {_OPEN} AND NOT o.parked AND o.due_at <= {self.now} {where}
 ORDER BY {", ".join(f"o.{column}" for column in order.split(", "))} LIMIT {limit} {lock}"""
 
@@ -166,15 +174,18 @@ RETURNING {COLUMNS}"""
     def claim_oldest(self) -> str:
         return self._claim(f"({self._due('', 'CAST(:quota AS int)')}) AS s")
 
+    def _due_in_lane(self, type_name: str, tenant: str | None, quota: str) -> str:
+        """Rows to claim of one lane. A tenant's come by `due_at` alone, which is what the tenants' index has."""
+        where = f"AND o.integration_type = {type_name}"
+        if tenant is None:
+            return self._due(where, quota, index="ix_outbox_lane_due")
+        where += f" AND coalesce(o.tenant_id, '') = {tenant}"
+        return self._due(where, quota, order="due_at", index="ix_outbox_tenant_due")
+
     def claim_lanes(self, *, by_tenant: bool, most: int = 128) -> str:
         """PostgreSQL: all lanes in one statement. `most` is at least the sum of their quotas."""
-        where = "AND o.integration_type = lane.s_type"
-        order = "due_at, seq"
-        if by_tenant:
-            where += " AND coalesce(o.tenant_id, '') = lane.s_tenant"
-            order = "due_at"  # what the index of tenants has
         lanes = self._batch({"type": "text", "tenant": "text", "quota": "int"}, "lane")
-        due = self._due(where, "lane.s_quota", order=order)
+        due = self._due_in_lane("lane.s_type", "lane.s_tenant" if by_tenant else None, "lane.s_quota")
         # MATERIALIZED: the rows are chosen and locked once, before the update looks at any.
         # LIMIT cuts nothing but tells the planner how few rows there are: its own guess from a long backlog is so high
         # that it would read the whole table to join them, two seconds with a million rows. Powers of two: few different
@@ -187,8 +198,7 @@ RETURNING {COLUMNS}"""
 
     def claim_lane(self, *, by_tenant: bool) -> str:
         """SQLite: one lane."""
-        where = "AND o.integration_type = :type" + (" AND coalesce(o.tenant_id, '') = :tenant" if by_tenant else "")
-        return self._claim(f"({self._due(where, ':quota')}) AS s")
+        return self._claim(f"({self._due_in_lane(':type', ':tenant' if by_tenant else None, ':quota')}) AS s")
 
     @cached_property
     def begin(self) -> str:
@@ -219,9 +229,12 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED' AND started_at IS NUL
 
     @cached_property
     def expired(self) -> str:
+        # SKIP LOCKED: a row that somebody is writing just now has a holder. Waiting for one whose machine is gone would
+        # keep the reaper from all others.
+        lock = "FOR UPDATE SKIP LOCKED" if self._is_postgres else ""
         return (
             f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = 'CLAIMED' AND locked_until < {self.now} "
-            "ORDER BY locked_until LIMIT :limit"
+            f"ORDER BY locked_until LIMIT :limit {lock}"
         )
 
     # ---- settling -----------------------------------------------------------------------------------------------

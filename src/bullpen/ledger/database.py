@@ -37,6 +37,7 @@ _FORMS: Final = "postgresql://user@host/database or sqlite:///path/to/file"
 _OLDEST_SQLITE: Final = (3, 35)  # RETURNING
 _BUSY_TIMEOUT_MS: Final = 5_000
 _CONNECT_TIMEOUT_S: Final = 5
+_NO_BEGIN: Final = "bullpen_no_begin"
 _DRIVERS: Final = {
     "postgresql": ("postgresql+psycopg", "psycopg", "postgres"),
     "sqlite": ("sqlite+aiosqlite", "aiosqlite", "sqlite"),
@@ -78,6 +79,9 @@ class Database:
         """True for connections that row-level security filters: each transaction then needs a tenant."""
         self.url = parsed
         self.engine = self._make_engine(prepared_statements=prepared_statements)
+        # The same connections. SQLite is in autocommit mode anyway until somebody says BEGIN.
+        options = {"isolation_level": "AUTOCOMMIT"} if self.is_postgres else {_NO_BEGIN: True}
+        self._autocommit = self.engine.execution_options(**options)
         if make_directory and not self.is_postgres:
             _make_directory_of(self.engine.sync_engine, Path(str(parsed.database)))
 
@@ -120,8 +124,24 @@ class Database:
     @asynccontextmanager
     async def transaction_without_tenant(self) -> AsyncIterator[AsyncConnection]:
         """For what belongs to no tenant. Errors as in `transaction`."""
+        async with self._begun(self.engine) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def statement(self, *, reads: bool = False) -> AsyncIterator[AsyncConnection]:
+        """For one statement that belongs to no tenant, a transaction by itself. Errors as in `transaction`.
+
+        On PostgreSQL that is one round trip and not three. `reads`: it changes nothing, and on SQLite, which has one
+        writer at a time, it then waits for nobody and holds up nobody.
+        """
+        is_alone = self.is_postgres or reads
+        async with self._begun(self._autocommit if is_alone else self.engine) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _begun(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         try:
-            async with asyncio.timeout(self._timeout_s), self.engine.begin() as connection:
+            async with asyncio.timeout(self._timeout_s), engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             raise self.translate(error) from error
@@ -155,9 +175,12 @@ class Database:
             if not prepared_statements:
                 # Behind a pooler that gives out connections per transaction, a prepared statement is not there later.
                 arguments["prepare_threshold"] = None
-            return create_async_engine(
+            engine = create_async_engine(
                 self.url, pool_size=self.pool_size, max_overflow=0, pool_timeout=self._timeout_s, connect_args=arguments
             )
+            if prepared_statements:  # the same pooler would leave the setting behind for somebody else
+                release_abandoned(engine.sync_engine, after_ms=int(self._timeout_s * 2_000))
+            return engine
         # At DEBUG it writes whole rows. Whoever wants that asks for this logger by its name.
         if logging.getLogger("aiosqlite").level == logging.NOTSET:
             logging.getLogger("aiosqlite").setLevel(logging.INFO)
@@ -182,6 +205,24 @@ def qualified(dialect: str, schema: str, table: str) -> str:
     return f"{schema}.{table}" if dialect == "postgresql" else table
 
 
+def release_abandoned(engine: sa.Engine, *, after_ms: int) -> None:
+    """Let PostgreSQL end a transaction of ours in which nothing happens any more.
+
+    A process that is killed closes its connections; a machine that loses power or its network does not, and PostgreSQL
+    would keep the locks of its open transaction for hours: no reaper could give those rows back.
+    """
+
+    def on_connect(connection: Any, _record: object) -> None:
+        # Without a transaction: the first rollback would take the setting back.
+        connection.autocommit = True
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {after_ms:d}")
+        cursor.close()
+        connection.autocommit = False
+
+    sa.event.listen(engine, "connect", on_connect)
+
+
 def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS) -> None:
     """Make SQLite durable and its transactions honest, on every connection of this engine.
 
@@ -197,7 +238,8 @@ def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS
         cursor.close()
 
     def on_begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if not connection.get_execution_options().get(_NO_BEGIN):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     sa.event.listen(engine, "connect", on_connect)
     sa.event.listen(engine, "begin", on_begin)

@@ -95,12 +95,12 @@ class SqlOutbox(OutboxRepository):
         return [row for row in rows if not row.parked]
 
     async def open_types(self) -> list[str]:
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement(reads=True) as connection:
             return list((await connection.execute(sa.text(self.sql.open_types))).scalars())
 
     async def open_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         parameters = {"integration_type": integration_type, "after": after, "most": most}
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement(reads=True) as connection:
             return list((await connection.execute(sa.text(self.sql.open_tenants), parameters)).scalars())
 
     async def claim(self, lanes: Sequence[Lane], *, worker_id: str, lease_ms: int, starting: bool = False) -> Claimed:
@@ -144,7 +144,8 @@ class SqlOutbox(OutboxRepository):
         the other tries again with a fresh look."""
         for _ in range(_CLAIM_TRIES):
             try:
-                async with self._database.transaction_without_tenant() as connection:
+                # On PostgreSQL all lanes are one statement; on SQLite they share a transaction.
+                async with self._database.statement() as connection:
                     rows = [
                         row
                         for statement, parameters in statements
@@ -161,7 +162,9 @@ class SqlOutbox(OutboxRepository):
         self, ids: Collection[str], *, worker_id: str, lease_ms: int, tenant_id: str | None = None
     ) -> dict[str, OutboxRow]:
         parameters = {"rows": _ids(ids), "worker_id": worker_id, "lease_ms": lease_ms}
-        async with self._database.transaction(tenant=tenant_id) as connection:
+        database = self._database
+        is_anyones = tenant_id is None and not database.tenant_required
+        async with database.statement() if is_anyones else database.transaction(tenant=tenant_id) as connection:
             rows = await self._rows(connection, self.sql.begin, parameters)
         return {row.id: row for row in rows}
 
@@ -172,7 +175,7 @@ class SqlOutbox(OutboxRepository):
 
     async def extend(self, rows: Collection[OutboxRow], lease_ms: int) -> None:
         batch = encode_rows({"id": row.id, "fence": row.fence} for row in rows)
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement() as connection:
             await connection.execute(sa.text(self.sql.extend), {"rows": batch, "lease_ms": lease_ms})
 
     # ---- settling -----------------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ class SqlOutbox(OutboxRepository):
             await self._enqueuer.insert_records(connection, records)
 
     async def expired(self, limit: int = 100) -> list[OutboxRow]:
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement(reads=True) as connection:
             return await self._rows(connection, self.sql.expired, {"limit": limit})
 
     async def unpark(self) -> int:
@@ -279,7 +282,7 @@ class SqlOutbox(OutboxRepository):
     async def counts(self) -> Mapping[OutboxStatus, int]:
         column = tables.outbox.c.status
         query = sa.select(column, sa.func.count()).where(sa.text("status <> 'SENT'")).group_by(column)
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement(reads=True) as connection:
             found = {OutboxStatus(status): count for status, count in await self._select(connection, query)}
         return {status: found.get(status, 0) for status in OutboxStatus if status is not OutboxStatus.SENT}
 
@@ -291,7 +294,7 @@ class SqlOutbox(OutboxRepository):
             .group_by(columns.integration_type, columns.status)
             .order_by(columns.integration_type, columns.status)
         )
-        async with self._database.transaction_without_tenant() as connection:
+        async with self._database.statement(reads=True) as connection:
             rows = await self._select(connection, query)
         return [(name, OutboxStatus(status), count, _must(to_datetime(due))) for name, status, count, due in rows]
 
