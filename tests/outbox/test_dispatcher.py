@@ -11,7 +11,7 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DatabaseUnavailable, InvalidOption
 from bullpen.ledger import Ledger, OutboxStatus
-from bullpen.outbox import Route
+from bullpen.outbox import Outbox, Route
 from bullpen.ports.channel import NotTried, Refused, Unavailable
 from tests.databases import MakeLedger, item
 from tests.outbox.conftest import MakeOutbox
@@ -222,6 +222,55 @@ async def test_reapers_at_the_same_time_count_once(ledger: Ledger, make_outbox: 
         await asyncio.gather(one.reap(), other.reap())
 
     assert (await rows(ledger))[0].attempts == 1
+
+
+@pytest.mark.requirement("X-76")
+async def test_a_row_that_somebody_holds_locked_does_not_keep_others_from_coming_back(
+    postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    """Its holder's machine may be gone for good; waiting for that row, the reaper would never get to the next."""
+    ledger, holder = make_ledger(postgres_url, timeout_ms=1_000), make_ledger(postgres_url)
+    await ledger.outbox.enqueue_many([item(1), item(2)])
+    await ledger.outbox.claim_due_batch("dead", 2, lease_ms=1_000)
+    ledger.database.clock_offset_ms = 2_000
+    dispatcher = Outbox(ledger, {"webhook:*": direct(SpyChannel())}).dispatcher()
+
+    async with holder.database.transaction() as connection:
+        await connection.exec_driver_sql(
+            "SELECT 1 FROM core_outbox.integration_outbox WHERE source_event_id = 'event-1' FOR UPDATE"
+        )
+        async with dispatcher:
+            await dispatcher.reap()
+        assert await statuses(ledger) == [CLAIMED, PENDING]
+
+    async with dispatcher:
+        await dispatcher.reap()
+    assert await statuses(ledger) == [PENDING, PENDING]
+
+
+@pytest.mark.requirement("X-76")
+async def test_a_row_that_cannot_be_written_does_not_keep_others_from_coming_back(
+    postgres_url: str, make_ledger: MakeLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = make_ledger(postgres_url)
+    await ledger.outbox.enqueue_many([item(1), item(2)])
+    await ledger.outbox.claim_due_batch("dead", 2, lease_ms=1_000)
+    ledger.database.clock_offset_ms = 2_000
+    async with ledger.database.transaction() as connection:
+        await connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        )
+        await connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON core_outbox.integration_outbox FOR EACH ROW "
+            "WHEN (OLD.source_event_id = 'event-1') EXECUTE FUNCTION refuse()"
+        )
+
+    async with Outbox(ledger, {"webhook:*": direct(SpyChannel())}).dispatcher() as dispatcher:
+        await dispatcher.reap()
+
+    assert await statuses(ledger) == [CLAIMED, PENDING]
+    assert "not this one" in caplog.text
 
 
 class FlakyStore:

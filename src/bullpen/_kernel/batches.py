@@ -50,7 +50,8 @@ class Batches(Generic[Item, Result]):
                 await self._do(key, batch)
         finally:
             del self._running[key]
-            del self._waiting[key]
+            for _, future in self._waiting.pop(key):
+                future.cancel()  # the loop is being shut down: nobody would ever answer
 
     async def _do(self, key: Hashable, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
@@ -61,6 +62,10 @@ class Batches(Generic[Item, Result]):
                     future.set_exception(error)
                     future.exception()  # a caller that was cancelled does not ask; that is no bug
             return
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
         for (_, future), result in zip(batch, results, strict=True):
             if not future.done():
                 future.set_result(result)

@@ -62,7 +62,7 @@ class Lifecycle:
             else:
                 await asyncio.shield(self._starting)
         except asyncio.CancelledError:
-            if _is_cancelling():
+            if is_cancelling():
                 raise
             # Nobody cancelled this caller: the start itself was cut short, by stop() or with its first caller.
             raise self._stopped_meanwhile() from None
@@ -108,6 +108,7 @@ class Lifecycle:
             self.state = State.STOPPED
 
 
-def _is_cancelling() -> bool:
+def is_cancelling() -> bool:
+    """Whether somebody has asked the running task to end."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import to_ms
-from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.lifecycle import Lifecycle, is_cancelling
 from bullpen.errors import InvalidOption, require
 
 _log = logging.getLogger("bullpen.ticker")
@@ -110,7 +110,9 @@ class Ticker:
     async def _once(self) -> bool:
         try:
             more = bool(await self._action())
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next time may be better
+        except (Exception, asyncio.CancelledError) as error:  # whatever it was, the next time may be better
+            if isinstance(error, asyncio.CancelledError) and is_cancelling():
+                raise  # somebody wants this to end; a driver may let one through that nobody asked for
             self._failures += 1
             if self._failures == 1:
                 _log.warning("%s failed: %s; it goes on trying", self._name, error, exc_info=error)

@@ -263,7 +263,7 @@ class Deliveries:
         telemetry.emit("outbox.settling", count=len(batch))
         while True:
             try:
-                settled = await self._settle_each(settlements, None if tenant_id is None else str(tenant_id))
+                settled = await self.settle_each(settlements, None if tenant_id is None else str(tenant_id))
             except DatabaseUnavailable:
                 if time.monotonic() + pause > give_up:
                     raise
@@ -273,7 +273,10 @@ class Deliveries:
             await asyncio.sleep(pause * (0.5 + self._random() / 2))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def _settle_each(self, settlements: Sequence[Settlement], tenant_id: str | None) -> Sequence[Settled]:
+    async def settle_each(self, settlements: Sequence[Settlement], tenant_id: str | None = None) -> Sequence[Settled]:
+        """Write outcomes in one transaction, or one by one when the database refuses that. One per outcome, in order.
+
+        Raises DatabaseUnavailable."""
         try:
             return await self._store.settle(settlements, tenant_id=tenant_id)
         except DatabaseUnavailable:

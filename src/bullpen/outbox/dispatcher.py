@@ -383,7 +383,10 @@ class Dispatcher:
         rows = await self._store.expired(_REAP_BATCH)
         if rows:
             outcomes = [(row, judge_lost(row)) for row in rows]
-            settled = await self._store.settle([Settlement(row, outcome, self.name) for row, outcome in outcomes])
+            # One by one if need be: a row that cannot be written must not keep the others from coming back.
+            settled = await self._deliveries.settle_each(
+                [Settlement(row, outcome, self.name) for row, outcome in outcomes]
+            )
             for (row, outcome), done in zip(outcomes, settled, strict=True):
                 if done.status is None:
                     continue  # its holder was only slow, or another reaper was faster

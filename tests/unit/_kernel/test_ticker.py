@@ -18,7 +18,7 @@ from bullpen.errors import InvalidOption
 class Work:
     """An action that counts, and can be told what to do."""
 
-    def __init__(self, *answers: bool | Exception) -> None:
+    def __init__(self, *answers: bool | BaseException) -> None:
         self.answers = list(answers)
         self.runs = 0
         self.running = 0
@@ -37,7 +37,7 @@ class Work:
             self.runs += 1
             self._ran.set()
             answer = self.answers.pop(0) if self.answers else None
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
         finally:
@@ -159,6 +159,16 @@ async def test_stopping_does_not_wait_for_the_pause_after_a_failure() -> None:
 
         async with asyncio.timeout(1):
             await ticker.stop()
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure_like_others() -> None:
+    """A driver may let one through; a ticker that ended by it would be missed by nobody until it is too late."""
+    work = Work(asyncio.CancelledError())
+
+    async with Ticker("t", work, every=1):
+        await work.until(2)
+
+    assert work.runs >= 2
 
 
 async def test_stopping_before_the_start_is_harmless() -> None:
