@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -106,6 +107,20 @@ class WarmTerminal(TerminalText):
     @property
     def error(self) -> str:
         return self.plain(bytes(self._descriptors[self._errors]))
+
+    def wait_for_error(self, pattern: str, timeout: float = 30) -> None:
+        """Read until what went to stderr matches."""
+        give_up = time.monotonic() + timeout
+        while not re.search(pattern, self.error):
+            if not self._read(give_up):
+                self.close()
+                raise AssertionError(f"no {pattern!r} in:\n{self.error}")
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())

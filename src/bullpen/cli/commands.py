@@ -15,6 +15,7 @@ from bullpen.cli import (
     config,
     dead_letters,
     destinations,
+    follow,
     jobs,
     messages,
     migrate,
@@ -40,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-NOT_DONE, WRONG, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
 
 # Typer carries its own copy of click in newer versions; its public names lead to the right classes in all of them.
 _ClickError: Final[Any] = typer.BadParameter.__mro__[2]
@@ -64,7 +65,9 @@ def bullpen(
 app.command("demo")(demo)
 app.command("run")(run_app.run)
 app.command("top")(top)
+follow.add_to_queues(queues.app)
 app.add_typer(queues.app, name="queues")
+follow.add_to_jobs(jobs.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(dead_letters.app, name="dead-letters")
 destinations.add_to(outbox.app)
@@ -97,6 +100,8 @@ def run(arguments: list[str]) -> int:
         return _say(_in_words_of_the_command(str(error)), WRONG)
     except (ConnectionLost, EmbeddedError) as error:
         return _say(str(error), UNREACHABLE)
+    except common.TimeUp as error:
+        return _say(str(error), TIME_UP)
     except (BullpenError, common.Done) as error:
         return _say(str(error), NOT_DONE)
     except (typer.Abort, KeyboardInterrupt):

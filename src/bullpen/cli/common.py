@@ -1,7 +1,7 @@
 """What all commands share: options, how to reach queues, how to print.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 not done, for the reason printed; 2 the command
-was wrong; 3 the server cannot be reached.
+was wrong; 3 the server cannot be reached; 4 the time given by --timeout is up; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ WIDE: Final = 10_000
 
 class Done(Exception):
     """Ends a command with exit code 1 and one line: it was understood, and could not be done."""
+
+
+class TimeUp(Exception):
+    """Ends a command with exit code 4 and one line: what was waited for has not happened in the time given."""
 
 
 class WrongCommand(Exception):
@@ -181,5 +185,5 @@ def printable(text: str) -> str:
 def short(value: Any, limit: int = 80) -> str:
     """JSON on one line, cut to what fits beside other columns."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

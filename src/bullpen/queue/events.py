@@ -169,6 +169,20 @@ class QueueEvents:
     def close(self) -> None:
         self._door.close()
 
+    async def page(self) -> tuple[bool, list[Event]]:
+        """For readers of many events: (were some trimmed unread before these?, all that are there now).
+
+        Waits until there is one, or a loss to report. No events and no loss: this object was closed.
+        """
+        if self._waiting:
+            events, self._waiting = self._waiting[::-1], []
+            return False, events
+        try:
+            lost, entries = await self._stream.next_page()
+        except _Closed:
+            return False, []
+        return lost, [Event.parse(entry_id, fields) for entry_id, fields in entries]
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
