@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
 
 from bullpen.ledger import Ledger
 from bullpen.plugins.sources.sql import SqlEvents
-from bullpen.ports.source import EventSource, NewEvent
+from bullpen.ports.source import BEGINNING, EventSource, NewEvent
 from bullpen.testing.contracts.source import SourceContract
 from bullpen.testing.postgres import PostgresServer
 from tests.databases import MakeLedger
@@ -49,3 +50,33 @@ class TestSqlEvents(SourceContract):
         url = request.getfixturevalue("postgres_url" if postgres else "sqlite_url")
         server = request.getfixturevalue("postgres_server") if postgres else None
         return SqlHarness(make_ledger(url, timeout_ms=5_000 if postgres else 300), server)
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_ending_in_the_moment_of_a_commit_ends_it(sqlite_url: str, make_ledger: MakeLedger, steps: int) -> None:
+    """A cancellation that comes just when a commit is told must not get lost: whoever stops it would wait for ever."""
+    ledger, commit, caught_up = make_ledger(sqlite_url), asyncio.Event(), asyncio.Event()
+
+    async def commits() -> AsyncGenerator[None, None]:
+        while True:
+            await commit.wait()
+            commit.clear()
+            yield
+
+    async def follow() -> None:
+        async for _ in source.subscribe(BEGINNING):
+            caught_up.set()
+
+    ledger.events.commits = commits  # type: ignore[method-assign]  # the moment is the test's to choose
+    source = SqlEvents(ledger, poll_ms=600_000)
+    following = asyncio.create_task(follow())
+    await caught_up.wait()
+    await asyncio.sleep(0)  # it waits for the next commit now
+
+    commit.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.wait([following], timeout=4)
+
+    assert following.cancelled()

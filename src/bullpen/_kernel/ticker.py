@@ -133,7 +133,8 @@ class Ticker:
         else:
             seconds, wanted = self._seconds_until_next(), self._wake
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(wanted.wait(), seconds * (0.75 + _random.random() / 4 if self._failures else 1))
+            async with asyncio.timeout(seconds * (0.75 + _random.random() / 4 if self._failures else 1)):
+                await wanted.wait()
 
     def _seconds_until_next(self) -> float:
         if self._every_s is not None:

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, Self
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.ending import end
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.scrub import scrub
@@ -179,8 +180,7 @@ class Dispatcher:
 
     async def _end(self) -> None:
         """Stop claiming; wait; cancel what is left; settle. Channels and connections go last, they belong to others."""
-        self._listener.cancel()
-        await asyncio.gather(self._listener, return_exceptions=True)
+        await end(self._listener)
         for ticker in (self._ticker, self._reaper, self._retirement):
             await ticker.stop()
         await self._finish()
@@ -189,9 +189,7 @@ class Dispatcher:
     async def _finish(self) -> None:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=self._close_timeout_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._deliveries.idle()
 
     async def _listen(self) -> None:

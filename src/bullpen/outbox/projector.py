@@ -20,6 +20,7 @@ from typing import Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ending import end
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, require
@@ -154,8 +155,7 @@ class Projector:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._close_timeout_s), self._busy:
                     self._task.cancel()
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     # ---- following ----------------------------------------------------------------------------------------------
 

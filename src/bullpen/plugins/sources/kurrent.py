@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ending import end
 from bullpen.errors import BullpenError, InvalidOption, MissingExtra, require
 from bullpen.ports.source import (
     BEGINNING,
@@ -298,8 +299,7 @@ async def _pumping(subscription: Any, most: int) -> AsyncIterator[_Pump]:
     try:
         yield pump
     finally:
-        pump.task.cancel()
-        await asyncio.gather(pump.task, return_exceptions=True)
+        await end(pump.task)
         with contextlib.suppress(*_FAILURES):
             await subscription.stop(timeout=1)
 

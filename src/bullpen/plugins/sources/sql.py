@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ending import end
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import Ledger
 from bullpen.ports.source import Batch, EventFilter, SourceHealth, SourceUnavailable
@@ -66,7 +67,8 @@ class SqlEvents:
                     yield batch
                 if batch is None or batch.caught_up:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(told.wait(), self._poll_s)
+                        async with asyncio.timeout(self._poll_s):  # not wait_for: see `_kernel.ending`
+                            await told.wait()
 
     async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
         while after < until and (batch := await self._next(after, until)) is not None:
@@ -113,8 +115,7 @@ class SqlEvents:
         try:
             yield told
         finally:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+            await end(listener)
 
 
 async def _to_its_end(query: Coroutine[Any, Any, T]) -> T:
