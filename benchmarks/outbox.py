@@ -1,6 +1,8 @@
-"""How fast the outbox is: stored, claimed and delivered rows per second on PostgreSQL, and what a long history costs.
+"""How fast the outbox is: rows stored, claimed and delivered per second on PostgreSQL, the time from a commit to the
+target, and what a long history costs.
 
-    python -m benchmarks.outbox [--rows 10000] [--history 1000000] [--dispatchers 1 2 4] [--peer PYTHON]
+    python -m benchmarks.outbox [--rows 10000] [--history 1000000] [--dispatchers 1 2 4] [--messages 300]
+        [--peer PYTHON]
 
 A PostgreSQL of its own with `fsync` off, in memory where there is room: the numbers compare ways of doing it, not
 disks. A target does nothing. `--peer` is a Python that has faststream-outbox and asyncpg; it stores and handles the
@@ -13,9 +15,11 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -32,9 +36,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Nowhere:
-    """A target that takes everything at once."""
+    """A target that takes everything at once. With `stamps` it writes down when, by the clock of this machine."""
+
+    def __init__(self, stamps: str | None = None) -> None:
+        self._stamps = None if stamps is None else os.open(stamps, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     async def send(self, message: Message) -> SendResult:
+        if self._stamps is not None:
+            os.write(self._stamps, f"{message.id} {time.monotonic()}\n".encode())
         return Accepted()
 
     async def check(self) -> ChannelHealth:
@@ -165,7 +174,8 @@ async def serve(order: dict[str, Any]) -> None:
     """A dispatcher or worker, in a process of its own."""
     ledger = Ledger(order["database"])
     connection = Connection(order["redis"]) if order["redis"] else None
-    route = Route(channel=Nowhere(), strategy=order["strategy"], concurrency=100, max_queued=1_000_000)
+    channel = Nowhere(order.get("stamps"))
+    route = Route(channel=channel, strategy=order["strategy"], concurrency=100, max_queued=1_000_000)
     options = DispatcherOptions(claim_batch_size=200)
     outbox = Outbox(ledger, {"nowhere:x": route}, connection=connection, options=options)
     service: Any = outbox.dispatcher() if order["role"] == "dispatcher" else outbox.workers()
@@ -207,6 +217,42 @@ async def measure_delivering(
         for child in children:
             child.close()
     return rows / took
+
+
+# From the commit to the target --------------------------------------------------------------------------------------
+
+
+async def measure_latency(ledger: Ledger, url: str, redis: RedisServer, strategy: str, count: int) -> dict[str, float]:
+    """Milliseconds from a commit to its target, one message at a time with pauses. The clock is the machine's."""
+    await empty(ledger)
+    redis.flush()
+    with tempfile.TemporaryDirectory(prefix="bullpen-") as directory:
+        stamps = Path(directory) / "stamps"
+        order = {"database": url, "redis": redis.url, "strategy": strategy, "stamps": str(stamps)}
+        roles = ["dispatcher"] + (["worker"] if strategy == "queued" else [])
+        children = [
+            Child.module("benchmarks.outbox", "--serve", json.dumps({**order, "role": role}), cwd=ROOT)
+            for role in roles
+        ]
+        committed: dict[str, float] = {}
+        try:
+            for child in children:
+                await asyncio.to_thread(child.wait_for, "ready")
+                child.send_line("go")
+            for number, item in enumerate(items(count + 20)):
+                async with ledger.database.transaction() as connection:
+                    stored = await ledger.enqueuer.enqueue(connection, item)
+                if number >= 20:  # the first ones find connections that are not open yet
+                    committed[str(stored.id)] = time.monotonic()
+                await asyncio.sleep(random.uniform(0.02, 0.06))
+            while sum((await ledger.outbox.counts()).values()):  # noqa: ASYNC110 - the database tells nobody
+                await asyncio.sleep(0.02)
+        finally:
+            for child in children:
+                child.close()
+        arrived = dict(line.split() for line in stamps.read_text().splitlines())
+    took = sorted((float(arrived[row_id]) - at) * 1000 for row_id, at in committed.items())
+    return {"median": statistics.median(took), "95 of 100 within": took[len(took) * 95 // 100], "slowest": took[-1]}
 
 
 # The peer -----------------------------------------------------------------------------------------------------------
@@ -291,6 +337,8 @@ async def measure(arguments: argparse.Namespace) -> None:
                     name = f"{count} dispatchers" + (f" and {count} workers" if strategy == "queued" else "")
                     figures[name] = await measure_delivering(ledger, url, redis, arguments.rows, strategy, count)
                 show(f"delivered, {strategy}", figures)
+                took = await measure_latency(ledger, url, redis, strategy, arguments.messages)
+                show(f"from commit to target, {strategy}, ms", took, unit="ms")
             if arguments.history:
                 show("a claim of 100 rows", await measure_history(ledger, arguments.history), unit="ms")
         if arguments.peer:
@@ -302,6 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=int, default=300, help="for the time from commit to target")
     parser.add_argument("--dispatchers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--peer", help="a Python that has faststream-outbox and asyncpg")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
