@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.testing.rabbitmq import RabbitServer, need_rabbitmq
+from bullpen.testing.rabbitmq import DEAD_LETTER_TIMEOUT_MS, RabbitServer, need_rabbitmq
 
 
 @pytest.mark.timeout(240)
@@ -15,7 +15,7 @@ def test_a_broker_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, 
     need_rabbitmq()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def write_nonsense(self: RabbitServer, names: list[str]) -> None:
+    def write_nonsense(self: RabbitServer, *_: object) -> None:
         (self._directory / "rabbit.conf").write_text("no.such.setting = 1\n")
 
     monkeypatch.setattr(RabbitServer, "_write_configuration", write_nonsense)
@@ -24,3 +24,10 @@ def test_a_broker_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, 
         RabbitServer.start()
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_refused_dead_letter_is_tried_again_as_soon_as_the_guide_says(rabbit: RabbitServer) -> None:
+    told = rabbit.control("eval", "application:get_env(rabbit, dead_letter_worker_publisher_confirm_timeout).")
+
+    assert told.strip() == f"{{ok,{DEAD_LETTER_TIMEOUT_MS}}}"

@@ -22,7 +22,7 @@ from bullpen.plugins.transports.kafka import KafkaClient, KafkaTransport
 from bullpen.ports.bindings import Kafka, KafkaEvent
 from bullpen.ports.transport import Delivery, DeliveryLost
 from bullpen.testing import Child
-from bullpen.testing.contracts.transport import an_event, nothing_comes, quick_policy, take
+from bullpen.testing.contracts.transport import an_event, die_holding_one, nothing_comes, quick_policy, take
 from bullpen.testing.kafka import OFFSET_COMMIT, PRODUCE, MockKafka
 from tests.transports._listening import PATIENCE_S, lines, listening
 
@@ -31,12 +31,13 @@ pytestmark = pytest.mark.timeout(120)
 DONE = Completed(b"null")
 
 
-class Killed(Exception):
-    """Stands for the death of the process at this line."""
-
-
 MakeTransport = Callable[..., KafkaTransport]
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def transport_of(address: str, group: str, session_timeout: int = 2_000) -> KafkaTransport:
+    """For processes of ours."""
+    return KafkaTransport(address, group=group, session_timeout=session_timeout)
 
 
 @pytest.fixture
@@ -377,6 +378,44 @@ async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
     assert len(runs) - len(sent) <= 40, "only what was in flight or not committed yet may run again"
 
 
+@pytest.mark.requirement("X-55")
+async def test_a_dead_member_is_noticed_after_the_session_timeout(
+    make_transport: MakeTransport, kafka: MockKafka, topic: str
+) -> None:
+    """Not before: somebody who is only slow must not lose partitions. Not after that of anybody else: 10 s."""
+    session_ms = 2_000
+    survivor = make_transport(session_timeout=session_ms)
+    await survivor.publish(an_event(topic))
+    arguments = {"address": kafka.address, "group": survivor.group, "session_timeout": session_ms}
+    held, _ = await die_holding_one(f"{__name__}:transport_of", arguments, topic)
+    died = time.monotonic()
+
+    again = await take(await survivor.deliveries(topic, prefetch=1))
+
+    waited_s = time.monotonic() - died
+    assert again.id == held
+    assert 0.6 * session_ms / 1000 < waited_s < 9, "the last heartbeat was up to a quarter earlier"
+    await survivor.settle(again, DONE)
+
+
+@pytest.mark.requirement("X-55")
+async def test_the_last_retry_topic_takes_all_further_failures(
+    make_transport: MakeTransport, door: KafkaDoor, topic: str
+) -> None:
+    transport = make_transport(retry="park", retry_topics=2)
+    await transport.publish(an_event(topic))
+    deliveries = await transport.deliveries(topic, prefetch=1)
+
+    for _ in range(4):
+        await transport.settle(await take(deliveries), Retry("no", "", 1))
+    last = await take(deliveries)
+    await transport.settle(last, DONE)
+
+    assert last.attempt == 5
+    parked = [len([1 async for _ in door.read_all(f"{topic}-retry-{number}")]) for number in (1, 2, 3)]
+    assert parked == [1, 3, 0]
+
+
 async def test_a_delivery_whose_partition_moved_cannot_be_settled(make_transport: MakeTransport, topic: str) -> None:
     transport = make_transport()
     await transport.publish(an_event(topic))
@@ -458,7 +497,7 @@ async def test_waiting_for_other_jobs_is_refused_and_the_record_stays(
 
 @pytest.mark.requirement("X-5", "X-40")
 async def test_a_redrive_that_is_cut_short_loses_nothing_and_may_be_repeated(
-    make_transport: MakeTransport, topic: str, monkeypatch: pytest.MonkeyPatch
+    make_transport: MakeTransport, kafka: MockKafka, topic: str
 ) -> None:
     """Sent, and then the process dies before the tombstone: twice with one identity, never none."""
     transport = make_transport()
@@ -469,20 +508,20 @@ async def test_a_redrive_that_is_cut_short_loses_nothing_and_may_be_repeated(
     store = transport.dead_letters(topic)
     (letter,) = await store.list()
 
-    async def dies(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(store), "_bury", dies)
-        with pytest.raises(Killed):
-            await store.redrive(letter.id)
+    kafka.fail_next(PRODUCE, 0, *[7] * 1_000)  # one record is taken, and then the brokers say: not in time, again
+    arguments = json.dumps({"address": kafka.address, "group": transport.group})
+    with Child.module("tests.transports.redriver", f"{__name__}:transport_of", arguments, topic, cwd=ROOT) as doomed:
+        first = await take(deliveries)
+        doomed.kill()
+        assert "redriven" not in doomed.output
+    kafka.forgive(PRODUCE)
     assert await store.get(letter.id) == letter
+    await transport.settle(first, DONE)
     assert await store.redrive(letter.id) == event.id
 
-    for _ in range(2):
-        came = await take(deliveries)
-        assert (came.id, came.attempt) == (event.id, 1)
-        await transport.settle(came, DONE)
+    second = await take(deliveries)
+    await transport.settle(second, DONE)
+    assert [(came.id, came.attempt) for came in (first, second)] == [(event.id, 1)] * 2
     assert await store.depth() == 0
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from bullpen.app import Bullpen
-from bullpen.errors import ConnectionLost, PermanentError
+from bullpen.errors import PermanentError
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.metrics import MessagingMetrics
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.kafka import KafkaClient
-from bullpen.plugins.transports.memory import MemoryClient
+from bullpen.plugins.transports.memory import MemoryClient, MemoryTransport
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQClient, Topology
 from bullpen.ports.bindings import AnyTransport, SourceEvent
 from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.metrics import Metric, Sample
-from bullpen.ports.transport import Delivery, DeliveryLost
+from bullpen.ports.transport import Delivery
 from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing.contracts.transport import quick_policy
@@ -173,21 +173,18 @@ async def client() -> AsyncIterator[MemoryClient]:
     await made.close()
 
 
-async def test_what_is_refused_or_lost_is_counted(
-    metrics: MessagingMetrics, client: MemoryClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(*_: object, **__: object) -> None:
-        raise ConnectionLost("nobody there")
+async def test_what_is_refused_or_lost_is_counted(metrics: MessagingMetrics, client: MemoryClient) -> None:
+    """The broker goes away under a handler, and stays away."""
+    assert isinstance(client.transport, MemoryTransport)
+    broker = client.transport.broker
 
-    async def lost(delivery: Delivery, outcome: object) -> None:
-        raise DeliveryLost(delivery.source, delivery.id, "its lock ran out")
+    async def handle(_: Delivery) -> None:
+        broker.stop()
 
-    monkeypatch.setattr(client.transport, "settle", lost)
     with listening() as heard:
-        await client.consume("orders", lambda _: None)
+        await client.consume("orders", handle)
         await client.produce("orders", "paid", {"urn": "urn:1"})
         await heard.wait("delivery.lost")
-    monkeypatch.setattr(client.transport, "publish", away)
     with pytest.raises(PublishFailed):
         await client.produce("orders", "paid", {"urn": "urn:2"})
     found = await collect(metrics)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -22,9 +24,11 @@ from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQ
 from bullpen.ports.bindings import RabbitMQ, RabbitMQEvent
 from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.transport import Delivery, NotTakenNow
+from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, quick_policy, take
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, lines, listening
+from tests.transports._tap import BASIC_ACK, tap
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,11 +36,13 @@ DONE = Completed(b"null")
 QUICK = DelayLadder(unit_ms=20, levels=9)
 
 
-class Killed(Exception):
-    """Stands for the death of the process at this line."""
-
-
+ROOT = Path(__file__).resolve().parents[2]
 MakeTransport = Callable[..., RabbitMQTransport]
+
+
+def transport_of(url: str) -> RabbitMQTransport:
+    """For processes of ours."""
+    return RabbitMQTransport(url, topology=Topology(delays=QUICK))
 
 
 def unique(prefix: str = "q") -> str:
@@ -321,29 +327,73 @@ async def test_a_pause_longer_than_the_ladder_goes_round_again(make_transport: M
     await transport.settle(again, DONE)
 
 
+class Minute:
+    """A delivery that wants to be retried through a ladder of its own, whose one queue keeps messages for a minute."""
+
+    def __init__(self, url: str) -> None:
+        self.ladder, self.queue = DelayLadder(unit_ms=60_000, levels=1, prefix=unique("ladder")), unique()
+        self.transport = RabbitMQTransport(url, topology=Topology(delays=self.ladder), publish_timeout=300)
+        self.event = an_event(self.queue)
+
+    async def fails_to_retry(self, error: type[Exception], spoil: Callable[[], Awaitable[object]]) -> None:
+        """The copy has no place: the message comes again with its old number, and its slot is free."""
+        await self.transport.publish(self.event)
+        deliveries = await self.transport.deliveries(self.queue, prefetch=1)
+        delivery = await take(deliveries)
+        await spoil()
+
+        with pytest.raises(error):
+            await self.transport.settle(delivery, Retry("no", "", 60_000))
+
+        self.again = await take(deliveries)
+        assert (self.again.id, self.again.attempt) == (self.event.id, 1)
+        await self.transport.settle(self.again, DONE)
+        await self.transport.aclose()
+
+
 @pytest.mark.requirement("X-61")
-@pytest.mark.parametrize("refusal", [NotTakenNow("no leader"), ConnectionLost("node gone"), ServerRefused("no route")])
-async def test_the_original_is_kept_until_the_copy_is_confirmed(
-    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch, refusal: Exception
-) -> None:
-    """The copy has no place: the message comes again with its old number, and its slot is free."""
-    transport, queue = make_transport(publish_timeout=100), unique()
-    event = an_event(queue)
-    await make_transport().publish(event)
-    deliveries = await transport.deliveries(queue, prefetch=1)
-    delivery = await take(deliveries)
+async def test_the_original_is_kept_when_the_ladder_is_full(rabbit: RabbitServer) -> None:
+    minute = Minute(rabbit.url)
 
-    async def refuse(*_: object) -> None:
-        raise refusal
+    async def fill_up() -> None:
+        name = minute.ladder.prefix
+        limit = ("set_policy", "--apply-to", "queues", name, f"^{name}", '{"max-length": 1}')
+        await asyncio.to_thread(rabbit.control, *limit)
+        with contextlib.suppress(NotTakenNow):
+            for number in range(100):
+                await minute.transport.publish(an_event(minute.queue, number), delay_ms=60_000)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(transport, "send", refuse)
-        with pytest.raises(type(refusal)):
-            await transport.settle(delivery, Retry("no", "", 20))
+    await minute.fails_to_retry(NotTakenNow, fill_up)
 
-    again = await take(deliveries)
-    assert (again.id, again.attempt) == (event.id, 1)
-    await transport.settle(again, DONE)
+
+@pytest.mark.requirement("X-61")
+async def test_the_original_is_kept_when_the_ladder_leads_nowhere(rabbit: RabbitServer) -> None:
+    minute = Minute(rabbit.url)
+
+    async def unbind() -> None:
+        async with await aio_pika.connect(rabbit.url) as connection:
+            channel = await connection.channel()
+            queue = await channel.get_queue(minute.ladder.entrance, ensure=False)
+            await queue.unbind(minute.ladder.entrance, "1.#")
+
+    await minute.fails_to_retry(ServerRefused, unbind)
+
+
+@pytest.mark.requirement("X-61")
+async def test_the_original_is_kept_when_the_connection_breaks_under_the_copy(rabbit: RabbitServer) -> None:
+    async with tap(rabbit.port()) as wire:
+        minute = Minute(f"amqp://guest:guest@127.0.0.1:{wire.port}/")
+
+        async def cut() -> None:
+            wire.cut_at(minute.ladder.entrance.encode())
+            asyncio.get_running_loop().create_task(heal())
+
+        async def heal() -> None:
+            await wire.struck.wait()
+            await asyncio.sleep(1)  # longer than the copy is tried
+            wire.heal()
+
+        await minute.fails_to_retry(ConnectionLost, cut)
 
 
 @pytest.mark.requirement("S-3", "S-4")
@@ -366,7 +416,7 @@ async def test_what_somebody_deleted_is_made_again(make_transport: MakeTransport
 
 @pytest.mark.requirement("X-5", "X-40")
 async def test_a_redrive_that_is_cut_short_loses_nothing_and_may_be_repeated(
-    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+    make_transport: MakeTransport, rabbit: RabbitServer
 ) -> None:
     """Sent, and then the process dies before the entry is removed: twice with one identity, never none."""
     transport, queue = make_transport(), unique()
@@ -377,13 +427,18 @@ async def test_a_redrive_that_is_cut_short_loses_nothing_and_may_be_repeated(
     store = transport.dead_letters(queue)
     (letter,) = await store.list()
 
-    async def dies(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr("bullpen.plugins.transports.rabbitmq._letters._Look.remove", dies)
-        with pytest.raises(Killed):
-            await store.redrive(letter.id)
+    async with tap(rabbit.port()) as wire:
+        wire.hold_at(BASIC_ACK)  # removing the entry is the first thing that it acknowledges
+        arguments = json.dumps({"url": f"amqp://guest:guest@127.0.0.1:{wire.port}/"})
+        with Child.module(
+            "tests.transports.redriver", f"{__name__}:transport_of", arguments, queue, cwd=ROOT
+        ) as doomed:
+            await asyncio.wait_for(wire.struck.wait(), PATIENCE_S)
+            doomed.kill()
+            assert "redriven" not in doomed.output
+    async with asyncio.timeout(PATIENCE_S):
+        while await store.depth() != 1:  # noqa: ASYNC110 - the broker tells nobody that it took it back
+            await asyncio.sleep(0.02)
     assert await store.get(letter.id) == letter
     assert await store.redrive(letter.id) == event.id
 

@@ -113,6 +113,10 @@ class MockKafka:
             codes,
         )
 
+    def forgive(self, request: int) -> None:
+        """Forget the errors that requests of a kind would still have got."""
+        self._call("rd_kafka_mock_clear_request_errors", None, self._cluster, c.c_int16(request))
+
     def close(self) -> None:
         """End all brokers. May be called twice."""
         if self._cluster:
