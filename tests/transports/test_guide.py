@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.transports import HEADER, measure
 from bullpen.plugins.transports.memory import MemoryClient
+from bullpen.testing.rabbitmq import DEAD_LETTER_TIMEOUT_MS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "transports.md").read_text()
 ASPECTS = [
@@ -55,3 +56,9 @@ async def test_the_benchmark_measures() -> None:
     assert min(measured.one_by_one, measured.batched, measured.handled, measured.slow_per_minute) > 0
     assert measured.p99_ms >= measured.p50_ms > 0
     assert measured.row("memory").count("|") == HEADER.splitlines()[0].count("|")
+
+
+@pytest.mark.requirement("S-14", "S-50")
+def test_the_clusters_of_the_tests_run_as_the_guide_tells() -> None:
+    """Retries that outlive a node in time are promised only with this setting."""
+    assert f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {DEAD_LETTER_TIMEOUT_MS}}}]}}]." in GUIDE
