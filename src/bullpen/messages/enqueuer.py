@@ -23,19 +23,18 @@ from typing import Any, Final
 from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ticker import Ticker
-from bullpen.errors import BullpenError, require
+from bullpen.errors import BullpenError, InvalidOption, require
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.message_records import ToPublish
 from bullpen.ledger.messages import SqlMessages
 from bullpen.messages.orders import make_order
 from bullpen.messages.planner import Planner
-from bullpen.ports.messaging import Messaging, PublishFailed
+from bullpen.ports.messaging import Messaging, Outgoing, PublishFailed
 
 __all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions", "read_health"]
 
 logger = logging.getLogger("bullpen.messages")
 
-_IN_FLIGHT: Final = 500
 _RUN: Final = "messages.scheduler.run"
 _SUCCESS: Final = "messages.scheduler.success"
 """Names under which the last run and the last one that succeeded are noted."""
@@ -105,27 +104,7 @@ class Enqueuer:
 
     async def _publish(self, batch: Sequence[ToPublish]) -> int:
         telemetry.emit("messages.claimed", count=len(batch))
-        window = asyncio.Semaphore(_IN_FLIGHT)
-
-        async def send(message: ToPublish) -> str | None:
-            async with window:
-                try:
-                    await self._messaging.produce(
-                        self._queue,
-                        message.occasion,
-                        make_order(message),
-                        # Another publication is another event: a broker that knows ids would drop it as a duplicate.
-                        idempotency_key=f"{message.id}-{message.publication}",
-                        delay=message.delay_ms,
-                    )
-                except PublishFailed as failure:
-                    return failure.reason
-                except BullpenError as error:  # refused before it was sent
-                    logger.error("message %s cannot be published: %s", message.id, error)
-                    return str(error)
-            return None
-
-        problems = await asyncio.gather(*map(send, batch))
+        problems = await self._produce(batch)
         confirmed = [message for message, problem in zip(batch, problems, strict=True) if problem is None]
         refused = [(message, problem) for message, problem in zip(batch, problems, strict=True) if problem is not None]
         telemetry.emit("messages.publishing_done", count=len(confirmed), refused=len(refused))
@@ -138,6 +117,29 @@ class Enqueuer:
             )
         telemetry.emit("messages.published", count=len(confirmed), refused=len(refused))
         return len(confirmed)
+
+    async def _produce(self, batch: Sequence[ToPublish]) -> list[str | None]:
+        """Why each was not taken by the broker; None: it has it."""
+        try:
+            results = await self._messaging.produce_many(self._queue, map(_outgoing, batch))
+        except InvalidOption as error:  # one of them, before anything was sent: the others must not wait for it
+            if len(batch) == 1:
+                logger.error("message %s cannot be published: %s", batch[0].id, error)
+                return [str(error)]
+            return [problem for message in batch for problem in await self._produce([message])]
+        except BullpenError as error:
+            return [str(error)] * len(batch)
+        return [result.reason if isinstance(result, PublishFailed) else None for result in results]
+
+
+def _outgoing(message: ToPublish) -> Outgoing:
+    return Outgoing(
+        name=message.occasion,
+        data=make_order(message),
+        # Another publication is another event: a broker that knows ids would drop it as a duplicate.
+        idempotency_key=f"{message.id}-{message.publication}",
+        delay=message.delay_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

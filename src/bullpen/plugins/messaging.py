@@ -14,7 +14,7 @@ import difflib
 import inspect
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -42,7 +42,7 @@ from bullpen._kernel.outcome import (
 from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, require
 from bullpen.plugins._reports import Reports
-from bullpen.ports.messaging import EventData, Handler, PublishFailed
+from bullpen.ports.messaging import EventData, Handler, Outgoing, PublishFailed
 from bullpen.ports.transport import (
     Deliveries,
     Delivery,
@@ -50,6 +50,7 @@ from bullpen.ports.transport import (
     Event,
     Features,
     NotTakenNow,
+    PublishesMany,
     Receipt,
     Transport,
     Tries,
@@ -137,20 +138,52 @@ class MessagingClient(Generic[ReceiptT]):
         return await self.send(event, delay=delay)
 
     async def produce_many(
-        self, queue: str, events: Iterable[tuple[str, EventData]], **options: Any
+        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Any
     ) -> list[ReceiptT | PublishFailed]:
-        """Send many; one result per event, in order: its receipt, or why it was not taken. All are checked first."""
-        made = [self.event(queue, name, data, **options) for name, data in events]
+        """Send many; one result per event, in order: its receipt, or why it was not taken. All are checked first.
+
+        `options` are for all of them; an event that needs its own key or delay is an `Outgoing`.
+        """
+        made = [self._outgoing(queue, one, options) for one in events]
+        self._must_be_open()
+        found: list[ReceiptT | PublishFailed | None] = [None] * len(made)
+        if len(made) > 1 and isinstance(self.transport, PublishesMany):
+            found = await self._send_batch(self.transport, made)
         window = asyncio.Semaphore(_MOST_IN_FLIGHT)
 
-        async def send(event: Event) -> ReceiptT | PublishFailed:
+        async def send(number: int) -> None:
             async with window:
                 try:
-                    return await self.send(event)
+                    found[number] = await self.send(made[number][0], delay=made[number][1])
                 except PublishFailed as failure:
-                    return failure
+                    found[number] = failure
 
-        return list(await asyncio.gather(*map(send, made)))
+        await asyncio.gather(*(send(number) for number, result in enumerate(found) if result is None))
+        return [result for result in found if result is not None]
+
+    def _outgoing(
+        self, queue: str, one: Outgoing | tuple[str, EventData], options: Mapping[str, Any]
+    ) -> tuple[Event, int]:
+        given = one if isinstance(one, Outgoing) else Outgoing(name=one[0], data=one[1])
+        own = {} if given.idempotency_key is None else {"idempotency_key": given.idempotency_key}
+        event = self.event(queue, given.name, given.data, **{**options, **own})
+        return event, self._delay_ms(given.delay)
+
+    async def _send_batch(
+        self, transport: PublishesMany[ReceiptT], events: Sequence[tuple[Event, int]]
+    ) -> list[ReceiptT | PublishFailed | None]:
+        """None: not taken this time, and worth trying again alone, where a broker that is away is waited for."""
+        started = time.monotonic()
+        found: list[ReceiptT | PublishFailed | None] = []
+        for (event, _), result in zip(events, await transport.publish_many(events), strict=True):
+            if isinstance(result, ConnectionLost | NotTakenNow):
+                found.append(None)
+            elif isinstance(result, BullpenError):
+                found.append(self._failed(event, result))
+            else:
+                self._reports.published(event, result.id, time.monotonic() - started)
+                found.append(result)
+        return found
 
     def event(
         self,
@@ -190,20 +223,27 @@ class MessagingClient(Generic[ReceiptT]):
     async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
         """Send a checked event. A broker that is away or full is tried again until the deadline; the id stays the
         same."""
-        delay_ms = to_ms("delay", delay)
-        if delay_ms and not self.features.delays:
-            raise InvalidOption("delay", f"0, because {self.label} cannot hold messages back", delay)
+        delay_ms = self._delay_ms(delay)
         self._must_be_open()
         started = time.monotonic()
         try:
             receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
         except Exception as error:  # translated once, whatever the transport was: the cause is chained
-            failure = PublishFailed(event.source, str(error) or type(error).__name__)
-            failure.__cause__ = error
-            self._reports.publish_failed(event, failure)
-            raise failure from error
+            raise self._failed(event, error) from error
         self._reports.published(event, receipt.id, time.monotonic() - started)
         return receipt
+
+    def _failed(self, event: Event, error: Exception) -> PublishFailed:
+        failure = PublishFailed(event.source, str(error) or type(error).__name__)
+        failure.__cause__ = error
+        self._reports.publish_failed(event, failure)
+        return failure
+
+    def _delay_ms(self, delay: int | timedelta) -> int:
+        delay_ms = to_ms("delay", delay)
+        if delay_ms and not self.features.delays:
+            raise InvalidOption("delay", f"0, because {self.label} cannot hold messages back", delay)
+        return delay_ms
 
     async def _publish(self, event: Event, delay_ms: int, give_up_at: float) -> ReceiptT:
         pause_s, before = _SHORTEST_PAUSE_S, ""

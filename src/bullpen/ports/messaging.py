@@ -8,7 +8,8 @@ which client stands behind it. Elsewhere: the one implementation (`bullpen.plugi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NotRequired, Protocol, Required, TypedDict
 
@@ -16,7 +17,7 @@ from bullpen._kernel.outcome import Outcome, Result
 from bullpen.errors import BullpenError
 from bullpen.ports.transport import Delivery, Features, Receipt_co
 
-__all__ = ["Consumer", "EventData", "Handler", "Messaging", "PublishFailed"]
+__all__ = ["Consumer", "EventData", "Handler", "Messaging", "Outgoing", "PublishFailed"]
 
 
 class EventData(TypedDict):
@@ -24,6 +25,16 @@ class EventData(TypedDict):
 
     urn: Required[str]
     payload: NotRequired[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """One of many events to produce; the fields are the arguments of `produce`."""
+
+    name: str
+    data: EventData
+    idempotency_key: str | None = None
+    delay: int | timedelta = 0
 
 
 Handler = Callable[[Delivery], Awaitable[Any] | Any]
@@ -86,6 +97,13 @@ class Messaging(Protocol[Receipt_co]):
 
         With an `idempotency_key` the same (name, urn, key) always has the same id.
         """
+        ...
+
+    async def produce_many(
+        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Any
+    ) -> Sequence[Receipt_co | PublishFailed]:
+        """Send many, for less than one by one where the broker allows. One result per event, in order: its receipt, or
+        why it was not taken. Raises InvalidOption before anything is sent if one of them is wrong."""
         ...
 
     async def consume(

@@ -8,9 +8,9 @@ the outcome true. Elsewhere: the client that programs use (`bullpen.ports.messag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from bullpen._kernel.backoff import Backoff, UnknownBackoff
 from bullpen._kernel.outcome import Outcome
@@ -27,6 +27,7 @@ __all__ = [
     "Health",
     "NotTakenNow",
     "Published",
+    "PublishesMany",
     "Receipt",
     "Settled",
     "Transport",
@@ -299,4 +300,16 @@ class Transport(Protocol[Receipt_co]):
 
     async def aclose(self) -> None:
         """Give back what is unsettled and let go of the broker. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class PublishesMany(Protocol[Receipt_co]):
+    """A transport for which many events at once are cheaper than one by one. Others need not have it."""
+
+    async def publish_many(self, events: Sequence[tuple[Event, int]]) -> Sequence[Receipt_co | BullpenError]:
+        """Hand over events, each with its delay in milliseconds; returns when the broker has said something to each.
+
+        One result per event, in order: its receipt, or what `publish` would have raised for it.
+        """
         ...

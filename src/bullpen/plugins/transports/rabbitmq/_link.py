@@ -181,8 +181,7 @@ class Link:
         try:
             yield channel
         except DeliveryError as refusal:
-            if not isinstance(refusal, PublishError) and self._publisher is channel:
-                self._publisher = None
+            self.note_refusal(channel, refusal)
             raise
         finally:
             self._publishes[channel] -= 1
@@ -191,6 +190,12 @@ class Link:
                 if self._publisher is not channel:
                     with contextlib.suppress(*TRANSLATED):
                         await channel.close()
+
+    def note_refusal(self, channel: AbstractChannel, refusal: BaseException | None) -> None:
+        """For whoever reads confirms himself: the next publish gets another channel, if this is a reason to."""
+        is_refused = isinstance(refusal, DeliveryError) and not isinstance(refusal, PublishError)
+        if is_refused and self._publisher is channel:
+            self._publisher = None
 
     async def _ready_publisher(self) -> AbstractChannel:
         connection = await self.connection()

@@ -22,9 +22,11 @@ from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, ServerRefused, require
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import letter_of
+from bullpen.plugins.transports.rabbitmq._batch import MOST, Outgoing, send_all
 from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters
 from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate
 from bullpen.plugins.transports.rabbitmq._messages import (
+    content_of,
     copy_of,
     delay_left_ms,
     delivery_of,
@@ -49,6 +51,8 @@ __all__ = ["RabbitMQTransport"]
 
 LABEL: Final = "RabbitMQ"
 _DEFAULT_EXCHANGE: Final = ""
+_BATCHES_UNDER_WAY: Final = 4
+"""While the broker writes one to disk, the next are on their way."""
 
 
 class RabbitMQTransport:
@@ -102,12 +106,8 @@ class RabbitMQTransport:
             headers=event.headers,
             tries=event.tries,
         )
-        if delay_ms:
-            exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
-            message = message_of(named, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
-        else:
-            exchange, key = self._topology.exchange, self._topology.routing_key(spec, event.name)
-            message = message_of(named)
+        exchange, key, left_ms = self._route(spec, event.name, delay_ms)
+        message = message_of(named, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
         await self.declare(spec)
         try:
             await self.send(exchange, key, message)
@@ -117,6 +117,66 @@ class RabbitMQTransport:
             self.forget(spec)  # somebody may have deleted it
             raise
         return Published(event_id, event.source)
+
+    def _route(self, spec: QueueSpec, name: str, delay_ms: int) -> tuple[str, str, int]:
+        """Exchange, routing key, and what remains of the delay after one way down the ladder."""
+        if delay_ms:
+            return self._topology.delays.route(spec.name, delay_ms)
+        return self._topology.exchange, self._topology.routing_key(spec, name), 0
+
+    async def publish_many(self, events: Sequence[tuple[Event, int]]) -> list[Published | BullpenError]:
+        """Each has a confirm of its own; they share writes. What cannot be in a batch goes alone."""
+        window = asyncio.Semaphore(_BATCHES_UNDER_WAY)
+
+        async def send(part: Sequence[tuple[Event, int]]) -> list[Published | BullpenError]:
+            async with window:
+                done = await self._publish_batch(part)
+                for number in range(len(part)):
+                    if number not in done:
+                        done[number] = await self._publish_alone(*part[number])
+                return [done[number] for number in range(len(part))]
+
+        parts = (events[at : at + MOST] for at in range(0, len(events), MOST))
+        return [result for results in await asyncio.gather(*map(send, parts)) for result in results]
+
+    async def _publish_alone(self, event: Event, delay_ms: int) -> Published | BullpenError:
+        try:
+            return await self.publish(event, delay_ms=delay_ms)
+        except BullpenError as error:
+            return error
+
+    async def _publish_batch(self, events: Sequence[tuple[Event, int]]) -> dict[int, Published | BullpenError]:
+        """Results by number; those that are missing were not sent."""
+        results: dict[int, Published | BullpenError] = {}
+        batch: dict[str, tuple[int, Outgoing]] = {}
+        for number, (event, delay_ms) in enumerate(events):
+            if not event.id or event.id in batch or event.id in self._publishing:
+                continue  # the driver matches a returned message with its publish by id
+            try:
+                spec = self.spec(event.source)
+                exchange, key, left_ms = self._route(spec, event.name, delay_ms)
+                body, properties = content_of(event, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
+                await self.declare(spec)
+            except BullpenError as error:
+                results[number] = error
+                continue
+            batch[event.id] = number, Outgoing(exchange, key, properties, body)
+        ended = asyncio.Event()
+        self._publishing |= dict.fromkeys(batch, ended)
+        try:
+            found = await send_all(
+                self._link, [outgoing for _, outgoing in batch.values()], timeout_s=self._publish_timeout_s
+            )
+        finally:
+            for event_id in batch:
+                del self._publishing[event_id]
+            ended.set()
+        for (number, _), problem in zip(batch.values(), found or (), strict=found is not None):
+            event = events[number][0]
+            if isinstance(problem, ServerRefused) and not isinstance(problem, NotTakenNow):
+                self.forget(self.spec(event.source))  # somebody may have deleted it
+            results[number] = problem or Published(event.id, event.source)
+        return results
 
     async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> _Consumption:
         if ordered:
