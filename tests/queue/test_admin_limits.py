@@ -255,8 +255,17 @@ class TestTimers:
     @staticmethod
     def wakeups() -> Wakeups:
         connection = Connection("redis://localhost:1")  # never opened: only the timers are of interest
+
+        async def look_after(*_: object) -> None:
+            raise AssertionError("nobody listens")
+
         return Wakeups(
-            Door(connection), "marker", connection.clock, drain_delay_ms=30_000, clock_offset_ms=0, on_error=print
+            *(Door(connection), "marker", connection.clock),
+            drain_delay_ms=30_000,
+            clock_offset_ms=0,
+            may_lend=lambda: False,
+            look_after=look_after,
+            on_error=print,
         )
 
     @pytest.mark.requirement("Q-38", "W-85")

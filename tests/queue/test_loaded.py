@@ -17,6 +17,8 @@ from tests.conftest import StartServer
 
 ROUNDS = 4
 """A server that loses its core to somebody else looks slow; that it was fast once shows what a call costs."""
+_TAKE = 3 + 14 + 6
+"""Where an exchange says how many jobs it takes: behind command, script, number of keys, keys."""
 
 
 @pytest.mark.requirement("Q-59", "Q-60", "Q-61", "Q-62", "X-104")
@@ -51,7 +53,8 @@ def slow_calls(server: RedisServer) -> list[tuple[str, float]]:
         words = entry["command"].split()
         name = names.get(words[1].decode(), "") if words[0].lower() in (b"evalsha", b"evalsha_ro") else ""
         taken_ms = entry["duration"] / 1000
-        # The takes that fill the queue bring a hundred jobs each; the limit is that of one.
+        if name == "exchange" and words[_TAKE] == b"100":
+            continue  # those fill the queue; the limit is that of one
         if name in limits and taken_ms > limits[name]:
             slow.append((name, taken_ms))
     return slow

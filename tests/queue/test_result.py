@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import InvalidOption, JobFailed, JobNotFound, PermanentError, QueueClosed, ResultTimeout
-from bullpen.queue import Job, JobState
+from bullpen.queue import Job, JobState, Queue
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
 
@@ -209,3 +209,43 @@ class TestFailures:
         kit.redis.xtrim(kit.base + "events", maxlen=1, approximate=False)
 
         assert await soon(asyncio.gather(*waiting)) == [1, 2]
+
+
+class TestWithoutAsking:
+    """A job that was added while results are listened to, with nothing heard since: its end is still to come."""
+
+    async def listening(self, kit: Kit) -> Queue:
+        queue = kit.queue()
+        await kit.work(nothing)
+        await (await queue.add("first")).result(5_000)
+        return queue
+
+    async def test_the_result_is_not_asked_for(self, kit: Kit) -> None:
+        queue = await self.listening(kit)
+        asked = "cmdstat_evalsha"
+        kit.command("CONFIG", "RESETSTAT")
+
+        for _ in range(10):
+            await (await queue.add("a")).result(5_000)
+
+        # An add, a take and a settle each; the question for the result would be the fourth.
+        assert kit.redis.info("commandstats")[asked]["calls"] <= 35  # a look of the idle worker may come between
+
+    async def test_an_end_that_was_heard_before_the_wait_is_asked_for(self, kit: Kit) -> None:
+        """The event has passed, and nobody waited for it."""
+        queue = await self.listening(kit)
+        job = await queue.add("a")
+        await kit.until(lambda: job.id in kit.zset("completed"), "it is done")
+        await (await queue.add("b")).result(5_000)  # its event comes later, so ours was heard of
+
+        assert await job.result(5_000) is None
+
+    async def test_a_job_that_was_taken_away_in_silence_is_missed_after_a_while(self, kit: Kit) -> None:
+        """Whoever drains a queue tells of no single job."""
+        queue = await self.listening(kit)
+        await queue.pause()
+        job = await queue.add("a")
+        kit.command("DEL", f"{kit.base}{job.id}", f"{kit.base}wait")
+
+        with pytest.raises(JobNotFound):
+            await job.result(10_000)

@@ -137,13 +137,18 @@ class QueueActions:
                 return False, None
         raise JobNotFound(self.name, job_id)
 
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any:
+    @property
+    def heard(self) -> int | None:
+        """How many finished jobs were heard of so far; None while nobody listens."""
+        return None if self._results is None else self._results.heard
+
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any:
         from bullpen.queue.events import ResultListener
 
         timeout_ms = None if timeout is None else to_ms("timeout", timeout)
         if self._results is None:
             self._results = ResultListener(self._door.connection, self._keys, self)
-        return await self._results.wait(job_id, timeout_ms)
+        return await self._results.wait(job_id, timeout_ms, heard)
 
     async def aclose(self) -> None:
         if self._results is not None:

@@ -130,9 +130,14 @@ class Adder:
     def _next_batch(self) -> list[PackedJob]:
         """At most 200 jobs and 1 MiB of one durability, at least one."""
         waiting, size, count = self._waiting, 0, 0
+        level = waiting[0].durability
         for packed in waiting[:MOST_JOBS_PER_CALL]:
             size += packed.size
-            if count and (size > MOST_BYTES_PER_CALL or not _is_same(packed.durability, waiting[0].durability)):
+            if count and (
+                size > MOST_BYTES_PER_CALL
+                # Nearly always the very same, and comparing fields takes longer than the rest.
+                or (packed.durability is not level and packed.durability != level)
+            ):
                 break
             count += 1
         self._waiting = waiting[count:]
@@ -142,11 +147,12 @@ class Adder:
         """One call; never raises."""
         try:
             level = batch[0].durability
-            sent_at = time.monotonic()
+            sent_at, heard = time.monotonic(), self._actions.heard
             reply, is_late = await self._call(batch, caller, level)
             now_ms, first_number, taken = reply
             self._door.connection.clock.observe(now_ms - self._clock_offset_ms, sent_at, time.monotonic())
             duplicates = read_duplicates(taken)
+            confirmed = None if level == MEMORY else str(level)
             for index, packed in enumerate(batch):
                 if packed.future.done():
                     continue
@@ -154,11 +160,13 @@ class Adder:
                     job = self._duplicate(packed, *duplicates[index])
                 else:
                     job = Job(self._actions, packed.created(first_number + index, now_ms))
+                    if heard is not None:
+                        job.heard = heard
                 if is_late:
                     packed.future.set_exception(DurabilityUnknown(self._keys.name, job, str(level)))
                     continue
-                if level != MEMORY:
-                    job.durability = str(level)
+                if confirmed is not None:
+                    job.durability = confirmed
                 packed.future.set_result(job)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
             _fail(batch, error)
@@ -197,7 +205,3 @@ def _fail(batch: list[PackedJob], error: Exception) -> None:
         if not packed.future.done():
             packed.future.set_exception(error)
             packed.future.exception()  # a caller that was cancelled does not ask; that is no bug
-
-
-def _is_same(one: Durability, other: Durability) -> bool:
-    return one is other or one == other  # nearly always the very same, and comparing fields takes longer than the rest

@@ -46,6 +46,36 @@ class Caller:
         self._number += 1
         return await self.repeat(keys, make_args, queue=queue, deadline_s=deadline_s)
 
+    async def call_after(
+        self,
+        door: Door,
+        command: Sequence[str | bytes | int | float],
+        keys: Sequence[str | bytes],
+        make_args: Callable[[int], list[Any]],
+        *,
+        queue: str,
+        within_s: float,
+    ) -> tuple[Any, Any]:
+        """The next call, sent behind a blocking command on a door of its own: the server begins it by itself when the
+        command is answered, which saves a round trip at the moment that counts.
+
+        Returns both replies. The command's may be the error it was refused with, or None because it was lost; the
+        call itself is then repeated without it, until it is answered.
+        """
+        self._number += 1
+        first: Any = None
+        try:
+            first, reply = await door.call_then_evaluate(
+                command, self._script, keys, make_args(self._number), within_s=within_s
+            )
+            if not isinstance(reply, Exception):
+                return first, reply
+        except ConnectionLost:
+            if door.closed:
+                raise
+            await asyncio.sleep(door.reconnect_wait_s())
+        return first, await self.repeat(keys, make_args, queue=queue, deadline_s=None)
+
     async def repeat(
         self,
         keys: Sequence[str | bytes],

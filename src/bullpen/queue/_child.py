@@ -99,7 +99,7 @@ class ParentActions:
     async def remove_unprocessed_children(self, job_id: str) -> int:
         return int(await self._ask("remove_unprocessed_children", job_id))
 
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any:
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
 
 

@@ -8,6 +8,8 @@ Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`_re
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, assert_never
 
 from bullpen._kernel import json
@@ -56,7 +58,7 @@ class ExchangeReply(NamedTuple):
     limited_ms: int
     """> 0: a rate limit lets nobody take a job for so long."""
     next_due_ms: int
-    """When the next delayed job is due (0: none, or not asked because all slots were filled)."""
+    """When the next delayed job is due (0: none, or nothing was to be taken)."""
     has_more: bool
     """Ready jobs were left behind."""
 
@@ -97,37 +99,62 @@ class Exchange:
         self._between = (MOST_BYTES, worker_name, limit.max if limit else "", limit.duration_ms if limit else "")
         self._dead_letter_base = dead_letters.base if dead_letters else ""
         self._metrics_minutes = "" if metrics_minutes is None else metrics_minutes
+        self._token = ""
+        self.is_unanswered = False
+        """A look behind a blocked read was sent, and nobody knows yet what became of it."""
 
     async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
         """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
-        token = ""
-
-        def make_args(number: int) -> list[Any]:
-            nonlocal token
-            # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same
-            # job here.
-            token = f"{self._caller.id}:{number}"
-            args: list[Any] = [
-                *self._before_number,
-                number,
-                self._call_ttl_ms,
-                token,
-                self._lock_ms,
-                take,
-                *self._between,
-            ]
-            args.extend((self._dead_letter_base, self._metrics_minutes, len(settlements)))
-            for job, outcome in settlements:
-                self._pack(args, job, outcome)
-            return args
-
         sent_at = time.monotonic()
+        make_args = partial(self._arguments, settlements, take)
         reply = await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None)
-        now_ms, codes, taken, limited_ms, next_due_ms, more = reply
-        self._clock.observe(now_ms - self._clock_offset_ms, sent_at, time.monotonic())
-        return ExchangeReply(
-            now_ms, codes, [self._unpack(fields, token) for fields in taken], limited_ms, next_due_ms, more == 1
+        self._clock.observe(reply[0] - self._clock_offset_ms, sent_at, time.monotonic())
+        return self._read(reply)
+
+    async def run_after(
+        self, door: Door, command: tuple[str | float, ...], *, take: int, within_s: float
+    ) -> tuple[Any, ExchangeReply]:
+        """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
+
+        Returns both replies; see `Caller.call_after` about the first.
+        """
+        self.is_unanswered = True
+        make_args = partial(self._arguments, (), take)
+        first, reply = await self._caller.call_after(
+            door, command, self._keys, make_args, queue=self._queue, within_s=within_s
         )
+        self.is_unanswered = False
+        return first, self._read(reply)
+
+    async def void(self) -> ExchangeReply:
+        """End a call whose answer was not waited for: what it took is told, and if it was not run yet it never will."""
+        make_args = partial(self._arguments, (), 0)
+        reply = await self._caller.repeat(self._keys, make_args, queue=self._queue, deadline_s=None)
+        self.is_unanswered = False
+        return self._read(reply)
+
+    def _arguments(self, settlements: Sequence[Settlement], take: int, number: int) -> list[Any]:
+        # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same job.
+        self._token = f"{self._caller.id}:{number}"
+        args: list[Any] = [
+            *self._before_number,
+            number,
+            self._call_ttl_ms,
+            self._token,
+            self._lock_ms,
+            take,
+            *self._between,
+        ]
+        args.extend((self._dead_letter_base, self._metrics_minutes, len(settlements)))
+        for job, outcome in settlements:
+            self._pack(args, job, outcome)
+        return args
+
+    def _read(self, reply: Any) -> ExchangeReply:
+        now_ms, codes, taken, limited_ms, next_due_ms, more = reply
+        token = self._token
+        jobs = [self._unpack(fields, token) for fields in taken]
+        return ExchangeReply(now_ms, codes, jobs, limited_ms, next_due_ms, more == 1)
 
     def _pack(self, args: list[Any], job: Job, outcome: Outcome) -> None:
         match outcome:

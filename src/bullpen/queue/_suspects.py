@@ -44,6 +44,8 @@ class Suspects:
         self._others_ended = asyncio.Event()
         self.waiting = 0
         """Suspects that wait or run; while there is one, nothing else is taken."""
+        self.have_ended = False
+        """One of them has ended since the worker last asked."""
 
     def note_running(self, running: int) -> None:
         """Called whenever a run ends: with only suspects left, the next of them may begin."""
@@ -76,3 +78,4 @@ class Suspects:
         finally:
             self._is_alone = False
             self.waiting -= 1
+            self.have_ended = True

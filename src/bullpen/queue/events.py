@@ -29,6 +29,7 @@ logger = logging.getLogger("bullpen.events")
 _BLOCK_MS = 5_000
 _SECONDS_AFTER_BLOCK = 2.0
 _PAGE = 1_000
+_ASK_AFTER_S = 1.0
 
 
 class _Closed(Exception):
@@ -105,11 +106,9 @@ class EventStream:
         Both commands go in one write, and a server runs what one client sent together without another in between.
         """
         assert self._position is not None
-        known, reply = await self._door.call_many(
-            [
-                ("XRANGE", self._keys.events, self._position, self._position),
-                ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position),
-            ],
+        known, reply = await self._door.call_two(
+            ("XRANGE", self._keys.events, self._position, self._position),
+            ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position),
             within_s=_BLOCK_MS / 1000 + _SECONDS_AFTER_BLOCK,
         )
         for answer in (known, reply):
@@ -211,16 +210,29 @@ class ResultListener:
         self._door = Door(connection, client_name(keys.prefix, keys.name) + ":qe", key=keys.base)
         self._stream = EventStream(self._door, keys, None)
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
+        self._heard = 0
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def wait(self, job_id: str, timeout_ms: int | None) -> Any:
+    @property
+    def heard(self) -> int | None:
+        """How many finished jobs were heard of so far; None while the position is not fixed."""
+        return self._heard if self._ready is not None and self._ready.done() else None
+
+    async def wait(self, job_id: str, timeout_ms: int | None, heard: int | None) -> Any:
+        """`heard` is our count from before the job was sent, if there was one. When nothing was heard of since, the
+        job's end is still to come, and asking for it would be in vain: that spares a third of the commands of a short
+        job. But whoever removes a job need not say so, hence a look when nothing comes for a while."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waits = self._waits.setdefault(job_id, [])
         waits.append(future)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000) as limit:
                 await self._listen()
+                if heard is not None and heard == self._heard:
+                    await asyncio.wait([future], timeout=_ASK_AFTER_S)
+                    if future.done():
+                        return future.result()
                 # After the position is fixed: either the job has finished already, or its event is still to come.
                 try:
                     finished, value = await self._actions.read_result(job_id)
@@ -271,14 +283,16 @@ class ResultListener:
         while True:
             lost, entries = await self._stream.next_page()
             for entry_id, fields in entries:
-                if self._waits:
-                    self._resolve(entry_id, fields)
+                self._resolve(entry_id, fields)
             if lost:
                 await self._ask_again()
 
     def _resolve(self, entry_id: bytes, fields: list[bytes]) -> None:
         kind = fields[1]
         if kind not in (b"completed", b"failed"):
+            return
+        self._heard += 1
+        if not self._waits:
             return
         event = Event.parse(entry_id, fields)
         for future in self._waits.get(event.job_id or "", ()):

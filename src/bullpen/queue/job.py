@@ -62,7 +62,7 @@ class JobActions(Protocol):
     async def add_log(self, job_id: str, line: str, keep: int) -> int: ...
     async def update_data(self, job_id: str, data: bytes) -> None: ...
     async def state_of(self, job_id: str) -> JobState: ...
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None) -> Any: ...
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any: ...
     async def read_logs(self, job_id: str) -> list[str]: ...
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
@@ -73,7 +73,22 @@ class Job:
     Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.
     """
 
-    __slots__ = ("_actions", "_loop", "added", "blocked_by", "cancelled", "durability", "id", "record", "token")
+    __slots__ = (
+        "_actions",
+        "_loop",
+        "added",
+        "blocked_by",
+        "cancelled",
+        "durability",
+        "heard",
+        "id",
+        "record",
+        "token",
+    )
+
+    heard: int
+    """Of a job that was added here while results were listened to: how many had been heard of just before. Else not
+    set: nearly no job needs it, and all would pay."""
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
         self._actions = actions
@@ -228,7 +243,7 @@ class Job:
         Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
         is gone.
         """
-        return await self._actions.wait_result(self.id, timeout)
+        return await self._actions.wait_result(self.id, timeout, getattr(self, "heard", None))
 
     @property
     def sync(self) -> SyncJob:

@@ -231,6 +231,8 @@ class Worker:
     def pause(self) -> None:
         """Take no more jobs here; running ones go on. Other workers are not affected."""
         self._paused = True
+        if self._has_begun:
+            self._wakeups.changed.set()
 
     def resume(self) -> None:
         self._paused = False
@@ -275,8 +277,11 @@ class Worker:
             clock,
             drain_delay_ms=options.drain_delay_ms,
             clock_offset_ms=options.clock_offset_ms,
+            may_lend=lambda: self._free_slots() > 0,
+            look_after=self._look_after,
             on_error=self._reports.tell_error,
         )
+        self._lent = self._new_exchange()
         self._suspects = Suspects(self._actions, keys)
         self._threads: ThreadPoolExecutor | None = None
         self._execute: Callable[[Job, float | None], Coroutine[Any, Any, Result]]
@@ -352,6 +357,7 @@ class Worker:
         for sweeping in self._sweeping:
             sweeping.cancel()
         await self._wakeups.stop(self._door, self._listener)
+        await self._end_lent_look()
         await self._wait_for_running(self._close_timeout_s)
         if self._running:
             await self._cancel_running()
@@ -381,6 +387,23 @@ class Worker:
             self._threads.shutdown(wait=False, cancel_futures=True)
         await self._reports.drain(_CANCEL_GRACE_S)
         self._ended.set()
+
+    async def _end_lent_look(self) -> None:
+        """The blocked read could not be ended in order. The look behind it may have taken a job, or may do so yet: find
+        out, and see to it that no late copy does."""
+        if not self._lent.is_unanswered or self._door.is_lost:
+            return
+        try:
+            async with asyncio.timeout(self._connection.command_timeout_s):
+                reply = await self._lent.void()
+        except (TimeoutError, ConnectionLost, ServerRefused) as error:
+            logger.warning(
+                "queue %r: a last look has no answer (%s); a job it took returns when its lock ends",
+                self.queue_name,
+                error or "no answer in time",
+            )
+            return
+        self._start_all(reply.taken)
 
     async def _wait_for_running(self, timeout_s: float) -> None:
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -440,6 +463,9 @@ class Worker:
         wakeups = self._wakeups
         while True:
             take = self._free_slots()
+            if wakeups.is_lent and not self._settled and (not self._may_take() or (wakeups.should_look and not take)):
+                await wakeups.release(self._door)
+                continue
             must_look = wakeups.should_look if take else wakeups.has_marker
             if not self._settled and not must_look:
                 if self._abandoned:
@@ -457,21 +483,35 @@ class Worker:
             finally:
                 self._asked -= take
             self._last_exchange = time.monotonic()
-            for settlement, code in zip(settlements, reply.codes, strict=True):
-                self._on_code(settlement, code)
-            for job in reply.taken:
-                self._start(job)
+            self._on_codes(settlements, reply.codes)
+            self._start_all(reply.taken)
             if take:
-                self._plan_next_look(reply, take, called_meanwhile=wakeups.calls != calls)
+                self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
+
+    async def _look_after(self, door: Door, read: tuple[str | float, ...], within_s: float) -> Any:
+        """A blocked read with a look for one job behind it. Returns what was read."""
+        self._asked += 1
+        calls = self._wakeups.calls
+        try:
+            read_reply, reply = await self._lent.run_after(door, read, take=1, within_s=within_s)
+        finally:
+            self._asked -= 1
+        self._last_exchange = time.monotonic()
+        self._start_all(reply.taken)
+        self._plan_next_look(reply, called_meanwhile=self._wakeups.calls != calls)
+        return read_reply
+
+    def _may_take(self) -> bool:
+        return not (self._stopping or self._paused or self._wakeups.is_limited or self._suspects.waiting)
 
     def _free_slots(self) -> int:
-        if self._stopping or self._paused or self._wakeups.is_limited or self._suspects.waiting:
+        if not self._may_take():
             return 0
         # Outcomes that wait for the next exchange have freed their slot already.
         return min(self.options.concurrency - len(self._running) - self._asked, self._most_per_take)
 
-    def _plan_next_look(self, reply: ExchangeReply, take: int, *, called_meanwhile: bool) -> None:
-        self._wakeups.should_look = called_meanwhile or reply.has_more or len(reply.taken) == take
+    def _plan_next_look(self, reply: ExchangeReply, *, called_meanwhile: bool) -> None:
+        self._wakeups.should_look = called_meanwhile or reply.has_more
         if reply.limited_ms > 0:
             self._wakeups.limit(reply.limited_ms / 1000)
         elif reply.next_due_ms:
@@ -498,18 +538,24 @@ class Worker:
 
     # ---- one job ----------------------------------------------------------------------------------------------
 
+    def _start_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._start(job)
+        if self._reports.are_wanted("active"):  # asked once per batch; no task has had its first step yet
+            for job in jobs:
+                if job in self._running:
+                    self._reports.tell("active", job)
+
     def _start(self, job: Job) -> None:
         if job.id in self._tokens:
             # An earlier run of the same job lost its lock here and does not know yet.
             self._on_locks_lost([(job.id, self._tokens[job.id])])
         self._tokens[job.id] = job.token
-        if self._stopping or self._suspects.is_alone:
+        if self._stopping or self._paused or self._suspects.is_alone:
             # It came with an exchange that was in flight; it has not begun, so it simply goes back.
             self._settled.append(Settlement(job, Waiting()))
             return
         self._running[job] = self._loop.create_task(self._run_one(job))
-        if self._reports.are_wanted("active"):
-            self._reports.tell("active", job)
 
     async def _run_one(self, job: Job) -> None:
         started = time.monotonic()
@@ -541,8 +587,9 @@ class Worker:
         del self._running[job]
         if self._suspects.waiting:
             self._suspects.note_running(len(self._running))
-        elif is_suspect(job):
-            self._wakeups.look_now()  # nothing was taken while it ran
+        elif self._suspects.have_ended:
+            self._suspects.have_ended = False
+            self._wakeups.look_now()  # nothing was taken while they waited and ran
         if outcome is None:
             self._forget_lock(job)
             held_ms = int((time.monotonic() - started) * 1000)
@@ -637,13 +684,20 @@ class Worker:
         if self._tokens.get(job.id) == job.token:  # a later run of the same job may have its own by now
             del self._tokens[job.id]
 
-    def _on_code(self, settlement: Settlement, code: int) -> None:
-        job, outcome = settlement
-        if code == DONE and type(outcome) is Completed:  # nearly all of them: straight through
-            self._forget_lock(job)
-            if self._reports.are_wanted("completed"):
+    def _on_codes(self, settlements: list[Settlement], codes: list[int]) -> None:
+        is_told, tokens = self._reports.are_wanted("completed"), self._tokens
+        for settlement, code in zip(settlements, codes, strict=True):
+            job, outcome = settlement
+            if code != DONE or type(outcome) is not Completed:
+                self._on_code(job, outcome, code)
+                continue
+            # Nearly all of them: straight through, without a call per job.
+            if tokens.get(job.id) == job.token:
+                del tokens[job.id]
+            if is_told:
                 self._reports.tell("completed", job, outcome.value_json)
-            return
+
+    def _on_code(self, job: Job, outcome: Outcome, code: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return

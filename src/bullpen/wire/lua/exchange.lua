@@ -372,7 +372,7 @@ if take > 0 then
     if not may_have_more then redis.call("DEL", pc_key) end
     if concurrency and #taken_ids >= take and redis.call("LLEN", active_key) >= concurrency then stopped = true end
   end
-  if #taken < tonumber(ARGV[7]) and first[2] then next_due_ms = math.floor(tonumber(first[2]) / 4096) end
+  if first[2] then next_due_ms = math.floor(tonumber(first[2]) / 4096) end
   if promoted == 1000 then more = 1 end
 end
 

@@ -1,0 +1,177 @@
+"""An idle worker's look waits at the server, behind the blocked read: a job that is added starts a round trip earlier.
+
+The slot that is lent must come back whenever it is needed elsewhere, and nothing may be lost or doubled with the read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from bullpen.testing import FaultProxy, RedisServer
+from bullpen.wire.scripts import SCRIPTS
+from tests.queue._kit import Gate, Kit, nothing, soon
+from tests.queue.test_wakeups import SLEEP_MS, idle
+
+EXCHANGE = SCRIPTS["exchange"].sha1
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, kit: Kit) -> Iterator[FaultProxy]:
+    for script in SCRIPTS.values():
+        kit.command("SCRIPT", "LOAD", script.body)
+    with FaultProxy(redis_server) as opened:
+        yield opened
+
+
+@pytest.mark.requirement("Q-60")
+async def test_the_server_begins_the_look_by_itself(kit: Kit, proxy: FaultProxy) -> None:
+    """With the way to the server closed, a look that is sent only after the marker came could not be run."""
+    gate = Gate()
+    told = await idle(kit, gate, connection=proxy.url)
+    queue = kit.queue()
+
+    with proxy.stalled(requests=True, replies=False):
+        await queue.add("a")
+        await gate.reached(1)
+
+    gate.open()
+    await told.finished()
+
+
+async def test_the_slot_is_lent_once_whatever_the_concurrency(kit: Kit) -> None:
+    """The look behind the read and those of the pumps together never take more than there are slots."""
+    gate = Gate()
+    told = await idle(kit, gate, concurrency=3)
+
+    await kit.queue().add_many(("n", n) for n in range(10))
+    await gate.reached(3)
+    await asyncio.sleep(0.1)
+
+    assert told.worker.running == 3
+    assert len(kit.ids("active")) == 3
+    gate.open()
+    await told.finished(10)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_due_job_starts_although_the_last_slot_is_lent(kit: Kit, concurrency: int) -> None:
+    """The marker that told of it is used up; our own timer gets the slot back from the read."""
+    queue = kit.queue()
+    told = await idle(kit, concurrency=concurrency)
+
+    await queue.add("later", delay=300)
+
+    await told.finished()
+    started_ms = int(kit.fields(told.ids("completed")[0])["processedOn"])
+    due_ms = int(kit.fields(told.ids("completed")[0])["timestamp"]) + 300
+    assert started_ms >= due_ms
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["dropped", "torn in half"])
+async def test_a_lost_reply_of_the_look_loses_no_job_and_runs_none_twice(
+    kit: Kit, proxy: FaultProxy, torn: bool
+) -> None:
+    """The server took the job for us; the call is repeated with its number and brings the same job."""
+    told = await idle(kit, connection=proxy.url)
+    queue = kit.queue()
+    # The look that waits now was sent before this order. The next call settles the first job, and the one after it is
+    # the look that waits again.
+    lost = proxy.lose_reply(EXCHANGE, skip=1, torn=torn)
+    await queue.add("first")
+    await told.finished(1)
+    await kit.until(lambda: any("bzpopmin" in line for line in kit.clients()), "armed again")
+    assert lost.count == 0
+
+    await queue.add("second")
+    await told.finished(2)
+
+    assert lost.count == 1
+    assert [kit.fields(job_id)["ats"] for job_id in told.ids("completed")] == ["1", "1"]
+    assert told.of("stalled") == []
+
+
+async def test_a_cut_connection_costs_no_wake_up(kit: Kit) -> None:
+    """What was lent with the connection is looked for through the other one, and the read is armed anew."""
+    told = await idle(kit)
+    queue = kit.queue()
+
+    for number in range(5):
+        for line in kit.clients():
+            if "bzpopmin" in line and told.worker.name in line:
+                kit.command("CLIENT", "KILL", "ID", line.split()[0].removeprefix("id="))
+        await queue.add("a")
+        await told.finished(number + 1)
+
+
+async def test_a_paused_worker_takes_its_slot_back(kit: Kit) -> None:
+    """A job that is added later stays for others, and is not even touched."""
+    told = await idle(kit)
+    told.worker.pause()
+    await kit.until(lambda: not any("bzpopmin" in line for line in kit.clients()), "the read has ended")
+
+    job = await kit.queue().add("a")
+    await asyncio.sleep(0.1)
+
+    assert kit.ids("wait") == [job.id]
+    assert "ats" not in kit.fields(job.id)
+    told.worker.resume()
+    await told.finished()
+
+
+async def test_a_look_that_took_a_job_for_a_worker_that_closes_gives_it_back(kit: Kit, proxy: FaultProxy) -> None:
+    """Its answer is on the way when we close; the job has not begun and keeps its turn."""
+    told = await idle(kit, connection=proxy.url)
+    queue = kit.queue()
+
+    with proxy.stalled(requests=False, replies=True):
+        job = await queue.add("a")
+        await kit.until(lambda: kit.ids("active") == [job.id], "the server took it for us")
+        closing = asyncio.create_task(told.worker.close())
+        await asyncio.sleep(0.1)
+    await soon(closing)
+
+    assert told.of("active") == []
+    assert kit.ids("wait") == [job.id]
+    assert not kit.has(f"{job.id}:lock")
+    other = await kit.work(nothing)
+    await other.finished()
+
+
+async def test_who_may_not_unblock_lends_nothing_and_is_woken_all_the_same(kit: Kit, redis_server: RedisServer) -> None:
+    """Without the right to end a blocked read the slot could not be had back."""
+    kit.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-client|unblock")
+    try:
+        gate = Gate()
+        url = redis_server.url.replace("redis://", "redis://narrow:secret@")
+        told = await idle(kit, gate, connection=url)
+
+        await kit.queue().add("a", delay=200)
+        await gate.reached(1)
+        gate.open()
+        await told.finished()
+        await soon(told.worker.close())
+    finally:
+        kit.command("ACL", "DELUSER", "narrow")
+
+
+async def test_a_close_without_the_right_to_unblock_any_more_leaves_no_job_behind(
+    kit: Kit, redis_server: RedisServer
+) -> None:
+    """The right was taken away after the slot was lent: the call behind the read is made void."""
+    kit.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all")
+    try:
+        url = redis_server.url.replace("redis://", "redis://narrow:secret@")
+        told = await idle(kit, connection=url)
+        kit.command("ACL", "SETUSER", "narrow", "-client|unblock")
+
+        await soon(told.worker.close())
+
+        job = await kit.queue().add("a")
+        assert kit.ids("wait") == [job.id]
+        other = await kit.work(nothing, drain_delay=SLEEP_MS)
+        await other.finished()
+    finally:
+        kit.command("ACL", "DELUSER", "narrow")
