@@ -47,7 +47,7 @@ from urllib.parse import quote
 from bullpen._kernel import telemetry
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
-__all__ = ["EmbeddedServer", "acquire", "data_directory", "ledger_path"]
+__all__ = ["EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path"]
 
 _log = logging.getLogger("bullpen.embedded")
 
@@ -183,6 +183,11 @@ def acquire(
     place = Path(os.path.realpath(data_directory() if directory is None else Path(directory).expanduser()))
     _tell_once(place)
     return EmbeddedServer(place, wish)
+
+
+def is_running(directory: Path) -> bool:
+    """Whether somebody's server serves this directory now. Starts none, waits for none."""
+    return _is_supervised(directory)
 
 
 class EmbeddedServer:

@@ -131,6 +131,18 @@ def test_an_entity_is_explained(type_: Type, there: Path) -> None:
     nobody = type_("explain", "order_workflow", "order", "urn:order:9")
     assert nobody.code == 1 and "no entity 'urn:order:9'" in nobody.err
 
+    shipped = type_("follow", "order_workflow", "order", "urn:order:1")
+    assert (shipped.code, len(shipped.out.splitlines())) == (0, 4)
+    assert "packed --ship--> shipped (event)" in shipped.out
+    failed = type_("follow", "order_workflow", "order", "urn:order:2", "--json")
+    assert (failed.code, json.loads(failed.out.splitlines()[-1])["to"]) == (1, "failed")
+    assert type_("follow", "order_workflow", "order", "urn:order:2", "--until", "failed").code == 0
+    soon = ("--interval", "50", "--timeout", "99")
+    late = type_("follow", "order_workflow", "order", "urn:order:1", "--until", "new", *soon)
+    assert (late.code, late.err) == (4, "bullpen: urn:order:1 is still shipped after 0.099 s\n")
+    assert type_("follow", "order_workflow", "order", "urn:order:1", "--until", "old").code == 2
+    assert type_("follow", "order_workflow", "order", "urn:order:9").code == 1
+
 
 def test_a_payload_is_shown_to_conditions(type_: Type) -> None:
     waits = type_("explain", "doubtful", "[parcel]", "urn:1")
@@ -139,3 +151,37 @@ def test_a_payload_is_shown_to_conditions(type_: Type) -> None:
     assert "send leads to sent, but not now" in waits.out
     assert "send leads to sent\n" in goes.out
     assert "keep none" in type_("history", "doubtful", "[parcel]", "urn:1").err
+
+
+def test_an_event_is_sent_through_the_transport(there: Path, redis_url: str, type_: Type) -> None:
+    env = {"BULLPEN_DATA_DIR": str(there / "data"), "BULLPEN_TRANSPORT": "bullmq", "BULLPEN_REDIS_URL": redis_url}
+
+    def send(*options: str) -> Answer:
+        words = ("workflows", "send", "order_workflow", "order", "pay", "urn:order:1", *options)
+        sys.modules.pop("order_workflow", None)  # a process of its own would import it anew
+        return cli(*words, cwd=there, env=env)
+
+    payload = ("--payload", '{"amount": 3, "card": "good"}')
+    first = send(*payload, "--key", "payment-1", "--tenant", "acme", "--delay", "1h", "--json")
+    again = send(*payload, "--key", "payment-1")
+    (job,) = json.loads(cli("jobs", "order-events", "--json", cwd=there, env=env).out)
+
+    assert (first.code, again.code) == (0, 0)
+    assert job["state"] == "delayed"
+    assert job["data"]["payload"] == {"amount": 3, "card": "good"}
+    assert "acme" in json.dumps(job)
+    assert json.loads(first.out)["id"] == job["id"]
+    assert again.out == f"sent: {job['id']}\n", "the same key is the same event"
+    assert type_("send", "order_workflow", "order", "pya", "urn:order:1").code == 2
+
+
+def test_transports_are_asked_whether_they_answer(there: Path, redis_url: str, type_: Type) -> None:
+    env = {"BULLPEN_DATA_DIR": str(there / "data"), "BULLPEN_TRANSPORT": "bullmq", "BULLPEN_REDIS_URL": redis_url}
+    away = {**env, "BULLPEN_REDIS_URL": "redis://127.0.0.1:1"}
+
+    fine = cli("workflows", "check", "order_workflow", cwd=there, env=env)
+    sys.modules.pop("order_workflow", None)  # or the app of the first address would answer
+    ill = cli("workflows", "check", "order_workflow", "--json", cwd=there, env=away)
+
+    assert (fine.code, fine.out.split()[-1]) == (0, "ok")
+    assert (ill.code, json.loads(ill.out)[0]["healthy"]) == (1, False)

@@ -15,6 +15,7 @@ from bullpen.cli import (
     config,
     dead_letters,
     destinations,
+    entities,
     follow,
     jobs,
     messages,
@@ -24,9 +25,13 @@ from bullpen.cli import (
     queues,
     run_app,
     runs,
+    schedules,
+    upkeep,
+    watch,
     workflows,
 )
 from bullpen.cli.bench.command import bench
+from bullpen.cli.completion import completion
 from bullpen.cli.demo.command import demo
 from bullpen.cli.doctor import doctor
 from bullpen.cli.top.command import top
@@ -66,13 +71,17 @@ app.command("demo")(demo)
 app.command("run")(run_app.run)
 app.command("top")(top)
 follow.add_to_queues(queues.app)
+upkeep.add_to(queues.app)
 app.add_typer(queues.app, name="queues")
 follow.add_to_jobs(jobs.app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(dead_letters.app, name="dead-letters")
 destinations.add_to(outbox.app)
+watch.add_to(outbox.app, runs.app, messages.app)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(projector.app, name="projector")
+entities.add_to(workflows.app)
 app.add_typer(workflows.app, name="workflows")
 app.add_typer(messages.app, name="messages")
 app.add_typer(runs.app, name="runs")
@@ -80,6 +89,7 @@ app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.add_typer(config.app, name="config")
+app.command("completion")(completion)
 
 
 @cache

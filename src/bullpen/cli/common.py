@@ -94,6 +94,18 @@ def speak_fully(level: int, *, as_json: bool = False) -> None:
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
 
 
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is deleted that nobody named one by one. Where nobody can be asked, `--yes` must say it."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise WrongCommand("this deletes for good and needs --yes where nobody can be asked")
+    typer.confirm(question, abort=True, err=True)
+
+
 class QueueFirst(TyperGroup):
     """A group whose commands take a queue, which may stand first: `jobs emails` lists, `jobs emails show 5` shows."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,9 @@ app = typer.Typer(
 _STATES: list[JobState] = [state for state in JobState if state is not JobState.UNKNOWN]
 StateOption = Annotated[
     list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.", show_default="all")
+]
+SomeIdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs.", show_default=False)
 ]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.", show_default=False)]
 
@@ -107,33 +112,80 @@ def add(
 @app.command()
 def retry(
     queue: QueueArgument,
-    ids: IdsArgument,
+    ids: SomeIdsArgument = None,
+    everything: Annotated[bool, typer.Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most so many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most so many a second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put failed jobs back in line with all their attempts. Their dead letters go."""
+    _one_way(ids, everything)
+    if not everything and (limit is not None or rate is not None or dry_run):
+        raise common.WrongCommand("--limit, --rate and --dry-run go with --all")
+    if everything:
+        count = common.wait_for(_retry_all(queue, limit, rate, dry_run, redis, prefix))
+        _tell_count("retried", count, dry_run, as_json)
+        return
 
     async def act(opened: Queue, job_id: str) -> None:
         await opened.retry(job_id, reset_attempts=True)
 
-    _tell("retried", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+    _tell("retried", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
 
 
 @app.command()
 def promote(
     queue: QueueArgument,
-    ids: IdsArgument,
+    ids: SomeIdsArgument = None,
+    everything: Annotated[bool, typer.Option("--all", help="All delayed jobs of the queue.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Let delayed jobs run now."""
+    _one_way(ids, everything)
+    if dry_run and not everything:
+        raise common.WrongCommand("--dry-run goes with --all")
+    if everything:
+        _tell_count("promoted", common.wait_for(_promote_all(queue, dry_run, redis, prefix)), dry_run, as_json)
+        return
 
     async def act(opened: Queue, job_id: str) -> None:
         await opened.promote(job_id)
 
-    _tell("promoted", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+    _tell("promoted", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
+
+
+@app.command()
+def change(
+    queue: QueueArgument,
+    ids: IdsArgument,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Delayed jobs become due after that: 0, 90s, 15m, 2h, 1d.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
+    ] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give jobs that have not begun another delay or priority."""
+    if delay is None and priority is None:
+        raise common.WrongCommand("say --delay, --priority or both")
+    wait = None if delay is None else common.duration("--delay", delay)
+
+    async def act(opened: Queue, job_id: str) -> None:
+        if wait is not None:
+            await opened.change_delay(job_id, wait)
+        if priority is not None:
+            await opened.change_priority(job_id, priority)
+
+    _tell("changed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
 
 
 @app.command()
@@ -151,6 +203,18 @@ def remove(
             raise JobNotFound(queue, job_id)
 
     _tell("removed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+def _one_way(ids: list[str] | None, everything: bool) -> None:
+    if bool(ids) == everything:
+        raise common.WrongCommand("name the jobs, or say --all")
+
+
+def _tell_count(verb: str, count: int, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        common.print_json({"matched" if dry_run else verb: count, "dryRun": dry_run})
+    else:
+        common.out.print(f"{'would be ' if dry_run else ''}{verb}: {count}")
 
 
 def _tell(verb: str, problems: dict[str, str | None], as_json: bool) -> None:
@@ -183,6 +247,40 @@ async def _each(
             except (JobNotFound, JobStateConflict) as error:
                 problems[job_id] = str(error)
     return problems
+
+
+async def _retry_all(
+    queue: str, limit: int | None, rate: float | None, dry_run: bool, redis: str | None, prefix: str | None
+) -> int:
+    async with common.opened(redis, prefix) as app:
+        await common.must_exist(app, queue)
+        opened = app.queue(queue)
+        wanted = (await opened.counts()).failed
+        if limit is not None:
+            wanted = min(wanted, limit)
+        if dry_run or not wanted:
+            return wanted
+        # Only what has failed by now: with a rate, jobs that fail again meanwhile would come round for ever.
+        seconds, micros = await app.connection.shared_door(opened.keys.base).call("TIME")
+        until = datetime.fromtimestamp(int(seconds) + int(micros) / 1e6, UTC)
+        if rate is None:
+            return await opened.retry_all(count=wanted, until=until, reset_attempts=True)
+        done, step = 0, max(1, min(100, int(rate)))
+        while done < wanted:
+            retried = await opened.retry_all(count=min(step, wanted - done), until=until, reset_attempts=True)
+            done += retried
+            if not retried:
+                break
+            if done < wanted:
+                await asyncio.sleep(retried / rate)
+        return done
+
+
+async def _promote_all(queue: str, dry_run: bool, redis: str | None, prefix: str | None) -> int:
+    async with common.opened(redis, prefix) as app:
+        await common.must_exist(app, queue)
+        opened = app.queue(queue)
+        return (await opened.counts()).delayed if dry_run else await opened.promote_all()
 
 
 async def _list(

@@ -209,7 +209,7 @@ def list_(
 
     found = common.wait_for(find())
     if as_json:
-        common.print_json([_to_json(row) for row in found])
+        common.print_json([to_json(row) for row in found])
     elif not found:
         common.err.print("no such messages")
     else:
@@ -235,15 +235,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one message with the provider's answer."""
-
-    async def get() -> MessageRow:
-        async with _opened(database, None) as opened:
-            row = await opened.store.get(message)
-            if row is None:
-                raise Done(f"there is no message {message}")
-            return row
-
-    fields = _to_json(common.wait_for(get()))
+    fields = to_json(common.wait_for(get(database, message)))
     if as_json:
         common.print_json(fields)
     else:
@@ -376,6 +368,14 @@ async def _opened(database: str | None, program: str | None) -> AsyncIterator[Me
             await opened.aclose()
 
 
+async def get(database: str | None, message_id: str) -> MessageRow:
+    async with _opened(database, None) as opened:
+        row = await opened.store.get(message_id)
+        if row is None:
+            raise Done(f"there is no message {message_id}")
+        return row
+
+
 def _no_connection() -> Any:
     raise Done("this command needs no broker")  # a bug of ours: nothing here publishes
 
@@ -474,7 +474,7 @@ def _recipient_json(one: Recipient) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in ("", {})}
 
 
-def _to_json(row: MessageRow) -> dict[str, Any]:
+def to_json(row: MessageRow) -> dict[str, Any]:
     fields = {
         "id": row.id,
         "recipientId": row.recipient_id,

@@ -53,7 +53,7 @@ def list_(
               limit=limit)
     )  # fmt: skip
     if as_json:
-        common.print_json([_to_json(row) for row in found])
+        common.print_json([to_json(row) for row in found])
     elif not found:
         common.err.print("no such rows")
     else:
@@ -75,12 +75,12 @@ def list_(
 @app.command()
 def show(row: RowArgument, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show one row with its payload and every attempt."""
-    found, attempts = common.wait_for(_get(database, row))
+    found, attempts = common.wait_for(get(database, row))
     if as_json:
-        common.print_json({**_to_json(found), "payload": found.payload, "headers": found.headers,
-                           "attemptLog": [_attempt_json(each) for each in attempts]})  # fmt: skip
+        common.print_json({**to_json(found), "payload": found.payload, "headers": found.headers,
+                           "attemptLog": [attempt_json(each) for each in attempts]})  # fmt: skip
         return
-    fields = {**_to_json(found), "payload": found.payload, "headers": found.headers}
+    fields = {**to_json(found), "payload": found.payload, "headers": found.headers}
     common.print_table(
         ("field", "value"), [(name, common.short(value, limit=10_000)) for name, value in fields.items()]
     )
@@ -109,13 +109,20 @@ def redrive(
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most so many, the oldest.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most so many a second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send dead rows back with their id and idempotency key; attempts start again."""
     _one_way(rows, everything)
-    done = common.wait_for(_redrive(database, rows, integration_type, code, tenant))
-    _tell("redriven", done, len(rows or ()), as_json)
+    filters = {"integration_type": integration_type, "error_code": code, "limit": limit, "rate": rate}
+    if rows and (tenant is not None or dry_run or any(value is not None for value in filters.values())):
+        raise WrongCommand("filters, --limit, --rate and --dry-run go with --all")
+    done = common.wait_for(_redrive(database, rows, tenant, dry_run=dry_run, **filters))
+    _tell("would be redriven" if dry_run and not as_json else "matched" if dry_run else "redriven", done,
+          len(rows or ()), as_json)  # fmt: skip
 
 
 @app.command()
@@ -187,7 +194,7 @@ async def _find(database: str | None, **filters: Any) -> list[OutboxRow]:
         return await ledger.outbox.find(**filters)
 
 
-async def _get(database: str | None, row_id: str) -> tuple[OutboxRow, list[Attempt]]:
+async def get(database: str | None, row_id: str) -> tuple[OutboxRow, list[Attempt]]:
     async with open_ledger(settings_for(database)) as ledger:
         row = await ledger.outbox.get(row_id)
         if row is None:
@@ -195,16 +202,14 @@ async def _get(database: str | None, row_id: str) -> tuple[OutboxRow, list[Attem
         return row, await ledger.outbox.attempts_of(row_id)
 
 
-async def _redrive(
-    database: str | None, rows: list[str] | None, integration_type: str | None, code: str | None, tenant: str | None
-) -> int:
+async def _redrive(database: str | None, rows: list[str] | None, tenant: str | None, **options: Any) -> int:
     from bullpen.outbox import OutboxDeadLetters
 
     async with open_ledger(settings_for(database)) as ledger:
         if rows:
             return len(await ledger.outbox.redrive(rows, by=whoami()))
         letters = OutboxDeadLetters(ledger.outbox, tenant_id=tenant)
-        return await letters.redrive_where(by=whoami(), integration_type=integration_type, error_code=code)
+        return await letters.redrive_where(by=whoami(), **options)
 
 
 async def _discard(database: str | None, rows: list[str]) -> int:
@@ -262,7 +267,7 @@ def _when(instant: datetime) -> str:
     return common.when(int(instant.timestamp() * 1000))
 
 
-def _to_json(row: OutboxRow) -> dict[str, Any]:
+def to_json(row: OutboxRow) -> dict[str, Any]:
     fields = {
         "id": row.id,
         "integrationType": row.integration_type,
@@ -285,7 +290,7 @@ def _to_json(row: OutboxRow) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
     fields = {
         "number": attempt.number,
         "outcome": attempt.outcome,

@@ -47,7 +47,7 @@ def list_(
     """List runs, newest first."""
     found = common.wait_for(_find(database, tenant, _status(status), limit))
     if as_json:
-        common.print_json([_to_json(row) for row in found])
+        common.print_json([to_json(row) for row in found])
     elif not found:
         common.err.print("no such runs")
     else:
@@ -63,8 +63,8 @@ def show(
     run: RunArgument, tenant: AnyTenantOption = None, database: DatabaseOption = None, as_json: JsonOption = False
 ) -> None:
     """Show one run with its attempts and the steps that are done."""
-    row, steps = common.wait_for(_get(database, tenant, run))
-    fields = {**_to_json(row), "steps": steps}
+    row, steps = common.wait_for(get(database, tenant, run))
+    fields = {**to_json(row), "steps": steps}
     if as_json:
         common.print_json(fields)
     else:
@@ -97,7 +97,7 @@ def start(
         )
     )  # fmt: skip
     if as_json:
-        common.print_json({**_to_json(row), "created": created})
+        common.print_json({**to_json(row), "created": created})
     else:
         common.out.print(f"{'started' if created else 'known already'}: {row.id}")
 
@@ -114,7 +114,7 @@ def cancel(
     """End a run that has not ended, and refund it."""
     row = common.wait_for(_cancel((database, redis, prefix), tenant, run))
     if as_json:
-        common.print_json(_to_json(row))
+        common.print_json(to_json(row))
     else:
         common.out.print(f"cancelled: {row.id}")
 
@@ -223,7 +223,7 @@ async def _find(database: str | None, tenant: str | None, status: RunStatus | No
         return await opened.ledger.transactions.run(tenant, lambda runs: runs.find(status=status, limit=limit))
 
 
-async def _get(database: str | None, tenant: str | None, run_id: str) -> tuple[RunRow, list[str]]:
+async def get(database: str | None, tenant: str | None, run_id: str) -> tuple[RunRow, list[str]]:
     from bullpen.ledger import check_run_id
 
     known = check_run_id(run_id)
@@ -347,7 +347,7 @@ def _when(instant: datetime | None) -> str:
     return "" if instant is None else common.when(int(instant.timestamp() * 1000))
 
 
-def _to_json(row: RunRow) -> dict[str, Any]:
+def to_json(row: RunRow) -> dict[str, Any]:
     fields = {
         "id": row.id,
         "tenantId": row.tenant_id,

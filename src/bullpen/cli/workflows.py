@@ -12,7 +12,7 @@ from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, WrongCommand
 from bullpen.cli.run_app import load_app
 from bullpen.errors import NotConfigured
-from bullpen.ports.entity import word
+from bullpen.ports.entity import HistoryEntry, word
 from bullpen.workflow.service import Workflow
 
 app = typer.Typer(help="List the workflows of an application; show, lint, draw, simulate; look at their entities.")
@@ -43,7 +43,7 @@ def list_(target: TargetArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def show(target: TargetArgument, name: NameArgument, as_json: JsonOption = False) -> None:
     """Show the transitions of one workflow."""
-    workflow = _find(load_app(target), name)
+    workflow = find(load_app(target), name)
     rows = [
         {
             "from": [word(state) for state in each.sources],
@@ -90,7 +90,7 @@ def diagram(
     """Draw the states of one workflow."""
     if picture not in ("mermaid", "svg"):
         raise WrongCommand(f"{picture!r} is no format; write mermaid or svg")
-    workflow = _find(load_app(target), name)
+    workflow = find(load_app(target), name)
     text = workflow.svg() if picture == "svg" else workflow.mermaid()
     if output is None:
         print(text, end="")
@@ -108,7 +108,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Follow events through the states. Nothing is done: conditions see a blank entity, no action runs."""
-    workflow = _find(load_app(target), name)
+    workflow = find(load_app(target), name)
     state = next((each for each in workflow.definition.all_states() if word(each) == start), None)
     if start is not None and state is None:
         known = ", ".join(map(word, workflow.definition.all_states()))
@@ -134,25 +134,12 @@ def history(
 ) -> None:
     """Show how an entity came to its state."""
     app = load_app(target)
-    workflow = _find(app, name)
+    workflow = find(app, name)
 
     async def work() -> list[dict[str, Any]]:
         async with app:
             past = await workflow.history(urn, limit=limit, tenant_id=tenant)
-        return [
-            {
-                "at": each.at.isoformat(timespec="milliseconds"),
-                "from": each.source,
-                "event": each.event,
-                "to": each.target,
-                "kind": each.kind,
-                "version": each.version,
-                "jobId": each.job_id,
-                "correlationId": each.correlation_id,
-                "reason": each.reason,
-            }
-            for each in past
-        ]
+        return [move_json(each) for each in past]
 
     found = common.wait_for(work())
     if as_json:
@@ -177,7 +164,7 @@ def explain(
 ) -> None:
     """Tell where an entity is, how it came there, and what each event would do now."""
     app = load_app(target)
-    workflow = _find(app, name)
+    workflow = find(app, name)
     shown = None if payload is None else common.parse_json("--payload", payload)
 
     async def work() -> Any:
@@ -191,12 +178,27 @@ def explain(
         common.out.print(str(told), markup=False)
 
 
-def _find(app: Bullpen, name: str) -> AnyWorkflow:
+def find(app: Bullpen, name: str) -> AnyWorkflow:
     for each in app.workflows.all:
         if each.name == name:
             return each
     known = ", ".join(each.name for each in app.workflows.all)
     raise NotConfigured(f"the app has no workflow {name!r}; there is {known or 'none'}")
+
+
+def move_json(each: HistoryEntry) -> dict[str, Any]:
+    """One move of an entity."""
+    return {
+        "at": each.at.isoformat(timespec="milliseconds"),
+        "from": each.source,
+        "event": each.event,
+        "to": each.target,
+        "kind": each.kind,
+        "version": each.version,
+        "jobId": each.job_id,
+        "correlationId": each.correlation_id,
+        "reason": each.reason,
+    }
 
 
 def _describe(workflow: AnyWorkflow) -> dict[str, Any]:

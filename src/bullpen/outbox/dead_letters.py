@@ -6,6 +6,7 @@ when a row is DEAD (`delivery`), the port (`bullpen.ports.dead_letters`).
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
@@ -119,18 +120,28 @@ class OutboxDeadLetters:
         error_code: str | None = None,
         before: datetime | None = None,
         limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
     ) -> int:
-        """Send back all that match, page by page; `limit` at most so many. Returns how many."""
+        """Send back all that match, page by page; `limit` at most so many, `rate` at most so many a second.
+
+        Returns how many; with `dry_run` how many it would be, and nothing changes.
+        """
         total, after_id = 0, None
+        page = _PAGE if rate is None or dry_run else max(1, min(_PAGE, int(rate)))
         while limit is None or total < limit:
             rows = await self._page(
                 integration_type=integration_type, error_code=error_code, before=before, after_id=after_id
             )
-            if limit is not None:
-                rows = rows[: limit - total]
+            rows = rows[: page if limit is None else min(page, limit - total)]
             if not rows:
                 break
             after_id = rows[-1].id
+            if dry_run:
+                total += len(rows)
+                continue
+            if rate is not None and total:
+                await asyncio.sleep(len(rows) / rate)
             done = await self._store.redrive([row.id for row in rows], by=by, tenant_id=self._tenant_id)
             self._tell("OUTBOX_REDRIVE", done)
             total += len(done)

@@ -1,0 +1,258 @@
+"""Verbs that change many jobs at once, and schedules: previews, limits, questions, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bullpen.queue import Job, Queue, Worker
+from bullpen.testing import RedisServer
+from tests.flows._cli import Answer, cli
+from tests.flows._warm import Warm
+
+T = TypeVar("T")
+Type = Callable[..., Answer]
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+
+
+@pytest.fixture
+def type_(redis_url: str, tmp_path: Path) -> Type:
+    def typed(*words: str) -> Answer:
+        return cli(*words, cwd=tmp_path, env={"BULLPEN_REDIS_URL": redis_url})
+
+    return typed
+
+
+def on(url: str, action: Callable[[Queue], Awaitable[T]], queue: str = "emails") -> T:
+    async def run() -> T:
+        async with Queue(queue, connection=url) as opened:
+            return await action(opened)
+
+    return asyncio.run(run())
+
+
+def finish(url: str, good: int = 0, bad: int = 0) -> None:
+    """Jobs that have ended."""
+
+    async def handle(job: Job) -> None:
+        if job.name == "bad":
+            raise ValueError("no")
+
+    async def run() -> None:
+        async with Queue("emails", connection=url, attempts=1) as queue, Worker("emails", handle, connection=url):
+            jobs = [await queue.add(name) for name in ["good"] * good + ["bad"] * bad]
+            await asyncio.gather(*(job.result(20_000) for job in jobs), return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def counts(url: str) -> dict[str, int]:
+    found = on(url, lambda queue: queue.counts())
+    return {name: getattr(found, name) for name in ("waiting", "prioritized", "delayed", "completed", "failed")}
+
+
+# Many jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_failed_jobs_are_counted_limited_and_retried(redis_url: str, type_: Type) -> None:
+    finish(redis_url, bad=5)
+
+    preview = type_("jobs", "retry", "emails", "--all", "--dry-run")
+    assert (preview.code, preview.out, counts(redis_url)["failed"]) == (0, "would be retried: 5\n", 5)
+    assert json.loads(type_("jobs", "retry", "emails", "--all", "--dry-run", "--limit", "3", "--json").out) == {
+        "matched": 3,
+        "dryRun": True,
+    }
+    assert type_("jobs", "retry", "emails", "--all", "--limit", "2").out == "retried: 2\n"
+    began = time.monotonic()
+    assert type_("jobs", "retry", "emails", "--all", "--rate", "10").out == "retried: 3\n"
+    assert time.monotonic() - began < 0.9, "ten a second are one step"
+    assert counts(redis_url)["waiting"] == 5
+
+
+def test_a_rate_is_kept(redis_url: str, type_: Type) -> None:
+    finish(redis_url, bad=3)
+    began = time.monotonic()
+
+    answer = type_("jobs", "retry", "emails", "--all", "--rate", "2.5", "--json")
+
+    assert json.loads(answer.out) == {"retried": 3, "dryRun": False}
+    assert time.monotonic() - began >= 0.8, "two at once, then a pause of two such jobs"
+
+
+@pytest.mark.parametrize("options", [["--limit", "1"], ["--rate", "5"], ["--dry-run"]])
+def test_options_for_all_are_refused_for_some(options: list[str], type_: Type) -> None:
+    answer = type_("jobs", "retry", "emails", "7", *options)
+
+    assert (answer.code, answer.err) == (2, "bullpen: --limit, --rate and --dry-run go with --all\n")
+
+
+def test_all_delayed_jobs_are_promoted(redis_url: str, type_: Type) -> None:
+    for _ in range(3):
+        on(redis_url, lambda queue: queue.add("later", delay=60_000))
+
+    assert type_("jobs", "promote", "emails", "--all", "--dry-run").out == "would be promoted: 3\n"
+    assert counts(redis_url)["delayed"] == 3
+    assert json.loads(type_("jobs", "promote", "emails", "--all", "--json").out) == {"promoted": 3, "dryRun": False}
+    assert (counts(redis_url)["delayed"], counts(redis_url)["waiting"]) == (0, 3)
+    assert type_("jobs", "promote", "emails").code == 2
+    assert type_("jobs", "promote", "emails", "1", "--all").code == 2
+    assert type_("jobs", "promote", "emails", "1", "--dry-run").code == 2
+
+
+def test_delay_and_priority_are_changed(redis_url: str, type_: Type) -> None:
+    job = on(redis_url, lambda queue: queue.add("later", delay=60_000))
+    other = on(redis_url, lambda queue: queue.add("now"))
+
+    assert type_("jobs", "change", "emails", job.id, "--delay", "2h").out == "changed: 1\n"
+    assert json.loads(type_("jobs", "change", "emails", other.id, "--priority", "7", "--json").out)["changed"] == ["2"]
+    changed = type_("jobs", "change", "emails", other.id, "99", "--delay", "1s")
+
+    delayed = on(redis_url, lambda queue: queue.get_job(job.id))
+    prioritized = on(redis_url, lambda queue: queue.get_job(other.id))
+    assert delayed is not None and prioritized is not None
+    assert delayed.delay == 7_200_000
+    assert prioritized.priority == 7
+    assert (changed.code, changed.out) == (1, "changed: 0\n")
+    assert "is not delayed" in changed.err
+    assert type_("jobs", "change", "emails", job.id).err == "bullpen: say --delay, --priority or both\n"
+
+
+# Deleting many ------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_cleaned(redis_url: str, type_: Type) -> None:
+    finish(redis_url, good=3, bad=2)
+
+    assert type_("queues", "clean", "emails", "--dry-run").out == "would be cleaned: 3\n"
+    assert type_("queues", "clean", "emails", "--older", "1h", "--yes").out == "cleaned: 0\n"
+    assert counts(redis_url)["completed"] == 3
+    assert type_("queues", "clean", "emails", "--limit", "1", "--yes").out == "cleaned: 1\n"
+    assert json.loads(type_("queues", "clean", "emails", "--yes", "--json").out) == {"cleaned": 2, "dryRun": False}
+    assert counts(redis_url)["failed"] == 2
+    assert type_("queues", "clean", "emails", "--state", "failed", "-y").out == "cleaned: 2\n"
+    assert type_("queues", "clean", "emails", "--state", "unknown", "--yes").code == 2
+    assert counts(redis_url)["failed"] == 0
+
+
+def test_what_waits_is_drained(redis_url: str, type_: Type) -> None:
+    on(redis_url, lambda queue: queue.add_many([("a", {})] * 2))
+    on(redis_url, lambda queue: queue.add("b", priority=1))
+    on(redis_url, lambda queue: queue.add("c", delay=60_000))
+
+    assert type_("queues", "drain", "emails", "--dry-run").out == "would be drained: 3\n"
+    assert type_("queues", "drain", "emails", "--delayed", "--dry-run").out == "would be drained: 4\n"
+    assert type_("queues", "drain", "emails", "--yes").out == "drained: 3\n"
+    assert counts(redis_url)["delayed"] == 1
+    assert json.loads(type_("queues", "drain", "emails", "--delayed", "--yes", "--json").out)["drained"] == 1
+    assert sum(counts(redis_url).values()) == 0
+
+
+@pytest.mark.leaves_jobs_active
+def test_a_queue_is_obliterated(redis_url: str, redis_server: RedisServer, type_: Type) -> None:
+    on(redis_url, lambda queue: queue.add_many([("a", {})] * 2))
+    client: Any = redis_server.client()
+    client.rpoplpush("bull:emails:wait", "bull:emails:active")
+
+    assert type_("queues", "obliterate", "emails", "--dry-run").out == "would be obliterated: 2\n"
+    running = type_("queues", "obliterate", "emails", "--yes")
+    assert (running.code, "has running jobs" in running.err) == (1, True)
+    assert type_("queues", "obliterate", "emails", "--force", "--yes").out == "obliterated: 2\n"
+    assert type_("queues", "show", "emails").code == 1
+    assert client.keys("bull:emails:*") == []
+
+
+@pytest.mark.parametrize("verb", ["clean", "drain", "obliterate"])
+def test_deleting_many_asks_first(verb: str, redis_url: str, type_: Type, tmp_path: Path, warm: Warm) -> None:
+    finish(redis_url, good=2)
+    on(redis_url, lambda queue: queue.add("waits"))
+    before = counts(redis_url)
+
+    nobody = type_("queues", verb, "emails")
+    no = warm.run("queues", verb, "emails", "--redis", redis_url, cwd=tmp_path, typed="n\n")
+    unchanged = counts(redis_url)
+    yes = warm.run("queues", verb, "emails", "--redis", redis_url, cwd=tmp_path, typed="y\n")
+
+    assert (nobody.code, nobody.err) == (
+        2,
+        "bullpen: this deletes for good and needs --yes where nobody can be asked\n",
+    )
+    assert no.code == 130
+    assert "for good? [y/N]" in no.err
+    assert unchanged == before
+    assert yes.code == 0
+    assert counts(redis_url) != before
+    assert type_("queues", verb, "emials", "--yes").code == 1
+
+
+# Schedules ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daily(redis_url: str, redis_server: RedisServer) -> int:
+    """A queue with two schedulers, as Node stores them; returns when the first fires."""
+    on(redis_url, lambda queue: queue.add("plain"))
+    client: Any = redis_server.client()
+    due = int(time.time() * 1000) + 3_600_000
+    client.hset("bull:emails:repeat:daily", mapping={"name": "report", "ic": 4, "pattern": "0 9 * * *",
+                "tz": "Europe/Berlin", "data": '{"a":1}'})  # fmt: skip
+    client.hset("bull:emails:repeat:beat", mapping={"name": "beat", "ic": 1, "every": 60_000, "limit": 3})
+    client.zadd("bull:emails:repeat", {"daily": due + 5, "beat": due})
+    client.hset(f"bull:emails:repeat:beat:{due}", mapping={"name": "beat", "data": "{}", "opts": "{}", "rjk": "beat",
+                "timestamp": due - 60_000, "delay": 60_000, "priority": 0})  # fmt: skip
+    client.zadd("bull:emails:delayed", {f"repeat:beat:{due}": due * 0x1000})
+    return due
+
+
+@pytest.mark.leaves_queue_broken
+def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_: Type) -> None:
+    listed = json.loads(type_("schedules", "emails", "--json").out)
+    assert [(each["id"], each["iterations"]) for each in listed] == [("beat", 1), ("daily", 4)]
+    table = type_("schedules", "list", "emails", "--limit", "1").out
+    assert "every 60000 ms" in table
+    assert "daily" not in table
+
+    beat = json.loads(type_("schedules", "show", "emails", "beat", "--json").out)
+    assert len(beat["instants"]) == 3, "its limit"
+    shown = type_("schedules", "emails", "show", "daily", "--count", "2").out
+    assert "0 9 * * *" in shown
+    assert shown.split("fires at:\n")[1].count("\n") == 2
+    assert type_("schedules", "show", "emails", "nope").code == 1
+
+    job_id = f"repeat:beat:{daily}"
+    assert type_("schedules", "run", "emails", "beat").out == f"runs now: {job_id}\n"
+    assert counts(redis_url)["waiting"] == 2
+    again = type_("schedules", "run", "emails", "beat")
+    assert (again.code, again.err) == (1, f"bullpen: the job '{job_id}' of this scheduler is due already\n")
+    cut = type_("schedules", "run", "emails", "daily", "--json")
+    assert (cut.code, "has no job in line" in cut.err) == (1, True)
+    assert type_("schedules", "run", "emails", "nope").code == 1
+
+
+def test_a_pattern_is_previewed_without_a_server(tmp_path: Path) -> None:
+    def preview(*words: str) -> Answer:
+        return cli("schedules", "preview", *words, cwd=tmp_path, env={"BULLPEN_REDIS_URL": "redis://127.0.0.1:1"})
+
+    nine = json.loads(preview("0 9 * * *", "--tz", "Asia/Tokyo", "--count", "3", "--json").out)
+    assert [instant[11:19] for instant in nine] == ["00:00:00"] * 3
+    assert len(preview("*/5 * * * *").out.splitlines()) == 5
+    assert len(preview("--every", "90s", "--count", "2").out.splitlines()) == 2
+    assert (preview("61 * * * *").code, preview("61 * * * *").err.count("\n")) == (2, 1)
+    assert preview("0 9 * * *", "--tz", "Mars/Olympus").code == 2
+    assert preview().code == preview("0 9 * * *", "--every", "1s").code == 2
+    assert preview("--every", "0").code == 2
+
+
+def test_a_queue_without_schedules_says_so(redis_url: str, type_: Type) -> None:
+    on(redis_url, lambda queue: queue.add("a"))
+
+    assert type_("schedules", "emails").err == "no schedulers in 'emails'\n"
+    assert type_("schedules", "emails", "--json").out == "[]\n"
+    assert type_("schedules", "emials").code == 1
