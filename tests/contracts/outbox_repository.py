@@ -236,7 +236,7 @@ class OutboxRepositoryContract:
         await store.enqueue_many([item(number, integration_type="kafka:big") for number in range(50)])
         await store.enqueue_many([item(100, integration_type="webhook:a"), item(101, integration_type="sms:b")])
 
-        types = await store.open_types()
+        types = await store.due_types()
         claimed = await store.claim([Lane(name, 4) for name in types], worker_id="w", lease_ms=1_000)
 
         assert types == ["kafka:big", "sms:b", "webhook:a"]
@@ -249,14 +249,26 @@ class OutboxRepositoryContract:
         await store.enqueue_many([item(number, tenant_id="big") for number in range(50)])
         await store.enqueue_many([item(100, tenant_id="small"), item(101)])
 
-        tenants = await store.open_tenants("webhook:partnerX")
+        tenants = await store.due_tenants("webhook:partnerX")
         lanes = [Lane("webhook:partnerX", 2, tenant) for tenant in tenants]
         claimed = await store.claim(lanes, worker_id="w", lease_ms=1_000)
 
         assert tenants == ["", "big", "small"]
         assert sorted(row.tenant_id or "" for row in claimed.rows) == ["", "big", "big", "small"]
         assert claimed.full_lanes == {("webhook:partnerX", "big")}
-        assert await store.open_tenants("webhook:partnerX", after="a", most=1) == ["big"]
+        assert await store.due_tenants("webhook:partnerX", after="a", most=1) == ["big"]
+
+    @pytest.mark.requirement("X-88")
+    async def test_what_waits_for_later_takes_no_share(self, store: OutboxRepository) -> None:
+        """Fifty targets whose rows wait for their retries must not slow down the one that works."""
+        await store.enqueue_many([item(1, integration_type="a:later", delay=60_000), item(2, integration_type="b:now")])
+        await store.enqueue_many(
+            [item(3, tenant_id="later", delay=60_000), item(4, tenant_id="now"), item(5, tenant_id="soon")]
+        )
+
+        assert await store.due_types() == ["b:now", "webhook:partnerX"]
+        assert await store.due_tenants("webhook:partnerX") == ["now", "soon"]
+        assert await store.due_tenants("webhook:partnerX", most=1) == ["now"]
 
     # ---- settling -----------------------------------------------------------------------------------------------
 

@@ -156,8 +156,8 @@ async def test_readers_of_sqlite_do_not_wait_for_who_writes(sqlite_url: str, mak
     await writer.outbox.enqueue(item())
 
     async with writer.database.transaction():
-        assert await reader.outbox.open_types() == ["webhook:partnerX"]
-        assert await reader.outbox.open_tenants("webhook:partnerX") == [""]
+        assert await reader.outbox.due_types() == ["webhook:partnerX"]
+        assert await reader.outbox.due_tenants("webhook:partnerX") == [""]
         assert sum((await reader.outbox.counts()).values()) == 1
         assert await reader.outbox.expired() == []
         assert await reader.destinations.troubled() == {}

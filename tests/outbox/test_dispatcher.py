@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DatabaseUnavailable, InvalidOption
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Outbox, Route
 from bullpen.ports.channel import NotTried, Refused, Unavailable
+from bullpen.queue import Connection
+from tests.conftest import StartServer
 from tests.databases import MakeLedger, item
 from tests.outbox.conftest import MakeOutbox
 from tests.outbox.kit import SpyChannel, Told, rows, statuses
@@ -222,6 +226,59 @@ async def test_reapers_at_the_same_time_count_once(ledger: Ledger, make_outbox: 
         await asyncio.gather(one.reap(), other.reap())
 
     assert (await rows(ledger))[0].attempts == 1
+
+
+@pytest.mark.requirement("X-16", "X-76")
+async def test_a_process_that_stood_still_for_longer_than_its_lease_sends_nothing(
+    ledger: Ledger, make_outbox: MakeOutbox, told: Told
+) -> None:
+    """Frozen between claim and send, as a paused machine is: somebody else has the row when it goes on."""
+    spy, stops = SpyChannel(), [0.4]
+    route = direct(spy, timeout_ms=200)
+
+    def stand_still(event: str, fields: dict[str, Any]) -> None:
+        if event == "outbox.claimed" and fields["count"] and stops:
+            time.sleep(stops.pop())
+
+    await ledger.outbox.enqueue(item(backoff=Backoff.fixed(1)))
+    forget = telemetry.subscribe(stand_still)
+    try:
+        async with make_outbox({"webhook:*": route}, lease_ms=300).dispatcher() as dispatcher:
+            await drain(dispatcher)
+            assert spy.messages == []
+            assert len(told.of("outbox.overslept")) == 1
+
+            await dispatcher.reap()
+            ledger.database.clock_offset_ms = 1_000
+            await drain(dispatcher)
+    finally:
+        forget()
+
+    assert len(spy.messages) == 1
+    assert await statuses(ledger) == [SENT]
+
+
+@pytest.mark.requirement("X-88", "O-77")
+async def test_a_redis_that_is_silent_costs_one_wait_and_not_one_per_queue(
+    sqlite_url: str, make_ledger: MakeLedger, start_server: StartServer
+) -> None:
+    redis, ledger, spy, queues = start_server(), make_ledger(sqlite_url), SpyChannel(), 40
+    connection = Connection(redis.url, command_timeout_ms=300)
+    routes = {"webhook:*": Route(channel=SpyChannel(), strategy="queued"), "slack:ops": direct(spy)}
+    outbox = Outbox(ledger, routes, connection=connection)
+    await ledger.outbox.enqueue_many([item(n, integration_type=f"webhook:{n}") for n in range(queues)])
+    async with outbox.dispatcher() as dispatcher:
+        with redis.paused():
+            for number in (100, 101):  # the first tick finds out, the second knows and asks whether it is back
+                await ledger.outbox.enqueue(item(number, integration_type="slack:ops"))
+                began = time.monotonic()
+                await dispatcher.tick()
+                await spy.until(number - 99)
+                assert time.monotonic() - began < queues * 0.3 / 2
+        await outbox.aclose()
+    await connection.aclose()
+
+    assert await statuses(ledger) == [PENDING] * queues + [SENT] * 2
 
 
 @pytest.mark.requirement("X-76")

@@ -119,7 +119,7 @@ async def test_a_job_that_is_added_again_is_the_same_job(
         for _ in range(2):
             async with outbox.dispatcher() as dispatcher:
                 (row,) = await ledger.outbox.claim_due_batch("w", starting=True)
-                await dispatcher._send(row)
+                await dispatcher._send(row, time.monotonic() + 60)
             job = await queue.get_job(str(stored.id))
             assert job is not None
             keys.append(job.idempotency_key)

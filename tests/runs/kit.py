@@ -94,7 +94,7 @@ class Stage:
     async def dispatch(self) -> None:
         """Let the outbox add what was submitted so far."""
         async with self.outbox.dispatcher() as dispatcher:
-            while await self.ledger.outbox.open_types():
+            while await self.ledger.outbox.due_types():
                 await dispatcher.tick()
                 await dispatcher.idle()
 

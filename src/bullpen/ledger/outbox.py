@@ -94,14 +94,14 @@ class SqlOutbox(OutboxRepository):
         rows = await self._try_claim([(self.sql.claim_oldest, parameters)])
         return [row for row in rows if not row.parked]
 
-    async def open_types(self) -> list[str]:
+    async def due_types(self) -> list[str]:
         async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(sa.text(self.sql.open_types))).scalars())
+            return list((await connection.execute(sa.text(self.sql.due_types))).scalars())
 
-    async def open_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
+    async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         parameters = {"integration_type": integration_type, "after": after, "most": most}
         async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(sa.text(self.sql.open_tenants), parameters)).scalars())
+            return list((await connection.execute(sa.text(self.sql.due_tenants), parameters)).scalars())
 
     async def claim(self, lanes: Sequence[Lane], *, worker_id: str, lease_ms: int, starting: bool = False) -> Claimed:
         wanted = [lane for lane in lanes if lane.quota > 0]

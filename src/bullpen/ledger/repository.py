@@ -55,11 +55,11 @@ class OutboxRepository(ABC):
         """Claim the oldest due rows, whatever their channel."""
 
     @abstractmethod
-    async def open_types(self) -> list[str]:
-        """Integration types that have rows to claim now or later. Costs one probe per type, not per row."""
+    async def due_types(self) -> list[str]:
+        """Integration types that have rows to claim now. Costs two probes per type, none per row."""
 
     @abstractmethod
-    async def open_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
+    async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         """Tenants of a type that have such rows, in order of their names; "" stands for none."""
 
     @abstractmethod

@@ -167,15 +167,22 @@ class Deliveries:
         row: OutboxRow,
         route: Route,
         *,
-        lease_ms: int,
+        until: float,
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
     ) -> Settled | None:
-        """Send one row and settle it. None: it could not be settled within its lease, and the reaper will have it."""
+        """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
+
+        None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
         began = time.monotonic()
+        if began >= until:
+            # This process stood still for longer than the lease: somebody else has delivered it, or will.
+            log(operation, "ERROR", row, source=self._source, level=logging.WARNING, error=LEASE_EXPIRED)
+            telemetry.emit("outbox.overslept", **_ids(row))
+            return None
         outcome = await self._decide(row, route)
         took_ms = (time.monotonic() - began) * 1000
-        settled = await self.settle(row, outcome, until=began + lease_ms / 1000, tenant_id=tenant_id)
+        settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id)
         if settled is not None:
             self._report(row, outcome, settled, took_ms, operation)
         return settled

@@ -203,10 +203,11 @@ class Dispatcher:
 
     async def tick(self, limit: int | None = None) -> bool:
         """Claim one batch and hand it on. True: some lane was full and has room for more at once."""
-        types = await self._store.open_types()
+        types = await self._store.due_types()
         if not types:
             return False
-        room = {name: await self._room(name) for name in types}
+        # All at once: with a queue each they share a few round trips, and one that does not answer costs one wait.
+        room = dict(zip(types, await asyncio.gather(*(self._room(name) for name in types)), strict=True))
         served = [name for name in types if room[name] > 0]
         self._starved = set(types) - set(served)
         lanes = await self._share(served, room, self.options.claim_batch_size if limit is None else limit)
@@ -256,9 +257,9 @@ class Dispatcher:
         """As many tenants as the quota has rows, beginning behind the last one that was served."""
         most = min(quota, _MOST_TENANTS)
         after = self._tenant_cursor[integration_type]
-        tenants = await self._store.open_tenants(integration_type, after=after, most=most)
+        tenants = await self._store.due_tenants(integration_type, after=after, most=most)
         if len(tenants) < most and after:
-            first = await self._store.open_tenants(integration_type, most=most - len(tenants))
+            first = await self._store.due_tenants(integration_type, most=most - len(tenants))
             tenants += [tenant for tenant in first if tenant < after]
         if not tenants:
             return []
@@ -283,7 +284,7 @@ class Dispatcher:
         match kind:
             case "direct":
                 for row in claimed.rows:
-                    self._hand_on([row], self._send(row))
+                    self._hand_on([row], self._send(row, until))
             case "queued":
                 for name, rows in self._by_queue(claimed.rows):
                     self._hand_on(rows, self._enqueue(name, rows, until))
@@ -329,9 +330,9 @@ class Dispatcher:
 
         task.add_done_callback(over)
 
-    async def _send(self, row: OutboxRow) -> None:
+    async def _send(self, row: OutboxRow, until: float) -> None:
         route = self._route(row.integration_type)
-        await self._deliveries.deliver(row, route, lease_ms=self.options.lease_ms, operation="OUTBOX_DIRECT_SEND")
+        await self._deliveries.deliver(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
 
     async def _enqueue(self, name: str, rows: Sequence[OutboxRow], until: float) -> None:
         assert self._queues is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -21,6 +22,9 @@ _log = logging.getLogger("bullpen.outbox")
 
 _ADD_DEADLINE_MS: Final = 5_000
 _PROBE_TIMEOUT_MS: Final = 500
+_COUNT_TIMEOUT_S: Final = 2.0
+_PROBE_PAUSE_S: Final = 0.05
+"""Between two questions whether Redis is back: all queues that ask in one tick get one answer."""
 
 
 class Placed(StrEnum):
@@ -58,6 +62,8 @@ class OutboxQueues:
         self.on_new_queue: Callable[[], None] | None = None
         """Called when this process put its first job into a queue: workers beside it need not wait to find it."""
         self._is_away = False
+        self._probing = asyncio.Lock()
+        self._next_probe = 0.0
 
     def __getitem__(self, name: str) -> Queue:
         queue = self._queues.get(name)
@@ -69,18 +75,27 @@ class OutboxQueues:
 
     async def is_open(self, name: str) -> bool:
         """Whether Redis can be counted on. While it is away this asks, and costs a moment; otherwise nothing."""
-        if self._is_away and await self[name].is_healthy(timeout_ms=_PROBE_TIMEOUT_MS):
-            self._is_away = False
-            _log.warning("Redis takes jobs of the outbox again")
+        if self._is_away:
+            async with self._probing:  # who comes meanwhile waits for one answer
+                if self._is_away and time.monotonic() >= self._next_probe:
+                    self._is_away = not await self[name].is_healthy(timeout_ms=_PROBE_TIMEOUT_MS)
+                    self._next_probe = time.monotonic() + _PROBE_PAUSE_S
+                    if not self._is_away:
+                        _log.warning("Redis takes jobs of the outbox again")
         return not self._is_away
 
     async def has_room(self, name: str, most: int) -> bool:
         """Whether fewer than `most` jobs wait in a queue. False as well when nobody can tell."""
         try:
-            return (await self[name].counts()).pending < most
+            async with asyncio.timeout(
+                _COUNT_TIMEOUT_S
+            ):  # a queue asks again for longer; rows of others wait meanwhile
+                return (await self[name].counts()).pending < most
+        except TimeoutError:
+            self._lost(f"no answer within {_COUNT_TIMEOUT_S:.0f} s")
         except BullpenError as error:
-            self._lost(error)
-            return False
+            self._lost(str(error))
+        return False
 
     async def place(self, name: str, rows: Sequence[OutboxRow]) -> list[tuple[OutboxRow, Placed, str]]:
         """Add a job per row, in as few calls as possible; for each row what became of it, and why."""
@@ -114,7 +129,7 @@ class OutboxQueues:
             case InvalidOption() | PayloadTooLarge():
                 return Placed.IMPOSSIBLE, str(result)
             case BullpenError():
-                self._lost(result)
+                self._lost(str(result))
                 return Placed.UNAVAILABLE, str(result)
             case BaseException():
                 raise result
@@ -123,7 +138,7 @@ class OutboxQueues:
             return Placed.RUNNING, ""
         return Placed.QUEUED, ""
 
-    def _lost(self, error: BullpenError) -> None:
+    def _lost(self, reason: str) -> None:
         if not self._is_away:
             self._is_away = True
-            _log.warning("Redis takes no jobs of the outbox: %s; rows wait in the database", error)
+            _log.warning("Redis takes no jobs of the outbox: %s; rows wait in the database", reason)

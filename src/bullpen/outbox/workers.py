@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -134,6 +135,7 @@ class DeliveryWorkers:
     async def _handle(self, route: Route, job: Job) -> dict[str, str]:
         row_id, tenant_id = _read(job)
         scope = tenant_id if self._by_tenant else None
+        until = time.monotonic() + self._lease_ms / 1000
         try:
             row = await self._begins.submit(row_id, scope)
             if row is None:
@@ -141,7 +143,7 @@ class DeliveryWorkers:
         except DatabaseUnavailable as error:
             raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
         telemetry.emit("outbox.begun", outbox_id=row.id, integration_type=row.integration_type)
-        settled = await self._deliveries.deliver(row, route, lease_ms=self._lease_ms, tenant_id=scope)
+        settled = await self._deliveries.deliver(row, route, until=until, tenant_id=scope)
         return {"outcome": "UNKNOWN" if settled is None else str(settled.status or "LATE")}
 
     async def _begin_batch(self, tenant_id: Hashable, ids: Sequence[str]) -> Sequence[OutboxRow | None]:
