@@ -57,7 +57,7 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("queues --colour", "no such option: --colour"),
         ("queues --redis localhost", "--redis: expected an address that starts with redis://"),
         ("queues --prefix bull:", "--prefix: expected"),
-        ("jobs sohw emails 5", "no such action 'sohw'; there is list, show, add, retry, promote, remove"),
+        ("jobs sohw emails 5", "no such action 'sohw'; there is list, show, add, retry, promote, change, remove, "),
         ("jobs list emails --state gone", "'gone' is not one of"),
         ("jobs list", "missing argument 'QUEUE'"),
         ("jobs add emails", "missing argument 'NAME'"),

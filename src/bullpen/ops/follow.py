@@ -19,7 +19,7 @@ from bullpen.queue import JobState, Queue
 from bullpen.queue.events import QueueEvents
 from bullpen.wire.events import Event
 
-__all__ = ["Happening", "Outcome", "Waited", "Wanted", "follow", "follow_logs", "position_at"]
+__all__ = ["Followed", "Happening", "Outcome", "Waited", "Wanted", "follow", "follow_logs", "position_at"]
 
 _NAMES_REMEMBERED: Final = 10_000
 _BUFFERED: Final = 1_000
@@ -246,7 +246,7 @@ async def follow_logs(
             length, last = await door.call_many([("LLEN", keys.logs(job_id)), ("LINDEX", keys.logs(job_id), -1)])
             if length != len(known) or (known and last != known[-1]):
                 lines: list[bytes] = await door.call("LRANGE", keys.logs(job_id), 0, -1)
-                for line in lines[overlap(known, lines) :]:
+                for line in lines[_overlap(known, lines) :]:
                     yield line.decode("utf-8", "replace")
                 known = lines
         except ConnectionError:
@@ -261,7 +261,7 @@ async def follow_logs(
         await asyncio.sleep(_LOG_LOOK_S)
 
 
-def overlap(known: list[bytes], lines: list[bytes]) -> int:
+def _overlap(known: list[bytes], lines: list[bytes]) -> int:
     """How many of `lines` are known: the longest end of `known` that they begin with. Old lines may have been cut."""
     if lines[: len(known)] == known:
         return len(known)
