@@ -7,6 +7,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,12 +18,12 @@ from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports import available, load
-from bullpen.plugins.transports.bullmq import BullMQClient
+from bullpen.plugins.transports.bullmq import BullMQClient, BullMQTransport
 from bullpen.ports.bindings import BullMQ, BullMQEvent, DeadLetterQueue, DefaultJobOptions, RedisAddress
 from bullpen.ports.messaging import PublishFailed
-from bullpen.ports.transport import Delivery
+from bullpen.ports.transport import Delivery, Event
 from bullpen.queue import Connection, JobState, Queue
-from bullpen.testing import RedisServer
+from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing.contracts.transport import quick_policy
 from tests.transports._listening import PATIENCE_S, listening
 
@@ -240,6 +241,37 @@ async def test_a_full_broker_is_a_failed_send(start_server: Any, queue_name: str
         await client.produce(queue_name, "pay", {"urn": "urn:1"})
 
     await client.close()
+
+
+async def test_a_prefix_keeps_queues_apart(make_client: MakeClient, redis_server: RedisServer, queue_name: str) -> None:
+    """Both for who produces and for who consumes: neither sees the queue of the same name under another prefix."""
+    usual, shop = make_client(), make_client(prefix="shop")
+    came: asyncio.Queue[str] = asyncio.Queue()
+
+    async def handle(delivery: Delivery) -> None:
+        came.put_nowait(delivery.urn)
+
+    await usual.produce(queue_name, "pay", {"urn": "urn:usual"})
+    await shop.consume(queue_name, handle)
+    job = await shop.produce(queue_name, "pay", {"urn": "urn:shop"})
+
+    assert await asyncio.wait_for(came.get(), PATIENCE_S) == "urn:shop"
+    await job.result(timeout=20_000)
+    assert came.empty()
+    assert redis_server.client().exists(f"shop:{queue_name}:{job.id}") == 1
+    assert redis_server.client().llen(f"bull:{queue_name}:wait") == 1
+
+
+async def test_an_add_is_given_up_at_its_deadline(redis_url: str, queue_name: str) -> None:
+    """The transport's own, without the client above it, which would give up as well."""
+    with FaultProxy(redis_url) as proxy:
+        transport = BullMQTransport(proxy.url, add_deadline=300)
+        with proxy.outage():
+            began = time.monotonic()
+            with pytest.raises(ConnectionLost):
+                await transport.publish(Event(source=queue_name, name="pay", urn="urn:1", payload=None, id="pay-1"))
+            assert time.monotonic() - began < 10
+        await transport.aclose()
 
 
 @pytest.mark.requirement("W-56", "X-49")

@@ -425,6 +425,24 @@ async def test_a_consumer_that_cannot_go_on_makes_the_client_ill(caplog: pytest.
     await client.close()
 
 
+@pytest.mark.requirement("S-27")
+async def test_a_client_has_its_own_patience_with_running_handlers() -> None:
+    """What does not end within `close_timeout` is given back; nobody said anything at the close itself."""
+    client = MemoryClient(close_timeout=50)
+    began = asyncio.Event()
+
+    async def handle(_: Delivery) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await client.consume("orders", handle)
+    await client.produce("orders", "paid", {"urn": "urn:1"})
+    await began.wait()
+
+    async with asyncio.timeout(PATIENCE_S):
+        await client.close()
+
+
 @pytest.mark.requirement("W-56", "X-49")
 async def test_a_broker_that_does_not_answer_in_time_is_ill(caplog: pytest.LogCaptureFixture) -> None:
     class Silent(MemoryTransport):

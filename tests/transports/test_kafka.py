@@ -337,47 +337,6 @@ async def test_several_topics_share_one_membership(make_transport: MakeTransport
 # ---- groups ------------------------------------------------------------------------------------------------------
 
 
-def member(kafka: MockKafka, group: str, topic: str, log: Path) -> Child:
-    """A process that handles records slowly, notes each one, and closes gracefully on SIGTERM."""
-    return Child.module("tests.transports.kafka_member", kafka.address, group, topic, str(log), cwd=ROOT)
-
-
-@pytest.mark.requirement("W-65", "X-55")
-async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
-    kafka: MockKafka, tmp_path: Path, topic: str
-) -> None:
-    """Joined, closed and killed in mid-flight; an idempotent handler has applied every record exactly once."""
-    group, log = f"g-{uuid.uuid4().hex[:8]}", tmp_path / "applied"
-    client = KafkaClient(kafka.address, workflow="producer")
-    sent = [f"urn:order:{number}" for number in range(120)]
-    with member(kafka, group, topic, log) as first:
-        await first.seen("ready")
-        for urn in sent[:40]:
-            await client.produce(topic, "pay", {"urn": urn})
-        await first.seen("handled")
-        with member(kafka, group, topic, log) as second:
-            await second.seen("ready")
-            for urn in sent[40:80]:
-                await client.produce(topic, "pay", {"urn": urn})
-            await second.seen("handled")
-            first.terminate()
-            assert await first.ended() == 0
-            for urn in sent[80:]:
-                await client.produce(topic, "pay", {"urn": urn})
-            await second.seen("handled")
-            second.kill()
-        with member(kafka, group, topic, log) as third:
-            await third.seen("idle", timeout=60)
-            third.terminate()
-            assert await third.ended() == 0
-    await client.close()
-
-    runs = [tuple(line.split()) for line in log.read_text().splitlines()]
-    assert {urn for urn, _ in runs} == set(sent), "nothing is skipped"
-    assert len({key for _, key in runs}) == len(sent), "who remembers the keys applies nothing twice"
-    assert len(runs) - len(sent) <= 40, "only what was in flight or not committed yet may run again"
-
-
 @pytest.mark.requirement("X-55")
 async def test_a_dead_member_is_noticed_after_the_session_timeout(
     make_transport: MakeTransport, kafka: MockKafka, topic: str
