@@ -1,6 +1,6 @@
 """A projector, a dispatcher or a delivery worker in a process of its own, which may be told to die at an exact moment.
 
-Started by the fault tests with one JSON argument. It kills itself with SIGKILL when a telemetry event has come so
+Started by the fault tests (`forked`). It kills itself with SIGKILL when a telemetry event has come so
 often: events are told inline, so the process ends between two statements, not somewhere near them.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import signal
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from bullpen._kernel import telemetry
@@ -94,7 +94,7 @@ def projector(ledger: Ledger, events: str | None) -> Projector:
     return Projector(ledger, source, routes, options=options)
 
 
-async def main(order: dict[str, Any]) -> None:
+async def main(order: dict[str, Any], *, on_ready: Callable[[], None]) -> None:
     ledger = Ledger(order["database"], timeout_ms=5_000)
     connection = Connection(order["redis"], command_timeout_ms=1_000) if order.get("redis") else None
     channel = FileChannel(order["target"], order["delay_s"], order.get("when_unknown", "resend"))
@@ -111,9 +111,5 @@ async def main(order: dict[str, Any]) -> None:
         short = {"lock": 1_000, "stalled_interval": 500}
         service = outbox.workers(discover_ms=200, worker_options=short)
     await service.start()
-    print("ready", flush=True)
+    on_ready()
     await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))

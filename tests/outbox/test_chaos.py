@@ -19,12 +19,12 @@ import pytest
 
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
-from bullpen.testing import Child, RedisServer
+from bullpen.testing import RedisServer
 from bullpen.testing.postgres import PostgresServer, need_postgres
 from tests.conftest import StartServer
 from tests.databases import MakeLedger, item
+from tests.outbox.forked import Forked
 
-ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 ROWS = 10_000 if LONG else 300
 LEASE_MS = 2_000
@@ -38,7 +38,7 @@ class Arena:
 
     def __init__(self, url: str, target: Path, redis: RedisServer | None) -> None:
         self.url, self.target, self.redis = url, target, redis
-        self.children: list[Child] = []
+        self.children: list[Forked] = []
         target.touch()
 
     def start(
@@ -50,7 +50,7 @@ class Arena:
         die_after: int = 1,
         delay_s: float = 0.0,
         when_unknown: str = "resend",
-    ) -> Child:
+    ) -> Forked:
         order = {
             "database": self.url,
             "redis": None if self.redis is None else self.redis.url,
@@ -63,7 +63,7 @@ class Arena:
             "delay_s": delay_s,
             "when_unknown": when_unknown,
         }
-        child = Child.module("tests.outbox.chaos_process", json.dumps(order), cwd=ROOT)
+        child = Forked(order)
         self.children.append(child)
         return child
 
@@ -229,7 +229,7 @@ async def test_servers_that_die_under_load_lose_nothing_and_burn_no_attempts(
         for role in ("dispatcher", "worker"):
             # A target that is slow enough that the load outlasts the kills.
             child = arena.start(role, strategy="queued", delay_s=0.05 if LONG else 0.15)
-            await asyncio.to_thread(child.wait_for, "ready")
+            await asyncio.to_thread(child.until_ready)
         left = ROWS
         for _ in range(3 if LONG else 2):
             await progress(arena)
@@ -262,7 +262,7 @@ async def test_minutes_without_redis_burn_no_attempts(
     assert queued_arena.redis is not None
     ledger, count = make_ledger(postgres_url), 100
     dispatcher = queued_arena.start("dispatcher", strategy="queued")
-    await asyncio.to_thread(dispatcher.wait_for, "ready")
+    await asyncio.to_thread(dispatcher.until_ready)
     queued_arena.redis.kill()
 
     ids = await fill(ledger, count)

@@ -21,13 +21,13 @@ from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.plugins.sources.kurrent import KurrentSource
 from bullpen.ports.source import BEGINNING, EventMetadata, NewEvent, SourceUnavailable
-from bullpen.testing import Child, RedisServer
+from bullpen.testing import RedisServer
 from bullpen.testing.kurrent import KurrentServer
 from bullpen.testing.postgres import PostgresServer, need_postgres
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
+from tests.outbox.forked import Forked
 
-ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 EVENTS = int(os.environ.get("BULLPEN_CHAOS_EVENTS", 20_000 if LONG else 240))
 POISONED = 5
@@ -43,11 +43,11 @@ class Arena:
 
     def __init__(self, url: str, target: Path, redis: RedisServer | None, events: KurrentServer | None) -> None:
         self.url, self.target, self.redis, self.events = url, target, redis, events
-        self.children: dict[str, Child] = {}
-        self._retired: list[Child] = []
+        self.children: dict[str, Forked] = {}
+        self._retired: list[Forked] = []
         target.touch()
 
-    def start(self, name: str, role: str = "", *, die_at: str | None = None, die_after: int = 1) -> Child:
+    def start(self, name: str, role: str = "", *, die_at: str | None = None, die_after: int = 1) -> Forked:
         order = {
             "database": self.url,
             "redis": None if self.redis is None else self.redis.url,
@@ -62,12 +62,12 @@ class Arena:
         }
         if name in self.children:
             self._retired.append(self.children[name])
-        self.children[name] = Child.module("tests.outbox.chaos_process", json.dumps(order), cwd=ROOT)
+        self.children[name] = Forked(order)
         return self.children[name]
 
     async def kill_and_restart(self, name: str, role: str = "") -> None:
         self.children[name].kill()
-        await asyncio.to_thread(self.start(name, role).wait_for, "ready")
+        await asyncio.to_thread(self.start(name, role).until_ready)
 
     def deliveries(self) -> list[tuple[str, str]]:
         return [(row_id, key) for row_id, key, _ in map(json.loads, self.target.read_text().splitlines())]
@@ -129,7 +129,7 @@ async def test_a_projector_that_dies_at_any_point_loses_nothing_and_stores_nothi
             assert await asyncio.to_thread(child.wait, PATIENCE_S) == -9
         halfway = (await rows_of(ledger)).total()
 
-        await asyncio.to_thread(arena.start("projector").wait_for, "ready")
+        await asyncio.to_thread(arena.start("projector").until_ready)
         await until(ledger, None, GOOD * ROUTES)
         await _until_caught_up(ledger, server)
     finally:
@@ -182,7 +182,7 @@ async def test_everything_dies_under_load_and_every_message_arrives(
         starting = [arena.start(f"projector {n}", "projector") for n in (1, 2)]
         starting += [arena.start("dispatcher"), arena.start("worker")]
         for child in starting:
-            await asyncio.to_thread(child.wait_for, "ready")
+            await asyncio.to_thread(child.until_ready)
         faults = [
             partial(arena.kill_and_restart, "projector 1", "projector"),
             partial(_outage, events.kill, events.restart),
