@@ -36,10 +36,11 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, WorkflowOptions, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
+    from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
     from bullpen.ops.metrics import WorkerMetrics
-    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
+    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions, Route
     from bullpen.plugins.messaging import MessagingClient
     from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.ports.dead_letters import DeadLetterStore
@@ -118,6 +119,7 @@ class Bullpen:
         self._runs: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._letter_stores: list[DeadLetterStore] = []
+        self._watcher: Watcher | None = None
         self._health: Health | None = None
         self._views: QueueViews | None = None
         self._observed: WorkerMetrics | None = None
@@ -150,6 +152,8 @@ class Bullpen:
             from bullpen._parts.outbox import OutboxService, make_outbox
 
             self._outbox = make_outbox(self.settings, self.ledger, self.connection, self.prefix)
+            for name, route in self._alert_routes().items():
+                self._outbox.route(name, route)
             self.add_metrics(self._outbox.metrics)
             self.add(OutboxService(self._outbox, self.prepare))
         return self._outbox
@@ -213,6 +217,29 @@ class Bullpen:
             self._safe_runs = make_runs(self.settings, self.ledger, self.connection, self.prefix, self._container)
             self.add(RunsService(self._safe_runs, self.prepare, self._workers))
         return self._safe_runs
+
+    @property
+    def alerts(self) -> Watcher:
+        """Tells people of what does not go on by itself, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+
+        An app with a configured target runs it, and so does one that names it.
+        """
+        if self._watcher is None:
+            from bullpen._parts.alerts import AlertService, make_watcher
+
+            self._watcher = make_watcher(
+                self.settings, self.ledger, lambda: self.connection, self.prefix, lambda: self._letter_stores
+            )
+            self.add_metrics(self._watcher)
+            self.add(AlertService(self._watcher, self.ledger, self.settings, self.prepare))
+        return self._watcher
+
+    def _alert_routes(self) -> dict[str, Route]:
+        if not self.settings.alerts.has_target:
+            return {}
+        from bullpen._parts.alerts import alert_routes
+
+        return alert_routes(self.settings)
 
     @property
     def has_outbox(self) -> bool:
@@ -468,6 +495,8 @@ class Bullpen:
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
         """
+        if self.settings.alerts.has_target:
+            _ = self.alerts
         if not self._services:
             raise NotConfigured(
                 "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
@@ -560,7 +589,7 @@ class Bullpen:
             group.create_task(self.stop())
 
 
-ROLES: Final = ("worker", "outbox", "projector", "messages")
+ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
 """Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
 
 

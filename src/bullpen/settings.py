@@ -26,6 +26,7 @@ from bullpen._kernel.ids import check_prefix
 from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
+    "AlertSettings",
     "EmbeddedSettings",
     "EventSettings",
     "KafkaSettings",
@@ -200,6 +201,17 @@ _HTTPS = _Kind(
 )
 _WORDS = _Kind(
     "printable text", lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "", str.strip
+)
+_SECRET_ADDRESS = _Kind(_HTTPS.expected, _HTTPS.accepts, str.strip, lambda _: "***")
+_MAIL = _Kind(
+    "a mail address",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[^\s@<>,]+@[^\s@<>,]+", value) is not None,
+    str.strip,
+)
+_PHONE = _Kind(
+    "a telephone number such as +4930123456",
+    lambda value: isinstance(value, str) and re.fullmatch(r"\+[1-9][0-9]{6,14}", value) is not None,
+    str.strip,
 )
 _SECRET = _Kind("printable text", _WORDS.accepts, str.strip, lambda _: "***")
 
@@ -474,6 +486,53 @@ class WorkflowSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    """Who is told what does not go on by itself. Of the limits 0 switches one off."""
+
+    webhook_url: str | None = _option(None, _SECRET_ADDRESS, "BULLPEN_ALERTS_WEBHOOK_URL", secret=True)
+    """Gets every alert as JSON. It may be in your own network."""
+    webhook_secret: str | None = _option(None, _SECRET, "BULLPEN_ALERTS_WEBHOOK_SECRET", secret=True)
+    """Signs what the webhook gets: `whsec_…`."""
+    slack_url: str | None = _option(None, _SECRET_ADDRESS, "BULLPEN_ALERTS_SLACK_URL", secret=True)
+    """Incoming webhook of a Slack channel."""
+    email: str | None = _option(None, _MAIL, "BULLPEN_ALERTS_EMAIL")
+    """Gets every alert by mail, through `BULLPEN_SMTP_URL`."""
+    sms: str | None = _option(None, _PHONE, "BULLPEN_ALERTS_SMS")
+    """Gets every alert as a short message, through `BULLPEN_SMS_URL`."""
+    label: str | None = _option(None, _WORDS, "BULLPEN_ALERTS_LABEL")
+    """Names this installation in every alert: `production`."""
+    every_ms: int = _option(30_000, _whole_number(1), "BULLPEN_ALERTS_EVERY_MS")
+    """How often all processes together look."""
+    repeat_ms: int = _option(14_400_000, _whole_number(1), "BULLPEN_ALERTS_REPEAT_MS")
+    """An incident that lasts is told again after so long."""
+    resolve_after_ms: int = _option(120_000, _whole_number(0), "BULLPEN_ALERTS_RESOLVE_AFTER_MS")
+    """It is over when no sign of it was seen for so long."""
+    hold_ms: int = _option(60_000, _whole_number(0), "BULLPEN_ALERTS_HOLD_MS")
+    """A Redis server that is away is told of after so long."""
+    growth: int = _option(100, _whole_number(1), "BULLPEN_ALERTS_GROWTH")
+    """Dead letters are told again when there are so many more than at the last time."""
+    dead_letters: int = _option(1, _whole_number(0), "BULLPEN_ALERTS_DEAD_LETTERS")
+    """So many in one queue, or dead rows in the outbox."""
+    queue_late_ms: int = _option(300_000, _whole_number(0), "BULLPEN_ALERTS_QUEUE_LATE_MS")
+    """The next job of a queue waits so long."""
+    no_worker_ms: int = _option(120_000, _whole_number(0), "BULLPEN_ALERTS_NO_WORKER_MS")
+    """The next job of a queue waits so long, and no worker is connected."""
+    outbox_late_ms: int = _option(300_000, _whole_number(0), "BULLPEN_ALERTS_OUTBOX_LATE_MS")
+    """Rows of the outbox were due so long ago, and nobody has claimed them."""
+    outbox_claimed_ms: int = _option(300_000, _whole_number(0), "BULLPEN_ALERTS_OUTBOX_CLAIMED_MS")
+    """The lease of claimed rows ran out so long ago."""
+    scheduler_late_ms: int = _option(300_000, _whole_number(0), "BULLPEN_ALERTS_SCHEDULER_LATE_MS")
+    """Messages were due so long ago and are not queued."""
+    run_stuck_ms: int = _option(900_000, _whole_number(0), "BULLPEN_ALERTS_RUN_STUCK_MS")
+    """Runs have not ended, and nobody has touched them for so long."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether somebody is to be told."""
+        return any((self.webhook_url, self.slack_url, self.email, self.sms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that is configured from outside. Make it with `Settings.load()`."""
 
@@ -490,6 +549,7 @@ class Settings:
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
     events: EventSettings = field(default_factory=EventSettings)
     workflows: WorkflowSettings = field(default_factory=WorkflowSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Where each value came from, by key: `redis.url`."""
 

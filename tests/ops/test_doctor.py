@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from bullpen import Connection, Job, Queue, Worker
-from bullpen.ledger import Ledger, OutboxItem
+from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.doctor import Advice, Level, examine
+from bullpen.ops.signs import RULES
 from bullpen.testing import RedisServer
 from tests.flows._cli import cli
 
@@ -99,6 +103,44 @@ async def test_a_ledger_is_asked_too(redis_url: str, ledger: Ledger) -> None:
     await ledger.outbox.bury(item, "no route", code="PERMANENT", attempts=3)
     found = worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}")
     assert "dead rows" in found
+
+
+async def test_what_alerts_tell_of_the_doctor_finds_in_the_same_words(redis_url: str, ledger: Ledger) -> None:
+    rows = [
+        OutboxItem(
+            integration_type=f"webhook:{name}", event_type="paid", source_stream_id="orders", source_event_id=name
+        )
+        for name in ("lost", "late")
+    ]
+    await ledger.outbox.enqueue_many(rows)
+    await ledger.outbox.claim_due_batch("dies", 1, lease_ms=1_000)
+    ledger.database.clock_offset_ms = 3_600_000
+    due_at = datetime.now(UTC)
+    message = (
+        "INSERT INTO {messages} (id, recipient_id, occasion, period, channel, zone, local_at, due_at) VALUES "
+        f"('{uuid.uuid4()}', 'ada', 'birthday', '2030', 'email', 'UTC', '2030-01-01T09:00', :due)"
+    )
+    await _execute(ledger, message, due=due_at if ledger.database.is_postgres else int(due_at.timestamp() * 1000))
+    run = (
+        "INSERT INTO {runs} (id, tenant_id, version_id, payload, status) VALUES "
+        f"('{uuid.uuid4()}', 'acme', 'v1', '[]', 'RUNNING')"
+    )
+    await _execute(ledger, run)
+
+    address = f"ledger {ledger.database.address}"
+    found = {advice.check: advice for advice in await ask(redis_url, ledger) if advice.subject.startswith(address)}
+
+    for rule in ("outbox_late", "outbox_claimed", "scheduler_late", "run_stuck"):
+        advice = found[RULES[rule].check]
+        assert (advice.level, bool(advice.fix)) == (Level.BROKEN, True), rule
+    assert found["dispatcher"].subject == f"{address} webhook:late"
+
+
+async def _execute(ledger: Ledger, statement: str, **values: Any) -> None:
+    names = {"messages": tables.messages.name, "runs": tables.runs.name}
+    text = statement.format(**{key: ledger.database.table(name) for key, name in names.items()})
+    async with ledger.database.transaction() as connection:
+        await connection.execute(sa.text(text), values)
 
 
 async def test_tables_that_are_missing_are_broken(redis_url: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from bullpen import _version
 from bullpen.cli import (
+    alerts,
     common,
     config,
     dead_letters,
@@ -85,6 +86,7 @@ entities.add_to(workflows.app)
 app.add_typer(workflows.app, name="workflows")
 app.add_typer(messages.app, name="messages")
 app.add_typer(runs.app, name="runs")
+app.add_typer(alerts.app, name="alerts")
 app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor)
 app.command("bench")(bench)

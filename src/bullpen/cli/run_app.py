@@ -40,7 +40,7 @@ def run(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PART", help="Run only this part: worker, outbox, projector or messages. May be repeated."
+            metavar="PART", help="Run only this part: worker, outbox, projector, messages or alerts. May be repeated."
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
@@ -73,7 +73,7 @@ def run(
         options += [word for part in only or () for word in ("--only", part)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
     app = load_app(target)
-    if http is not None and app.services:  # without any, running it says so
+    if http is not None and (app.services or app.settings.alerts.has_target):  # without any, running it says so
         _serve(app, http, slot)
     _run_here(app, concurrency, lifeline, only or [])
 

@@ -470,6 +470,26 @@ RETURNING name"""
 UPDATE {table} SET position = :position, updated_at = {self.now} WHERE name = :name AND position = :expected
 RETURNING name"""
 
+    def take_turn(self) -> str:
+        # Of many watchers one looks per interval; when that one dies, another looks an interval later. A turn in the
+        # far future was written before a clock was set back; one a moment ahead is of a transaction we waited for.
+        table, pause, second = self._table(tables.checkpoints.name), ":every_ms", "1000"
+        if self._is_postgres:
+            pause, second = f"{pause} * interval '1 millisecond'", "interval '1 second'"
+        return f"""\
+INSERT INTO {table} AS c (name, position, updated_at) VALUES (:name, '1', {self.now})
+ON CONFLICT (name) DO UPDATE SET position = CAST(CAST(c.position AS bigint) + 1 AS text), updated_at = {self.now}
+WHERE c.updated_at <= {self.now} - {pause} OR c.updated_at > {self.now} + {pause} + {second}
+RETURNING position, {self.now} AS now_at"""
+
+    @cached_property
+    def hold_turn(self) -> str:
+        # An update that changes nothing: it locks the row, so that two turns never write at the same time.
+        table = self._table(tables.checkpoints.name)
+        return f"""\
+UPDATE {table} SET position = position WHERE name = :name AND position = :position
+RETURNING {self.now} AS now_at"""
+
     @cached_property
     def fence_sent(self) -> str:
         return f"""\

@@ -20,6 +20,7 @@ from bullpen.ledger.destinations import Destinations
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
+from bullpen.ledger.incidents import Incidents
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.repository import OutboxRepository
@@ -87,6 +88,8 @@ class Ledger:
         """Runs of all tenants; not for a connection with the tenant role."""
         self.audit = AuditLog(self.database)
         """Who did what by hand."""
+        self.incidents = Incidents(self.database, self.enqueuer)
+        """What is wrong now, and whether somebody has been told."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

@@ -241,6 +241,24 @@ destinations = sa.Table(
     _now_column("updated_at"),
 )
 
+incidents = sa.Table(
+    "bullpen_incidents",
+    metadata,
+    # One row per thing that can go wrong: it is open, or was resolved; the number tells one incident from the next.
+    sa.Column("rule", sa.String(60), primary_key=True),
+    sa.Column("subject", sa.String(200), primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("opened_at", Instant, nullable=False),
+    sa.Column("seen_at", Instant, nullable=False),
+    # NULL: seen, but not yet for long enough to tell of it.
+    sa.Column("told_at", Instant),
+    sa.Column("told_value", sa.BigInteger),
+    sa.Column("resolved_at", Instant),
+    sa.Column("value", sa.BigInteger, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("fix", sa.Text, nullable=False),
+)
+
 checkpoints = sa.Table(
     "bullpen_checkpoints",
     metadata,

@@ -1,19 +1,20 @@
 """What is wrong, or will be, and what to do about it.
 
 In: the server of the queues, and a ledger if there is one. Out: advice, the worst first, each with its fix. Reads only,
-in small steps; a question that cannot be answered is said to be so. Elsewhere: the questions about a server itself
-(`bullpen.queue.checks`), mending (`bullpen queues`, `jobs`, `outbox`, `migrate`).
+in small steps; a question that cannot be answered is said to be so. Elsewhere: the signs that alerts tell of too
+(`signs`), the questions about a server itself (`bullpen.queue.checks`), mending (`bullpen queues`, `jobs`, `outbox`,
+`migrate`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from bullpen.errors import BullpenError
+from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
 from bullpen.queue import Connection, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
@@ -23,9 +24,9 @@ if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
 
 __all__ = ["Advice", "Level", "examine"]
 
-_DEAD_SUFFIX: Final = "-dlq"
 _SAMPLE: Final = 100
 _OLD_MS: Final = 3_600_000
+_LIMITS: Final = Limits()
 
 
 class Level(IntEnum):
@@ -65,7 +66,7 @@ async def examine(connection: Connection, prefix: str, ledger: Ledger | None = N
         names = await find_queues(connection, prefix)
         for name in names:
             async with Queue(name, connection=connection, prefix=prefix) as queue:
-                found += [advice async for advice in _queue(queue, is_dead_letters=name.endswith(_DEAD_SUFFIX))]
+                found += [advice async for advice in _queue(queue, is_dead_letters=name.endswith(DEAD_SUFFIX))]
     if ledger is not None:
         found += [advice async for advice in _ledger(ledger)]
     return sorted(found, key=lambda advice: (-advice.level, advice.subject, advice.check))
@@ -90,10 +91,8 @@ async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice
     written_by = (await queue.meta()).get("version", "an unknown library")
     yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
     if is_dead_letters:
-        if counts.waiting:
-            original = queue.name.removesuffix(_DEAD_SUFFIX)
-            text, fix = f"{counts.waiting} dead letters wait for somebody", f"bullpen dead-letters {original}"
-            yield Advice(Level.WARNING, subject, "dead letters", text, fix)
+        async for sign in signs_of_queue(queue, _LIMITS):
+            yield _advice(sign, subject)
         return
     if await queue.is_paused():
         fix = f"bullpen queues resume {queue.name}"
@@ -102,6 +101,10 @@ async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice
         yield advice
     async for advice in _stuck(queue, subject):
         yield advice
+
+
+def _advice(sign: Sign, subject: str, level: Level = Level.WARNING) -> Advice:
+    return Advice(level, subject, RULES[sign.rule].check, sign.message, sign.fix)
 
 
 async def _workers(queue: Queue, subject: str, to_do: int) -> AsyncIterator[Advice]:
@@ -116,6 +119,8 @@ async def _workers(queue: Queue, subject: str, to_do: int) -> AsyncIterator[Advi
         yield Advice(level, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
     else:
         yield Advice(Level.GOOD, subject, "workers", f"{len(workers)} connected")
+        async for sign in signs_of_queue(queue, _LIMITS):
+            yield _advice(sign, subject)
         if any(not worker.name.startswith("bullpen") and _is_node(worker.fields) for worker in workers):
             text = "Node workers fail any job at its second stall, ours isolate it and try again"
             yield Advice(Level.GOOD, subject, "mixed workers", text)
@@ -153,8 +158,6 @@ async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
-    from bullpen.ledger import OutboxStatus
-
     subject = f"ledger {ledger.database.address}"
     try:
         await ledger.check()
@@ -162,15 +165,10 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
         yield Advice(Level.BROKEN, subject, "schema", str(error), "bullpen migrate")
         return
     yield Advice(Level.GOOD, subject, "schema", "its tables are those of this program")
-    if dead := (await ledger.outbox.counts())[OutboxStatus.DEAD]:
-        fix = "bullpen outbox list --status DEAD"
-        yield Advice(Level.WARNING, subject, "dead rows", f"{dead} deliveries failed finally", fix)
-    limit = datetime.now(UTC) - timedelta(minutes=5)
-    waiting = (OutboxStatus.PENDING, OutboxStatus.FAILED)
-    late = [name for name, status, _, due in await ledger.outbox.stats() if status in waiting and due < limit]
-    if late:
-        text = f"rows of {_some(late)} were due more than five minutes ago and nobody has claimed them"
-        yield Advice(Level.BROKEN, subject, "dispatcher", text, "start an app with an outbox: bullpen run MODULE:APP")
+    for sign in await ledger_signs(ledger, _LIMITS):
+        level = Level.WARNING if sign.rule == "outbox_dead" else Level.BROKEN
+        about = subject if sign.subject in ("outbox", "messages", "runs") else f"{subject} {sign.subject}"
+        yield _advice(sign, about, level)
 
 
 def _some(ids: list[str]) -> str:

@@ -1,0 +1,172 @@
+"""The watch of an application: what it looks at, whom it tells, and one service for `run`.
+
+In: settings, ledger, connection, and the stores of dead letters that the program added. Out: a `Watcher`, the routes
+that alerts leave by, and the service of the role `alerts`. That service delivers its alerts itself, straight from the
+database: an alert must not need the dispatcher, the workers or the Redis server that it tells of.
+Elsewhere: looking, judging and storing (`bullpen.ops`), the channels (`channels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, Final
+
+from bullpen._kernel.ticker import Ticker
+from bullpen._parts.channels import Channels
+from bullpen.errors import BullpenError, NotConfigured
+from bullpen.ledger import Ledger
+from bullpen.ops.alerts import Seen, Target, Watcher
+from bullpen.ops.incidents import Telling
+from bullpen.ops.signs import Limits, Sign, Source, is_away, ledger_signs, queue_signs
+from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
+from bullpen.ports.dead_letters import DeadLetterStore
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+
+__all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
+
+logger = logging.getLogger("bullpen.alerts")
+
+_NAME: Final = "bullpen-alerts"
+_SEND_MS: Final = 10_000
+_LEASE_MS: Final = 20_000
+"""Shorter than for other messages: when a watcher dies while it sends, the next alert of the rule waits for this."""
+
+
+def limits_of(settings: Settings) -> Limits:
+    """From when on something is a sign."""
+    return Limits(**{entry.name: getattr(settings.alerts, entry.name) for entry in fields(Limits)})
+
+
+def make_watcher(
+    settings: Settings,
+    ledger: Ledger,
+    connection: Callable[[], Connection],
+    prefix: str,
+    stores: Callable[[], Iterable[DeadLetterStore]],
+) -> Watcher:
+    """The configured watch. Nothing is connected yet."""
+    chosen, limits = settings.alerts, limits_of(settings)
+    telling = Telling(
+        repeat_ms=chosen.repeat_ms,
+        resolve_after_ms=chosen.resolve_after_ms,
+        growth=chosen.growth,
+        hold_ms=chosen.hold_ms,
+    )
+
+    async def look() -> Seen:
+        signs: list[Sign] = []
+        readable: set[Source] = {"redis"}
+        if (away := await is_away(connection())) is not None:
+            signs.append(away)
+        else:
+            # Counting the letters of a Kafka topic is reading them all: nothing to do twice a minute.
+            countable = [store for store in stores() if not getattr(store, "counts_by_reading", False)]
+            signs += await _read("queues", queue_signs(connection(), prefix, limits, countable), readable)
+        signs += await _read("ledger", ledger_signs(ledger, limits), readable)
+        return Seen(signs, frozenset(readable))
+
+    targets = _targets(settings)
+    return Watcher(ledger, look, targets, telling=telling, every_ms=chosen.every_ms, label=chosen.label or "")
+
+
+async def _read(source: Source, look: Awaitable[list[Sign]], readable: set[Source]) -> list[Sign]:
+    try:
+        found = await look
+    except (BullpenError, OSError) as error:
+        logger.warning("%s could not be looked at, so nothing of them is told or over: %s", source, error)
+        return []
+    readable.add(source)
+    return found
+
+
+def _targets(settings: Settings) -> list[Target]:
+    chosen = settings.alerts
+    given = {"webhook": chosen.webhook_url, "slack": chosen.slack_url, "email": chosen.email, "sms": chosen.sms}
+    reached = {"email": chosen.email, "sms": chosen.sms}
+    return [Target(f"{kind}:{_NAME}", reached.get(kind)) for kind, value in given.items() if value]
+
+
+def alert_routes(settings: Settings) -> dict[str, Route]:
+    """How the configured alerts leave: from the database straight to the target."""
+    chosen, channels = settings.alerts, Channels(settings)
+    made: dict[str, Any] = {}
+    if chosen.webhook_url:
+        made["webhook"] = channels.webhook(
+            chosen.webhook_url, secret=chosen.webhook_secret, body="payload", **_trusted(chosen.webhook_url)
+        )
+    if chosen.slack_url:
+        made["slack"] = channels.slack(chosen.slack_url, **_trusted(chosen.slack_url))
+    if chosen.email:
+        made["email"] = channels.email()
+    if chosen.sms:
+        # A second message costs less than an incident that nobody heard of.
+        made["sms"] = channels.sms(when_unknown="resend", **_trusted(settings.sms.url or ""))
+    return {
+        f"{kind}:{_NAME}": Route(channel=channel, strategy="direct", timeout_ms=_SEND_MS)
+        for kind, channel in made.items()
+    }
+
+
+def _trusted(url: str) -> dict[str, Any]:
+    """The operator chose the address, and may well mean one in the own network; customers cannot."""
+    return {"allow_http": url.startswith("http://"), "allowed_networks": ["0.0.0.0/0", "::/0"]}
+
+
+class AlertService:
+    """Watches and delivers until closed."""
+
+    role: Final = "alerts"
+
+    def __init__(
+        self, watcher: Watcher, ledger: Ledger, settings: Settings, prepare: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._watcher, self._ledger, self._settings, self._prepare = watcher, ledger, settings, prepare
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._is_running = False
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        if self._closing.is_set():
+            return
+        self._is_running = True
+        try:
+            await self._prepare()
+            if self._ledger.roles is not None and self._ledger.duty == "tenant":
+                raise NotConfigured(
+                    "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
+                )
+            await self._watch()
+        finally:
+            self._ended.set()
+
+    async def _watch(self) -> None:
+        options = DispatcherOptions(
+            tick_interval_ms=self._settings.outbox.tick_interval_ms,
+            lease_ms=_LEASE_MS,
+            unknown_types="leave",  # what else is in the outbox is not our business,
+            keep_sent_ms=None,  # nor how long it is kept
+        )
+        outbox = Outbox(self._ledger, alert_routes(self._settings), options=options)
+        dispatcher: Dispatcher = outbox.dispatcher()
+        ticker = Ticker("alerts", self._tick, every=self._settings.alerts.every_ms)
+        try:
+            await dispatcher.start()
+            async with ticker:
+                await self._closing.wait()
+        finally:
+            await dispatcher.close()
+            await outbox.aclose()
+
+    async def _tick(self) -> None:
+        await self._watcher.watch()
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Let a look that is under way end, then stop. Safe to call twice."""
+        self._closing.set()
+        if self._is_running:
+            await self._ended.wait()

@@ -1,0 +1,208 @@
+"""Tell people through our own channels what does not go on by itself, once per incident, and when it is over.
+
+    look (queues, ledger) ──▶ judge (pure) ──▶ incidents and messages, one transaction ──▶ the outbox delivers
+
+In: who looks, where the incidents are, and the targets. Out: rows of the outbox, so that an alert is as durable as any
+message. Any number of processes may watch: they take turns. What dying means: before the transaction nothing has
+happened and the next turn sees the same signs; after it the row is there and somebody delivers it.
+Elsewhere: what is looked at (`signs`), when it is told (`incidents`), the channels (`bullpen.plugins.channels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bullpen._kernel import telemetry
+from bullpen.errors import BullpenError, require
+from bullpen.ledger import Ledger, OutboxItem
+from bullpen.ledger.incidents import Incident, IncidentKey, Verdict
+from bullpen.ops.incidents import News, Telling, judge
+from bullpen.ops.signs import RULES, Sign, Source
+from bullpen.ports.metrics import Metric, Sample
+
+__all__ = ["ALERT_EVENT", "Seen", "Target", "Watcher"]
+
+logger = logging.getLogger("bullpen.alerts")
+
+ALERT_EVENT: Final = "bullpen.alert.v1"
+_STREAM: Final = "bullpen.alerts"
+_MOST_NAMED: Final = 20
+_LOOK_S: Final = 60.0
+_WORDS: Final = {News.OPEN: "", News.REPEATED: "still: ", News.RESOLVED: "resolved: "}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where alerts go: an integration type that a route serves, and whom it reaches there."""
+
+    integration_type: str
+    to: str | None = None
+    """Mail address or number, for channels that need one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look found. Only what could be read can be over."""
+
+    signs: Sequence[Sign]
+    readable: frozenset[Source]
+
+
+class Watcher:
+    """Looks, and stores what is to be told."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        look: Callable[[], Awaitable[Seen]],
+        targets: Iterable[Target],
+        *,
+        telling: Telling | None = None,
+        every_ms: int = 30_000,
+        label: str = "",
+    ) -> None:
+        """`label` names the installation in every text, such as `production`."""
+        self._ledger, self._look, self._targets = ledger, look, list(targets)
+        self._telling, self._every_ms, self._label = telling or Telling(), every_ms, label
+
+    def add_target(self, target: Target) -> None:
+        """One more place to tell."""
+        self._targets.append(target)
+
+    async def watch(self) -> Verdict | None:
+        """One look, if it is our turn. Returns what was written."""
+        # Less than the interval: tickers of several processes drift, and a turn that is missed by a hair waits twice.
+        turn = await self._ledger.incidents.take_turn(int(self._every_ms * 0.8))
+        if turn is None:
+            return None
+        async with asyncio.timeout(_LOOK_S):
+            seen = await self._look()
+        news: dict[tuple[str, News], list[Incident]] = defaultdict(list)
+
+        def decide(known: Mapping[IncidentKey, Incident], now: datetime) -> Verdict:
+            changed, forgotten = [], []
+            signs = {(sign.rule, sign.subject): sign for sign in seen.signs}
+            for key in {**known, **signs}:
+                before, sign = known.get(key), signs.get(key)
+                if sign is None and not self._could_see(key[0], seen):
+                    continue
+                judged = judge(before, sign, now, self._telling)
+                if judged.incident is None:
+                    forgotten.append(key)
+                elif judged.incident != before:
+                    changed.append(judged.incident)
+                if judged.incident is not None and judged.news is not None:
+                    news[key[0], judged.news].append(judged.incident)
+            # The instant too: should turns begin again from 1, no alert may count as a duplicate of an old one.
+            return Verdict(changed, forgotten, self._messages(news, f"{turn.number}-{int(now.timestamp() * 1000)}"))
+
+        verdict = await self._ledger.incidents.apply(turn, decide)
+        if verdict is None:
+            return None  # it took so long that another one has looked meanwhile
+        for (rule, what), incidents in news.items():
+            for incident in incidents:
+                level = logging.INFO if what is News.RESOLVED else logging.WARNING
+                logger.log(level, "%s%s %s: %s", _WORDS[what], rule, incident.subject, incident.message)
+            telemetry.emit("alerts.told", rule=rule, news=what.value, count=len(incidents))
+        telemetry.emit("alerts.watched", turn=turn.number, signs=len(seen.signs))
+        return verdict
+
+    async def collect(self) -> Sequence[Metric]:
+        """Open incidents, for `/metrics`."""
+        text = "Incidents that somebody was told of and that are not over."
+        try:
+            found = await self._ledger.incidents.open()
+        except BullpenError:
+            return [Metric("bullpen_incidents", "gauge", text, [])]
+        samples = [Sample({"rule": each.rule, "subject": each.subject}, 1) for each in found]
+        return [Metric("bullpen_incidents", "gauge", text, samples)]
+
+    async def send_test(self, by: str) -> list[str]:
+        """Store a message that says it is a test, for every target. Returns the ids of the rows."""
+        require("targets", bool(self._targets), "at least one", self._targets)
+        stamp = datetime.now(UTC).isoformat()
+        told = {
+            "alert": "test",
+            "state": "test",
+            "text": f"{self._prefix()}this is a test, sent by {by}",
+            "incidents": [],
+        }
+        items = [self._item(target, told, "test", f"test/{stamp}") for target in self._targets]
+        return [str(stored.id) for stored in await self._ledger.outbox.enqueue_many(items)]
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _could_see(rule: str, seen: Seen) -> bool:
+        known = RULES.get(rule)  # a rule of another version: who does not look for it cannot say that it is over
+        return known is not None and known.source in seen.readable
+
+    def _messages(self, news: Mapping[tuple[str, News], Sequence[Incident]], turn: str) -> list[OutboxItem]:
+        """One message per rule and kind of news: a server that restarts must not send two hundred text messages."""
+        items = []
+        for (rule, what), incidents in news.items():
+            told = self._told(rule, what, sorted(incidents, key=lambda incident: incident.subject))
+            items += [self._item(target, told, rule, f"{turn}/{what}") for target in self._targets]
+        return items
+
+    def _item(self, target: Target, told: Mapping[str, Any], rule: str, event_id: str) -> OutboxItem:
+        return OutboxItem(
+            integration_type=target.integration_type,
+            event_type=ALERT_EVENT,
+            payload=_payload(target, told),
+            source_stream_id=f"{_STREAM}/{rule}",
+            source_event_id=event_id,
+            route_key=target.integration_type if target.to is None else f"{target.integration_type}/{target.to}"[:120],
+            ordering_key=rule,  # nobody reads that it is over before reading that it began
+        )
+
+    def _told(self, rule: str, what: News, incidents: Sequence[Incident]) -> dict[str, Any]:
+        named = incidents[:_MOST_NAMED]
+        lines = [f"{each.subject}: {each.message}" for each in named]
+        if more := len(incidents) - len(named):
+            lines.append(f"and {more} more")
+        if what is not News.RESOLVED:
+            lines += [f"fix: {fix}" for fix in dict.fromkeys(each.fix for each in named)]
+        head = f"{self._prefix()}{_WORDS[what]}{rule}"
+        return {
+            "alert": rule,
+            "state": what.value,
+            "label": self._label,
+            "count": len(incidents),
+            "text": "\n".join([head, *lines]),
+            "incidents": [_incident(each) for each in named],
+        }
+
+    def _prefix(self) -> str:
+        return f"[bullpen{f' {self._label}' if self._label else ''}] "
+
+
+def _payload(target: Target, told: Mapping[str, Any]) -> dict[str, Any]:
+    """In the form that the target's channel wants."""
+    text = str(told["text"])
+    match target.integration_type.partition(":")[0]:
+        case "email":
+            return {"to": target.to, "subject": text.partition("\n")[0], "text": text}
+        case "sms":
+            return {"to": target.to, "text": text[:480]}
+        case "slack":
+            return {"text": text}
+    return dict(told)
+
+
+def _incident(incident: Incident) -> dict[str, Any]:
+    return {
+        "subject": incident.subject,
+        "number": incident.number,
+        "value": incident.value,
+        "message": incident.message,
+        "fix": incident.fix,
+        "openedAt": incident.opened_at.isoformat(timespec="milliseconds"),
+        "resolvedAt": None if incident.resolved_at is None else incident.resolved_at.isoformat(timespec="milliseconds"),
+    }

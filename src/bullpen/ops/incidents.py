@@ -1,0 +1,110 @@
+"""When a sign becomes an incident, when somebody is told, and when it is over. No input or output here.
+
+In: an incident as it is known, the sign of now, and the rules of telling. Out: the incident as it is to be stored, and
+what is to be told. An incident is told once when it begins, again when it lasts or grows, and once when it is over; one
+that comes and goes within `resolve_after_ms` is one incident, not many.
+Elsewhere: looking (`signs`), storing and sending (`alerts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from bullpen._kernel.duration import check_int
+from bullpen.ledger.incidents import Incident
+from bullpen.ops.signs import Sign
+
+__all__ = ["Judged", "News", "Telling", "judge"]
+
+
+class News(StrEnum):
+    """What is told of an incident."""
+
+    OPEN = "open"
+    REPEATED = "repeated"
+    RESOLVED = "resolved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """When to tell."""
+
+    repeat_ms: int = 14_400_000
+    """An incident that lasts is told again after so long."""
+    resolve_after_ms: int = 120_000
+    """It is over when no sign of it was seen for so long."""
+    growth: int = 100
+    """Dead letters and dead rows are told again when there are so many more than at the last time."""
+    hold_ms: int = 60_000
+    """A server that is away is told of after so long: restarts and failovers are no incidents."""
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_ms", "growth"):
+            check_int(name, getattr(self, name), minimum=1)
+        for name in ("resolve_after_ms", "hold_ms"):
+            check_int(name, getattr(self, name), minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of one incident. Both None: it was nothing, and is forgotten."""
+
+    incident: Incident | None
+    news: News | None = None
+
+
+_GROWING = frozenset({"dead_letters", "outbox_dead"})
+_HELD = frozenset({"redis_down"})
+
+
+def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: Telling) -> Judged:
+    """What one look means for one incident."""
+    is_open = known is not None and known.resolved_at is None
+    if known is None or not is_open:
+        return Judged(known) if sign is None else _begin(sign, 1 if known is None else known.number + 1, now, telling)
+    if sign is None:
+        return _missing(known, now, telling)
+    seen = replace(known, seen_at=now, value=sign.value, message=sign.message, fix=sign.fix)
+    if known.told_at is None:
+        is_due = now - known.opened_at >= _ms(telling.hold_ms)
+        return _tell(seen, News.OPEN, now) if is_due else Judged(seen)
+    has_grown = sign.rule in _GROWING and sign.value >= (known.told_value or 0) + telling.growth
+    if has_grown or now - known.told_at >= _ms(telling.repeat_ms):
+        return _tell(seen, News.REPEATED, now)
+    return Judged(seen)
+
+
+def _begin(sign: Sign, number: int, now: datetime, telling: Telling) -> Judged:
+    made = Incident(
+        rule=sign.rule,
+        subject=sign.subject,
+        number=number,
+        opened_at=now,
+        seen_at=now,
+        told_at=None,
+        told_value=None,
+        resolved_at=None,
+        value=sign.value,
+        message=sign.message,
+        fix=sign.fix,
+    )
+    is_held = sign.rule in _HELD and telling.hold_ms > 0
+    return Judged(made) if is_held else _tell(made, News.OPEN, now)
+
+
+def _missing(known: Incident, now: datetime, telling: Telling) -> Judged:
+    if known.told_at is None:
+        return Judged(None)
+    if now - known.seen_at < _ms(telling.resolve_after_ms):
+        return Judged(known)
+    return _tell(replace(known, resolved_at=now), News.RESOLVED, now)
+
+
+def _tell(incident: Incident, news: News, now: datetime) -> Judged:
+    return Judged(replace(incident, told_at=now, told_value=incident.value), news)
+
+
+def _ms(number: int) -> timedelta:
+    return timedelta(milliseconds=number)

@@ -1,0 +1,224 @@
+"""Signs that something does not go on by itself: the words that alerts, the doctor and `deploy/alerts.yml` share.
+
+In: the server of the queues and the ledger, and limits. Out: signs, each with what is so and what to do. Reads only, in
+small steps. A source that cannot be read gives no signs and says so: not knowing is not the same as all being well.
+Elsewhere: who is told and when (`incidents`, `alerts`), advice about a server itself (`doctor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, Literal
+
+from bullpen._kernel.duration import check_int
+from bullpen.errors import BullpenError
+from bullpen.ports.dead_letters import DeadLetterStore
+from bullpen.queue import Connection, Queue
+from bullpen.queue.browse import find_queues
+
+if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
+    from bullpen.ledger import Ledger
+
+__all__ = ["DEAD_SUFFIX", "RULES", "Limits", "Rule", "Sign", "is_away", "ledger_signs", "queue_signs", "signs_of_queue"]
+
+DEAD_SUFFIX: Final = "-dlq"
+_MS: Final = timedelta(milliseconds=1)
+_MOST: Final = 100
+_LONGEST_SUBJECT: Final = 200
+
+Source = Literal["redis", "queues", "ledger"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can go wrong, and what the three places call it."""
+
+    name: str
+    """In alerts and incidents."""
+    check: str
+    """In `bullpen doctor`."""
+    prometheus: str
+    """In `deploy/alerts.yml`."""
+    source: Source
+    """What must be readable to say that it is not so any more."""
+
+
+RULES: Final = {
+    rule.name: rule
+    for rule in (
+        Rule("redis_down", "server", "BullpenRedisDown", "redis"),
+        Rule("dead_letters", "dead letters", "BullpenDeadLetters", "queues"),
+        Rule("queue_late", "late", "BullpenQueueIsLate", "queues"),
+        Rule("no_worker", "workers", "BullpenNoWorker", "queues"),
+        Rule("outbox_dead", "dead rows", "BullpenOutboxDead", "ledger"),
+        Rule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
+        Rule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
+        Rule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
+        Rule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """From when on something is a sign; 0: never."""
+
+    dead_letters: int = 1
+    """So many dead letters in one queue, or dead rows in the outbox."""
+    queue_late_ms: int = 300_000
+    """The next job of a queue waits so long."""
+    no_worker_ms: int = 120_000
+    """The next job of a queue waits so long, and no worker of any client is connected."""
+    outbox_late_ms: int = 300_000
+    """Rows of the outbox were due so long ago, and nobody has claimed them."""
+    outbox_claimed_ms: int = 300_000
+    """The lease of claimed rows ran out so long ago, and nobody has taken them back."""
+    scheduler_late_ms: int = 300_000
+    """Messages were due so long ago and are not queued."""
+    run_stuck_ms: int = 900_000
+    """Runs have not ended, and nobody has touched them for so long."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            check_int(entry.name, getattr(self, entry.name), minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Something that is so now."""
+
+    rule: str
+    subject: str
+    """Which queue, integration type, …"""
+    value: int
+    message: str
+    fix: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subject", self.subject[:_LONGEST_SUBJECT])
+
+
+# Queues -------------------------------------------------------------------------------------------------------------
+
+
+async def queue_signs(
+    connection: Connection, prefix: str, limits: Limits, stores: Iterable[DeadLetterStore] = ()
+) -> list[Sign]:
+    """Signs of all queues, and of further stores of dead letters that can be counted without reading them whole."""
+    found: list[Sign] = []
+    for name in await find_queues(connection, prefix):
+        async with Queue(name, connection=connection, prefix=prefix) as queue:
+            found += [sign async for sign in signs_of_queue(queue, limits)]
+    for store in stores:
+        if limits.dead_letters and (depth := await store.depth()) >= limits.dead_letters:
+            found.append(_dead_letters(store.name, store.name, depth))
+    return found
+
+
+async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:
+    """Signs of one queue, or of one dead-letter queue."""
+    counts = await queue.counts()
+    if queue.name.endswith(DEAD_SUFFIX):
+        if limits.dead_letters and counts.waiting >= limits.dead_letters:
+            yield _dead_letters(queue.name, queue.name.removesuffix(DEAD_SUFFIX), counts.waiting)
+        return
+    to_do = counts.waiting + counts.prioritized
+    age_ms = (await queue.oldest_age_ms() or 0) if to_do else 0
+    if limits.no_worker_ms and to_do and age_ms >= limits.no_worker_ms and await queue.workers() == []:
+        # Late too, of course, but for this reason: one cause, one sign.
+        text = f"{to_do} jobs and no worker; the next has waited {age_ms // 1000} s"
+        yield Sign("no_worker", queue.name, age_ms, text, "start a worker: bullpen run MODULE:APP")
+    elif limits.queue_late_ms and age_ms >= limits.queue_late_ms:
+        is_paused = await queue.is_paused()
+        text = f"the next of {to_do} jobs has waited {age_ms // 1000} s" + (
+            "; the queue is paused" if is_paused else ""
+        )
+        fix = f"bullpen queues resume {queue.name}" if is_paused else "more workers, or more concurrency"
+        yield Sign("queue_late", queue.name, age_ms, text, fix)
+
+
+def _dead_letters(store: str, named: str, depth: int) -> Sign:
+    plural = "dead letter waits" if depth == 1 else "dead letters wait"
+    return Sign("dead_letters", store, depth, f"{depth} {plural} for somebody", f"bullpen dead-letters {named}")
+
+
+# Ledger -------------------------------------------------------------------------------------------------------------
+
+
+async def ledger_signs(ledger: Ledger, limits: Limits) -> list[Sign]:
+    """Signs of the outbox, of scheduled messages and of runs, by the database's clock."""
+    return [
+        sign
+        for look in (_outbox_signs, _message_signs, _run_signs)
+        for sign in [each async for each in look(ledger, limits)]
+    ]
+
+
+async def _outbox_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+    from bullpen.ledger import OutboxStatus
+
+    now = await _now(ledger)
+    dead = (await ledger.outbox.counts())[OutboxStatus.DEAD]
+    if limits.dead_letters and dead >= limits.dead_letters:
+        plural = "delivery" if dead == 1 else "deliveries"
+        yield Sign(
+            "outbox_dead", "outbox", dead, f"{dead} {plural} failed finally", "bullpen outbox list --status DEAD"
+        )
+    if limits.outbox_late_ms:
+        off = {name for name, each in (await ledger.destinations.troubled()).items() if each.state == "disabled"}
+        for name, status, count, due in await ledger.outbox.stats():
+            late_ms = (now - due) // _MS
+            waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and name not in off
+            if waits and late_ms >= limits.outbox_late_ms:
+                text = f"{count} rows wait, the oldest was due {late_ms // 1000} s ago, and nobody has claimed it"
+                yield Sign("outbox_late", name, late_ms, text, "start an app with an outbox: bullpen run MODULE:APP")
+    if limits.outbox_claimed_ms:
+        limit_at = now - limits.outbox_claimed_ms * _MS
+        lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]
+        if lost:
+            some = f"{len(lost)}{' or more' if len(lost) == _MOST else ''}"
+            text = f"{some} rows are claimed, their lease ran out, and no dispatcher takes them back ({lost[0].id})"
+            fix = "start an app with an outbox: bullpen run MODULE:APP"
+            yield Sign("outbox_claimed", "outbox", len(lost), text, fix)
+
+
+async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+    from bullpen.ledger.messages import SqlMessages
+
+    late_ms, _ = await SqlMessages(ledger.database).lags_ms()
+    if limits.scheduler_late_ms and late_ms >= limits.scheduler_late_ms:
+        text = f"the oldest message that is due has waited {late_ms // 1000} s to be queued"
+        fix = "start an app with messages: bullpen run MODULE:APP; bullpen messages health says more"
+        yield Sign("scheduler_late", "messages", late_ms, text, fix)
+
+
+async def _run_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+    if not limits.run_stuck_ms:
+        return
+    idle = await ledger.runs.idle(longer_than_ms=limits.run_stuck_ms, limit=_MOST)
+    if idle:
+        some = f"{len(idle)}{' or more' if len(idle) == _MOST else ''}"
+        text = f"{some} runs have not ended, and nobody touched them for {limits.run_stuck_ms // 1000} s ({idle[0].id})"
+        yield Sign(
+            "run_stuck", "runs", len(idle), text, "bullpen runs show ID; runs need a worker: bullpen run MODULE:APP"
+        )
+
+
+async def _now(ledger: Ledger) -> datetime:
+    from bullpen.ledger.messages import SqlMessages
+
+    return await SqlMessages(ledger.database).now()
+
+
+async def is_away(connection: Connection) -> Sign | None:
+    """The sign that the server of the queues does not answer."""
+    try:
+        if await connection.is_healthy():
+            return None
+    except BullpenError:
+        pass
+    address = str(connection.address)
+    fix = "start the server, or mend the way to it; bullpen doctor says more"
+    return Sign("redis_down", address, 1, f"{address} does not answer", fix)
