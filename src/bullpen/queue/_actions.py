@@ -17,6 +17,7 @@ from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.duration import to_ms
 from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
 from bullpen.queue._children import remove_pending_children
+from bullpen.queue._line import seeking
 from bullpen.queue._redis import Door
 from bullpen.queue.job import JobState
 from bullpen.wire.keys import QueueKeys
@@ -106,16 +107,28 @@ class QueueActions:
     async def update_data(self, job_id: str, data: bytes) -> None:
         self._must_exist(await self.evaluate("update_data", [self._keys.job(job_id)], [data]), job_id)
 
-    async def read(self, job_id: str) -> tuple[JobState, JobRecord] | None:
-        """State and record of one instant, or None."""
+    async def read(self, job_id: str) -> tuple[JobState | None, JobRecord] | None:
+        """State and record of one instant, or None. The state is None in a line so long that it must be sought."""
         reply = await self.evaluate("read_job", [self._keys.job(job_id)], [self._keys.base, job_id])
         if not reply[1]:
             return None
-        return _STATES.get(reply[0], JobState.UNKNOWN), JobRecord.parse(job_id, reply[1])
+        return _STATES.get(reply[0]), JobRecord.parse(job_id, reply[1])
 
     async def state_of(self, job_id: str) -> JobState:
         found = await self.read(job_id)
-        return found[0] if found else JobState.UNKNOWN
+        if found is None:
+            return JobState.UNKNOWN
+        return found[0] or await self._seek(job_id)
+
+    async def _seek(self, job_id: str) -> JobState:
+        search = seeking(self._keys, job_id)
+        call = next(search)
+        while True:
+            reply = await self.evaluate("seek", *call)
+            try:
+                call = search.send(reply)
+            except StopIteration as end:
+                return JobState(end.value)
 
     async def read_logs(self, job_id: str) -> list[str]:
         lines = await self.command("LRANGE", self._keys.logs(job_id), 0, -1)

@@ -17,6 +17,7 @@ from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
 from bullpen.queue._actions import QueueActions
+from bullpen.queue._line import walk_line
 from bullpen.queue._part import QueuePart, id_of, literally
 from bullpen.queue._redis import Connection
 from bullpen.queue.job import Job, JobState
@@ -375,19 +376,8 @@ class _ListLine:
         ids = await actions.command("LRANGE", self.key, -start - count, -start - 1)
         return ids[::-1]
 
-    async def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
-        position, latest_first = 0, list[bytes]()
-        while True:
-            position, ids = await actions.evaluate(
-                "read_line",
-                [self.key],
-                [base, _IDS_PER_PAGE, "1" if newest_first else "", position, *latest_first],
-            )
-            if not ids:
-                return
-            in_order, seen = ids if newest_first else ids[::-1], set(latest_first)
-            yield [job_id for job_id in in_order if job_id not in seen]
-            position, latest_first = position + len(ids), in_order[::-1]
+    def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
+        return walk_line(actions, base, self.key, per_page=_IDS_PER_PAGE, newest_first=newest_first)
 
 
 class _ScoreLine:

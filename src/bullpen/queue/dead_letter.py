@@ -27,6 +27,7 @@ from bullpen.ports.edits import Edit, payload_fingerprint
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, original_data
+from bullpen.queue._line import walk_line
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue.job import JobState
 from bullpen.wire.keys import QueueKeys
@@ -170,17 +171,9 @@ class DeadLetters:
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
         """All of them, oldest first, read in pages; redriving or discarding on the way passes over none."""
-        position, latest_first = 0, list[bytes]()
-        while True:
-            position, ids = await self._actions.evaluate(
-                "read_line", [self._entries.wait], [self._entries.base, _IDS_PER_PAGE, "", position, *latest_first]
-            )
-            if not ids:
-                return
-            seen = set(latest_first)
-            for letter in await self._read([raw for raw in reversed(ids) if raw not in seen]):
+        async for ids in walk_line(self._actions, self._entries.base, self._entries.wait, per_page=_IDS_PER_PAGE):
+            for letter in await self._read(ids):
                 yield letter
-            position, latest_first = position + len(ids), ids
 
     async def find(self, where: DeadLetterFilter = ANY) -> AsyncIterator[DeadLetter]:
         """Those that match, oldest first."""
@@ -281,7 +274,9 @@ class DeadLetters:
         """Delete one entry for good. False when there was none."""
         entries = self._entries
         return bool(
-            await self._actions.evaluate("discard", [entries.job(entry_id), entries.wait, entries.events], [entry_id])
+            await self._actions.evaluate(
+                "discard", [entries.job(entry_id), entries.wait, entries.events], [entries.base, entry_id]
+            )
         )
 
     async def discard_all(

@@ -42,7 +42,8 @@ class Added(StrEnum):
 
 
 class BlockedBy:
-    """The job that was there first."""
+    """The job that was there first, and where it is. In a line of more than ten thousand "waiting" may be concluded, not
+    looked up: it is in no other state."""
 
     __slots__ = ("job_id", "state")
 

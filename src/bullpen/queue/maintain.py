@@ -9,28 +9,22 @@ Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`dead_letter`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.ids import JOB_SUFFIXES, QUEUE_SUFFIXES
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._children import children_of, remove_pending_children
-from bullpen.queue._part import QueuePart, id_of, literally
+from bullpen.queue._orphans import remove_orphans
+from bullpen.queue._part import QueuePart, id_of
 from bullpen.queue.job import Job, JobState
-from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 
 __all__ = ["Maintenance"]
 
 _PER_STEP: Final = 500
 """Jobs that one call moves or removes: each takes 10 to 20 µs of the server's time. The scripts know it too."""
-_IDS_PER_READ: Final = 1_000
-_ORPHANS_PER_STEP: Final = 50
-"""Few, because each is searched in the lists once more, and a list of a million takes 20 ms."""
-_SCAN_COUNT: Final = 1_000
 _NO_JOB, _LOCKED, _WRONG_STATE, _CURRENT_ITERATION, _TOO_LARGE = -1, -2, -3, -8, -20
 _NOT_PAUSED, _HAS_ACTIVE = -1, -2
 _CLEANABLE: Final = {
@@ -261,7 +255,7 @@ class Maintenance(QueuePart):
                 )
             more, step = reply
             removed += step
-        await self._sweep_keys(and_ours=True)
+        await remove_orphans(self._ready(), keys, clock_offset_ms=self._clock_offset_ms, and_ours=True)
         return removed
 
     async def trim_events(self, most: int) -> int:
@@ -273,35 +267,10 @@ class Maintenance(QueuePart):
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
-        server, in steps that block nobody, and keeps the ids of waiting jobs in memory meanwhile.
+        server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
+        looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
         """
-        return await self._sweep_keys(and_ours=False)
-
-    async def _sweep_keys(self, *, and_ours: bool) -> int:
-        """With `and_ours` also what other parts of bullpen keep beside the jobs: the queue is gone."""
-        actions, keys = self._ready(), self._keys
-        suspects: set[str] = set()
-        others: list[tuple[str, str]] = []
-        async for rest in _keys_under(actions, keys):
-            match _kind_of(rest):
-                case "job":
-                    suspects.add(rest)
-                case "ours":
-                    if and_ours:
-                        await actions.command("UNLINK", (keys.base + rest).encode("utf-8", "surrogateescape"))
-                case kind if kind is not None:
-                    others.append((kind, rest))
-        await _acquit_listed(actions, keys, suspects)
-        found = [("job", rest) for rest in suspects] + others
-        removed = 0
-        for first in range(0, len(found), _ORPHANS_PER_STEP):
-            flat = [
-                text.encode("utf-8", "surrogateescape")
-                for pair in found[first : first + _ORPHANS_PER_STEP]
-                for text in pair
-            ]
-            removed += await actions.evaluate("remove_orphans", [keys.meta], [keys.base, self._clock_offset_ms, *flat])
-        return removed
+        return await remove_orphans(self._ready(), self._keys, clock_offset_ms=self._clock_offset_ms, and_ours=False)
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
@@ -326,48 +295,3 @@ def _epoch_ms(option: str, instant: Any) -> int:
     if not isinstance(instant, datetime) or instant.tzinfo is None:
         raise InvalidOption(option, "an aware datetime", instant)
     return int(instant.timestamp() * 1000)
-
-
-# ---- orphans --------------------------------------------------------------------------------------------------
-
-
-async def _keys_under(actions: QueueActions, keys: QueueKeys) -> AsyncIterator[str]:
-    """What follows the base in every key of the queue."""
-    pattern = f"{literally(keys.base)}*"
-    cursor: bytes = b"0"
-    while True:
-        cursor, found = await actions.command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
-        for key in found:
-            yield key.decode("utf-8", "surrogateescape")[len(keys.base) :]
-        if cursor == b"0":
-            return
-
-
-def _kind_of(rest: str) -> str | None:
-    """Whose key this is by its name: a job's, a part of a job's, of a deduplication id, ours, or (None) the queue's."""
-    family, colon, _ = rest.partition(":")
-    if rest in QUEUE_SUFFIXES or family == "metrics":
-        return None
-    if colon and family in ("de", "dn", "bp"):
-        return {"de": "owner", "dn": "next", "bp": "ours"}[family]
-    _, colon, last = rest.rpartition(":")
-    return "part" if colon and last in JOB_SUFFIXES else "job"
-
-
-async def _acquit_listed(actions: QueueActions, keys: QueueKeys, suspects: set[str]) -> None:
-    """Take out of `suspects` the ids that a state lists; page by page, since the server is not to be held up."""
-    sets = (keys.completed, keys.failed, keys.delayed, keys.prioritized, keys.waiting_children)
-    for page in _pages(list(suspects)):
-        ids = [job_id.encode("utf-8", "surrogateescape") for job_id in page]
-        for key in sets:
-            scores = await actions.command("ZMSCORE", key, *ids)
-            suspects.difference_update(job_id for job_id, score in zip(page, scores, strict=True) if score is not None)
-    for key in (keys.wait, keys.active, keys.paused):
-        length = await actions.command("LLEN", key)
-        for start in range(0, length, _IDS_PER_READ):
-            listed = await actions.command("LRANGE", key, start, start + _IDS_PER_READ - 1)
-            suspects.difference_update(raw.decode("utf-8", "surrogateescape") for raw in listed)
-
-
-def _pages(ids: list[str]) -> Iterable[list[str]]:
-    return (ids[first : first + _IDS_PER_READ] for first in range(0, len(ids), _IDS_PER_READ))

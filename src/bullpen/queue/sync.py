@@ -50,6 +50,7 @@ from bullpen.errors import (
 )
 from bullpen.queue._blocking import BlockingClient, blocking_client, evaluate
 from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._line import seeking
 from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
@@ -217,7 +218,9 @@ class Queue:
     def state_of(self, job_id: str) -> JobState:
         """Where a job is now; UNKNOWN when there is none."""
         found = self._read(job_id)
-        return JobState.UNKNOWN if found is None else found[0]
+        if found is None:
+            return JobState.UNKNOWN
+        return found[0] or self._seek(job_id)
 
     def counts(self) -> JobCounts:
         """How many jobs are in each state."""
@@ -257,10 +260,24 @@ class Queue:
         except (redis.RedisError, OSError, ConnectionLost, ServerRefused):
             return False
 
-    def _read(self, job_id: str) -> tuple[JobState, JobRecord] | None:
+    def _read(self, job_id: str) -> tuple[JobState | None, JobRecord] | None:
+        """State and record, or None. The state is None in a line so long that it must be sought."""
         keys, args = [self._keys.job(job_id)], [self._keys.base, job_id]
         state, flat = self._locked(lambda client: evaluate(client, SCRIPTS["read_job"], keys, args))
-        return (JobState(state.decode()), JobRecord.parse(job_id, flat)) if flat else None
+        return (JobState(state.decode()) if state else None, JobRecord.parse(job_id, flat)) if flat else None
+
+    def _seek(self, job_id: str) -> JobState:
+        search = seeking(self._keys, job_id)
+        call = next(search)
+
+        def ask(client: BlockingClient) -> Any:
+            return evaluate(client, SCRIPTS["seek"], *call)
+
+        while True:
+            try:
+                call = search.send(self._locked(ask))
+            except StopIteration as end:
+                return JobState(end.value)
 
     def _read_result(self, job_id: str) -> tuple[bool, Any]:
         keys = [self._keys.job(job_id), self._keys.completed, self._keys.failed]

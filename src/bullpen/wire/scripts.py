@@ -79,6 +79,7 @@ _TABLE = (
     Script("update_data", keys=("job",), args=("data",)),
     Script("add_log", keys=("job", "logs"), args=("line", "keep")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
+    Script("seek", keys=("job", "line"), args=("base", "job_id", "passed")),
     Script("read_result", keys=("job", "completed", "failed"), args=("job_id",)),
     Script("read_events", keys=("events",), args=("after", "count")),
     Script(
@@ -121,7 +122,7 @@ _TABLE = (
             *("entry_head", "entry_tail", "entry_opts", "data_form"),
         ),
     ),
-    Script("discard", keys=("entry", "entry_wait", "entry_events"), args=("entry_id",)),
+    Script("discard", keys=("entry", "entry_wait", "entry_events"), args=("base", "entry_id")),
     Script("change_delay", keys=("job", "delayed"), args=("base", "clock_offset", "job_id", "delay_ms")),
     Script(
         "change_priority",
@@ -148,8 +149,16 @@ _TABLE = (
         args=("base", "clock_offset", "state", "grace_ms", "start", "most", "is_first"),
     ),
     Script("obliterate", keys=("meta", "active", "repeat"), args=("base", "clock_offset", "force")),
-    Script("remove_orphans", keys=("meta",), args=("base", "clock_offset")),
-    Script("read_line", keys=("line",), args=("base", "count", "newest_first", "position")),
+    Script(
+        "remove_orphans",
+        keys=("meta", "wait", "paused", "active"),
+        args=("base", "clock_offset", "search", "not_met"),
+    ),
+    Script(
+        "read_line",
+        keys=("line", "twin"),
+        args=("base", "count", "newest_first", "strict", "position", "around"),
+    ),
     Script("count_priorities", keys=("prioritized",), args=("after",)),
     Script("hold_lock", keys=("lock",), args=("token", "lease_ms")),
     Script("release_lock", keys=("lock",), args=("token",)),

@@ -9,6 +9,10 @@
 ]]
 --#include lib/wake
 --#include lib/ready
+--#include lib/line
+--#include lib/leave_line
+--#include lib/sets
+--#include lib/state
 
 local job_key, wait_key, paused_key, prioritized_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local base, job_id, priority, lifo = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == "1"
@@ -16,9 +20,11 @@ local base, job_id, priority, lifo = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4
 local before = redis.call("HMGET", job_key, "name", "priority")
 if not before[1] then return -1 end
 redis.call("HSET", job_key, "priority", priority)
--- Only jobs without a priority stand in the lists, except those that came back from a stall; so the set is asked first.
-if redis.call("ZREM", prioritized_key, job_id) == 1 or redis.call("LREM", wait_key, -1, job_id) == 1
-  or redis.call("LREM", paused_key, -1, job_id) == 1 then
+redis.call("HDEL", job_key, "bporphan") -- whoever looks for orphans must see that it moved
+local state = state_of(base, job_id) -- first, so that a long line is not searched for a job that runs or has finished
+local waits = state == "waiting" or not state
+if (state == "prioritized" and redis.call("ZREM", prioritized_key, job_id) == 1)
+  or (waits and (leave_line(base, paused_key, job_id) or leave_line(base, wait_key, job_id))) then
   place_ready(base, job_id, priority, lifo, lifo)
   wake(base)
 end

@@ -2,8 +2,10 @@
 
   KEYS   1 job
   ARGV   1 base   2 job_id
-  Reply  { state, flat hash } (an empty hash means that there is no such job)
+  Reply  { state, flat hash } (an empty hash means that there is no such job; an empty state: in a long line, or in none; seek tells)
 ]]
+--#include lib/line
+--#include lib/sets
 --#include lib/state
 
 local job_key = KEYS[1]
@@ -11,4 +13,4 @@ local base, job_id = ARGV[1], ARGV[2]
 
 local hash = redis.call("HGETALL", job_key)
 if #hash == 0 then return { "unknown", hash } end
-return { state_of(base, job_id), hash }
+return { state_of(base, job_id) or "", hash }

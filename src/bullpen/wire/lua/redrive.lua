@@ -20,7 +20,11 @@
 --#include lib/remove
 --#include lib/parents
 --#include lib/removal
+--#include lib/line
+--#include lib/leave_line
+--#include lib/leave_state
 --#include lib/reprocess
+--#include lib/sets
 --#include lib/state
 --#include lib/notes
 
@@ -34,7 +38,7 @@ local answer = "redriven"
 redis.call("HSETNX", base .. "meta", "opts.maxLenEvents", 10000)
 trim_events(base)
 if redis.call("EXISTS", job_key) == 1 then
-  if redis.call("ZREM", failed_key, job_id) == 0 then return "busy:" .. state_of(base, job_id) end
+  if redis.call("ZREM", failed_key, job_id) == 0 then return "busy:" .. (state_of(base, job_id) or "waiting") end
   redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven"), note, now_ms))
   if is_edited then redis.call("HSET", job_key, "data", ARGV[7]) end
   reprocess(base, job_id, "failed", true, dead_letter_base)

@@ -13,6 +13,8 @@
 --#include lib/wake
 --#include lib/ready
 --#include lib/remove
+--#include lib/line
+--#include lib/leave_line
 --#include lib/reprocess
 --#include lib/notes
 

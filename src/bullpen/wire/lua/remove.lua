@@ -18,6 +18,9 @@
 --#include lib/remove
 --#include lib/parents
 --#include lib/removal
+--#include lib/line
+--#include lib/leave_line
+--#include lib/leave_state
 
 local job_key = KEYS[1]
 local base, job_id, with_children, only_unfinished = ARGV[1], ARGV[3], ARGV[4] == "1", ARGV[5] == "1"
@@ -69,7 +72,7 @@ local function collect(key, is_pending)
 end
 
 if redis.call("EXISTS", job_key) == 0 then
-  leave_state(base, job_id) -- an id without a job helps nobody
+  leave_state(base, job_id, true) -- an id without a job helps nobody; one in the middle of a long line goes when it is taken
   return 0
 end
 if only_unfinished and (redis.call("ZSCORE", base .. "failed", job_id) or redis.call("ZSCORE", base .. "completed", job_id)) then

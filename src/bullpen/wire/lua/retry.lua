@@ -8,6 +8,8 @@
 --#include lib/wake
 --#include lib/ready
 --#include lib/remove
+--#include lib/line
+--#include lib/leave_line
 --#include lib/reprocess
 
 local job_key, finished_key = KEYS[1], KEYS[2]

@@ -12,6 +12,8 @@
 --#include lib/wake
 --#include lib/ready
 --#include lib/remove
+--#include lib/line
+--#include lib/leave_line
 --#include lib/reprocess
 
 local finished_key = KEYS[1]

@@ -7,18 +7,6 @@ local function is_current_iteration(base, job_id, scheduler_id)
   return slot and job_id == "repeat:" .. scheduler_id .. ":" .. string.format("%.0f", tonumber(slot))
 end
 
--- leave_state: take the id out of the one structure that holds it; returns that structure's name, or nil.
--- Lists last: a scan of a million ids takes 20 ms, so it is made at most once.
-local function leave_state(base, job_id)
-  for _, state in ipairs({ "completed", "failed", "delayed", "prioritized", "waiting-children" }) do
-    if redis.call("ZREM", base .. state, job_id) == 1 then return state end
-  end
-  for _, state in ipairs({ "active", "wait", "paused" }) do
-    if redis.call("LREM", base .. state, -1, job_id) == 1 then return state end
-  end
-  return nil
-end
-
 -- delete_job: everything stored under a job that no state lists any more. A deduplication id is freed only by its owner.
 local function delete_job(base, job_id, deduplication_id)
   remove_job_keys(base .. job_id)

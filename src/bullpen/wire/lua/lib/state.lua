@@ -1,11 +1,13 @@
--- state_of: the one state structure that holds the id, by its wire name, or "unknown".
+-- state_of: the one state structure that holds the id, by its wire name, or "unknown". Needs lib/line and lib/sets.
+-- Nil when only a search through a line of very many could tell: the job then waits in it, or nothing lists the job.
 local function state_of(base, job_id)
-  for _, state in ipairs({ "completed", "failed", "delayed", "prioritized" }) do
-    if redis.call("ZSCORE", base .. state, job_id) then return state end
+  local state = set_of(base, job_id)
+  if state then return state end
+  local all_certain = true
+  for _, line in ipairs({ "active", "wait", "paused" }) do
+    local index, is_certain = find_in_line(base, base .. line, job_id)
+    if index then return line == "active" and "active" or "waiting" end
+    all_certain = all_certain and is_certain
   end
-  if redis.call("LPOS", base .. "active", job_id) then return "active" end
-  if redis.call("LPOS", base .. "wait", job_id) then return "waiting" end
-  if redis.call("LPOS", base .. "paused", job_id) then return "waiting" end
-  if redis.call("ZSCORE", base .. "waiting-children", job_id) then return "waiting-children" end
-  return "unknown"
+  return all_certain and "unknown" or nil
 end
