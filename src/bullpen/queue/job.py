@@ -42,8 +42,10 @@ class Added(StrEnum):
 
 
 class BlockedBy:
-    """The job that was there first, and where it is. In a line of more than ten thousand "waiting" may be concluded, not
-    looked up: it is in no other state."""
+    """The job that was there first, and where it is.
+
+    With more than ten thousand in line, or many such ids in one call, "waiting" is concluded: it is in no other state.
+    """
 
     __slots__ = ("job_id", "state")
 

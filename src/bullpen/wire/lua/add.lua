@@ -25,8 +25,8 @@ local base, call_number, call_ttl_ms, version = ARGV[1], tonumber(ARGV[3]), ARGV
 local first_arg, stride = 6, 9
 local count = (#ARGV - first_arg + 1) / stride
 
--- Where the lines are long only some ids of a call are looked for. The others are as good as certain by elimination: in no set and
--- not locked, so they wait, unless nothing lists them at all.
+-- Looked for in short lines, and while one call has not passed too many ids. Else it is as good as certain by elimination: in no set
+-- and not locked, so it waits, unless nothing lists it at all.
 local IDS_LOOKED_AT = 200000
 local function state_of_taken(job_id, looks)
   if looks > 0 then return state_of(base, job_id) or "waiting" end
@@ -36,7 +36,7 @@ end
 local function describe_duplicates(indexes)
   local described = {}
   local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", base .. "paused") + redis.call("LLEN", active_key)
-  local looks = IDS_LOOKED_AT / math.min(in_line + 1, 2 * LOOK)
+  local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
   for position, index in ipairs(indexes) do
     local job_id = ARGV[first_arg + (index - 1) * stride]
     described[#described + 1] = index
