@@ -100,6 +100,22 @@ async def test_processes_that_migrate_at_once_do_not_disturb_each_other(
 
 
 @pytest.mark.requirement("O-22")
+async def test_a_migration_may_take_longer_than_other_transactions(
+    empty_postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    """It waits for another one here; an index over a large table takes its time in the same way."""
+    holder, ledger = make_ledger(empty_postgres_url), make_ledger(empty_postgres_url, timeout_ms=200)
+    async with holder.database.transaction() as connection:
+        await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({migrate._LOCK})")
+        migrating = asyncio.create_task(ledger.migrate())
+        ended, _ = await asyncio.wait([migrating], timeout=0.6)
+        assert not ended
+
+    await migrating
+    await ledger.check()
+
+
+@pytest.mark.requirement("O-22")
 async def test_the_printed_statements_do_the_same_and_may_be_run_twice(
     empty_postgres_url: str, make_ledger: MakeLedger
 ) -> None:

@@ -124,7 +124,7 @@ class Database:
     @asynccontextmanager
     async def transaction_without_tenant(self) -> AsyncIterator[AsyncConnection]:
         """For what belongs to no tenant. Errors as in `transaction`."""
-        async with self._begun(self.engine) as connection:
+        async with self._begun(self.engine, self._timeout_s) as connection:
             yield connection
 
     @asynccontextmanager
@@ -135,13 +135,19 @@ class Database:
         writer at a time, it then waits for nobody and holds up nobody.
         """
         is_alone = self.is_postgres or reads
-        async with self._begun(self._autocommit if is_alone else self.engine) as connection:
+        async with self._begun(self._autocommit if is_alone else self.engine, self._timeout_s) as connection:
             yield connection
 
     @asynccontextmanager
-    async def _begun(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    async def migration(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that may take its time: an index over a large table is not made within `timeout_ms`."""
+        async with self._begun(self.engine, None) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _begun(self, engine: AsyncEngine, limit_s: float | None) -> AsyncIterator[AsyncConnection]:
         try:
-            async with asyncio.timeout(self._timeout_s), engine.begin() as connection:
+            async with asyncio.timeout(limit_s), engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             raise self.translate(error) from error

@@ -31,7 +31,7 @@ _LOCK = 0x62756C6C70656E
 async def migrate(database: Database, *, roles: Roles | None = None, create_roles: bool = False) -> None:
     """Bring the tables to this program's version; with roles also create policies and grants."""
     _refuse_roles_on_sqlite(database.dialect, roles)
-    async with database.transaction() as connection:
+    async with database.migration() as connection:
         await connection.run_sync(_upgrade, database.schema)
         if roles is not None:
             for statement in security.statements(database.schema, roles, create_roles=create_roles):
