@@ -12,8 +12,9 @@ import pytest
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DatabaseUnavailable, InvalidOption
-from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.ledger import Ledger, OutboxStatus, Sent
 from bullpen.outbox import Outbox, Route
+from bullpen.outbox.delivery import Deliveries
 from bullpen.ports.channel import NotTried, Refused, Unavailable
 from bullpen.queue import Connection
 from tests.conftest import StartServer
@@ -375,6 +376,24 @@ async def test_a_settlement_is_given_up_before_its_lease_ends(
 
     assert len(told.of("outbox.unsettled")) == 1
     assert (await rows(ledger))[0].status is CLAIMED
+
+
+@pytest.mark.requirement("X-79")
+async def test_a_row_with_little_lease_left_does_not_end_the_settling_of_others(ledger: Ledger, told: Told) -> None:
+    """An outage of the database as long as one row has, and much shorter than the others have."""
+    await ledger.outbox.enqueue_many([item(1), item(2)])
+    slow, quick = await ledger.outbox.claim_due_batch("w", 2, starting=True)
+    store: Any = FlakyStore(ledger.outbox, failures=3)
+    deliveries, now = Deliveries(store, worker_id="w", source="test"), time.monotonic()
+
+    settled = await asyncio.gather(
+        deliveries.settle(slow, Sent(""), until=now + 0.01), deliveries.settle(quick, Sent(""), until=now + 60)
+    )
+
+    assert settled[0] is None
+    assert settled[1] is not None
+    assert [fields["outbox_id"] for fields in told.of("outbox.unsettled")] == [slow.id]
+    assert await statuses(ledger) == [CLAIMED, SENT]
 
 
 @pytest.mark.requirement("X-93", "O-60")

@@ -160,7 +160,7 @@ class Deliveries:
         self._store, self._source, self._random = store, source, random
         self._gates = gates
         self.worker_id = worker_id
-        self._settlements: Batches[tuple[Settlement, float], Settled] = Batches(self._settle_batch)
+        self._settlements: Batches[tuple[Settlement, float], Settled | LedgerError] = Batches(self._settle_batch)
 
     async def deliver(
         self,
@@ -227,14 +227,17 @@ class Deliveries:
     ) -> Settled | None:
         """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
         try:
-            return await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
+            settled = await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
         except LedgerError as error:
-            log(
-                "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(error).__name__,
-                outcome="UNKNOWN",
-            )  # fmt: skip
-            telemetry.emit("outbox.unsettled", **_ids(row), error=error)
-            return None
+            settled = error
+        if isinstance(settled, Settled):
+            return settled
+        log(
+            "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(settled).__name__,
+            outcome="UNKNOWN",
+        )  # fmt: skip
+        telemetry.emit("outbox.unsettled", **_ids(row), error=settled)
+        return None
 
     async def idle(self) -> None:
         """Wait until everything is settled."""
@@ -262,23 +265,34 @@ class Deliveries:
             found = Unavailable(f"{type(error).__name__}: {error}", UNKNOWN_OUTCOME)
         return Unavailable(found.reason, UNKNOWN_OUTCOME, found.after_ms) if isinstance(found, Unavailable) else found
 
-    async def _settle_batch(self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]) -> Sequence[Settled]:
-        """One transaction; a database that is away is asked again until the leases are nearly over."""
-        settlements, until = [settlement for settlement, _ in batch], min(end for _, end in batch)
-        give_up = time.monotonic() + (until - time.monotonic()) * _ENOUGH_LEASE
-        pause = _FIRST_PAUSE_S
+    async def _settle_batch(
+        self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]
+    ) -> Sequence[Settled | LedgerError]:
+        """One transaction; a database that is away is asked again, for each row until its own lease is nearly over.
+
+        A row that was slow has little left, and must not make those beside it be delivered twice.
+        """
+        now, pause = time.monotonic(), _FIRST_PAUSE_S
+        waiting = {n: (settlement, now + (until - now) * _ENOUGH_LEASE) for n, (settlement, until) in enumerate(batch)}
+        results: dict[int, Settled | LedgerError] = {}
         telemetry.emit("outbox.settling", count=len(batch))
-        while True:
+        while waiting:
+            settlements = [settlement for settlement, _ in waiting.values()]
             try:
                 settled = await self.settle_each(settlements, None if tenant_id is None else str(tenant_id))
-            except DatabaseUnavailable:
-                if time.monotonic() + pause > give_up:
-                    raise
+            except DatabaseUnavailable as error:
+                next_try = time.monotonic() + pause
+                given_up = [n for n, (_, give_up) in waiting.items() if next_try > give_up]
+                results |= dict.fromkeys(given_up, error)
+                waiting = {n: entry for n, entry in waiting.items() if n not in results}
+                if waiting:
+                    await asyncio.sleep(pause * (0.5 + self._random() / 2))
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
             else:
-                telemetry.emit("outbox.settled", count=len(batch))
-                return settled
-            await asyncio.sleep(pause * (0.5 + self._random() / 2))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+                telemetry.emit("outbox.settled", count=len(settled))
+                results |= dict(zip(waiting, settled, strict=True))
+                break
+        return [results[n] for n in range(len(batch))]
 
     async def settle_each(self, settlements: Sequence[Settlement], tenant_id: str | None = None) -> Sequence[Settled]:
         """Write outcomes in one transaction, or one by one when the database refuses that. One per outcome, in order.
