@@ -28,7 +28,7 @@ DOORS = {
     "opentelemetry": ("bullpen.ops.tracing",),
     "prometheus_client": ("bullpen.ops.metrics",),
     "psycopg": ("bullpen.ledger",),
-    "redis": ("bullpen.queue._blocking", "bullpen.queue.sync"),
+    "redis": (),
     "rich": ("bullpen.cli",),
     "sqlalchemy": ("bullpen.ledger",),
     "starlette": ("bullpen.http", "bullpen.dashboard"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
-from bullpen.queue._blocking import BlockingClient, blocking_client, evaluate
+from bullpen.queue._blocking import BlockingWire, open_wire
 from bullpen.queue._redis import Connection
 from bullpen.queue._wire import as_sent
 from bullpen.wire.keys import QueueKeys
@@ -76,7 +76,7 @@ class Keepalive:
         self._changed = threading.Condition()
         self._held: list[Held] = []
         self._busy: Held | None = None
-        self._clients: dict[object, BlockingClient] = {}
+        self._wires: dict[object, BlockingWire] = {}
         self._faulty: set[object] = set()
         self._thread: threading.Thread | None = None
 
@@ -102,9 +102,9 @@ class Keepalive:
             with self._changed:
                 if not self._held and not self._changed.wait_for(lambda: bool(self._held), timeout=30):
                     self._thread = None
-                    for client in self._clients.values():
-                        client.close()
-                    self._clients.clear()
+                    for wire in self._wires.values():
+                        wire.close()
+                    self._wires.clear()
                     return
                 due = list(self._held)
             for held in due:
@@ -165,7 +165,7 @@ class Keepalive:
                 held.next_check = now + held.stalled_interval_ms / 1000
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
-            self._forget_client(place)
+            self._forget_wire(place)
             if place not in self._faulty:
                 self._faulty.add(place)
                 logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, error)
@@ -200,25 +200,25 @@ class Keepalive:
             continuing = "1"
 
     def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
-        return evaluate(self._client(held), script, keys, args)
+        return self._wire(held).evaluate(script, keys, args)
 
-    def _client(self, held: Held) -> BlockingClient:
+    def _wire(self, held: Held) -> BlockingWire:
         connection, key = held.connection, held.keys.base
         place = connection.place(key)
         if held.generation != connection.generation:
             held.generation = connection.generation
-            self._forget_client(place)  # it may still answer, but it is no longer in charge
-        client = self._clients.get(place)
-        if client is None:
+            self._forget_wire(place)  # it may still answer, but it is no longer in charge
+        wire = self._wires.get(place)
+        if wire is None:
             if connection.revive is not None and place in self._faulty:
                 connection.revive()
-            client = self._clients[place] = blocking_client(connection, key)
-        return client
+            wire = self._wires[place] = open_wire(connection, key)
+        return wire
 
-    def _forget_client(self, place: object) -> None:
-        client = self._clients.pop(place, None)
-        if client is not None:
-            client.close()
+    def _forget_wire(self, place: object) -> None:
+        wire = self._wires.pop(place, None)
+        if wire is not None:
+            wire.close()
 
     @staticmethod
     def _tell(held: Held, callback: Callable[..., None], *args: Any) -> None:

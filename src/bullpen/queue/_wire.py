@@ -18,7 +18,8 @@ from bullpen.errors import ConnectionLost, OutOfMemory, ServerRefused
 from bullpen.queue._address import Command, Endpoint
 from bullpen.queue._discovery import Unavailable
 
-_NOT_YET: Final = object()
+NOT_YET: Final = object()
+"""What a reader answers while a reply is incomplete."""
 _WATCH_EVERY_S: Final = 0.5
 
 
@@ -38,6 +39,10 @@ def as_sent(part: Any) -> Any:
 
 class ReplyError(hiredis.ReplyError):
     """An error reply as the parser delivers it, before it is translated."""
+
+
+def new_reader() -> hiredis.Reader:
+    return hiredis.Reader(replyError=ReplyError, notEnoughData=NOT_YET)
 
 
 class Moved(Unavailable):
@@ -83,7 +88,7 @@ class Wire(asyncio.Protocol):
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOT_YET)
+        self._reader = new_reader()
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -100,7 +105,7 @@ class Wire(asyncio.Protocol):
         reader.feed(data)
         while True:
             reply = reader.gets()
-            if reply is _NOT_YET:
+            if reply is NOT_YET:
                 return
             future, _ = waiting.popleft()
             if not future.done():

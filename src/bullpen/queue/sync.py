@@ -24,17 +24,6 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
 
-import redis
-from redis.exceptions import (
-    AskError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    ReadOnlyError,
-    TryAgainError,
-)
-
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import check_queue_name, new_token
@@ -48,8 +37,9 @@ from bullpen.errors import (
     ResultTimeout,
     ServerRefused,
 )
-from bullpen.queue._blocking import BlockingClient, blocking_client, evaluate
+from bullpen.queue._blocking import BlockingWire, open_wire
 from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._discovery import Unavailable
 from bullpen.queue._line import seeking
 from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
@@ -74,10 +64,6 @@ _FIRST_WAIT_S: Final = 0.02
 _LONGEST_WAIT_S: Final = 0.5
 _LISTEN_MS: Final = 2_000
 """How long one look at the events blocks; below the connection's own time limit."""
-_NOT_EXECUTED: Final = (
-    *(AskError, BusyLoadingError, ClusterDownError, MasterDownError, MovedError, ReadOnlyError, TryAgainError),
-)
-"""The server said that it did nothing, and another one or another moment will do."""
 _LISTS: Final = ("wait", "paused", "active")
 _COUNTED: Final = (*_LISTS, "prioritized", "delayed", "waiting_children", "completed", "failed")
 
@@ -156,7 +142,8 @@ class Queue:
         """As this process: connections and call numbers of a parent are not ours to use."""
         self._pid = os.getpid()
         self._caller_id, self._number = new_token(), 0
-        self._client: BlockingClient | None = None
+        self._wire: BlockingWire | None = None
+        self._add_keys = add_keys(self._keys, self._caller_id)
 
     @property
     def name(self) -> str:
@@ -192,9 +179,8 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-            names = add_keys(self._keys, self._caller_id)
-            args = add_arguments(self._keys, batch, self._number, 0)
-            reply = self._call(lambda client: evaluate(client, SCRIPTS["add"], names, args))
+            names, args = self._add_keys, add_arguments(self._keys, batch, self._number, 0)
+            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
         now_ms, first_number, taken = reply
         duplicates = read_duplicates(taken)
         stored = []
@@ -224,14 +210,8 @@ class Queue:
 
     def counts(self) -> JobCounts:
         """How many jobs are in each state."""
-
-        def ask(client: BlockingClient) -> list[int]:
-            with client.pipeline(transaction=False) as pipeline:
-                for state in _COUNTED:
-                    (pipeline.llen if state in _LISTS else pipeline.zcard)(getattr(self._keys, state))
-                return [int(count) for count in pipeline.execute()]
-
-        wait, paused, *rest = self._locked(ask)
+        asked = [("LLEN" if state in _LISTS else "ZCARD", getattr(self._keys, state)) for state in _COUNTED]
+        wait, paused, *rest = self._locked(lambda wire: wire.call_many(asked))
         return JobCounts(wait + paused, *rest)
 
     def wait_result(self, job_id: str, timeout: int | timedelta | None = None) -> Any:
@@ -255,23 +235,23 @@ class Queue:
     def is_healthy(self) -> bool:
         """Whether the server answers now. Never raises, writes nothing."""
         try:
-            with contextlib.closing(blocking_client(self._connection, self._keys.base)) as client:
-                return bool(client.ping())
-        except (redis.RedisError, OSError, ConnectionLost, ServerRefused):
+            open_wire(self._connection, self._keys.base).close()  # its greeting ends with a PING
+            return True
+        except (ConnectionLost, ServerRefused):
             return False
 
     def _read(self, job_id: str) -> tuple[JobState | None, JobRecord] | None:
         """State and record, or None. The state is None in a line so long that it must be sought."""
         keys, args = [self._keys.job(job_id)], [self._keys.base, job_id]
-        state, flat = self._locked(lambda client: evaluate(client, SCRIPTS["read_job"], keys, args))
+        state, flat = self._locked(lambda wire: wire.evaluate(SCRIPTS["read_job"], keys, args))
         return (JobState(state.decode()) if state else None, JobRecord.parse(job_id, flat)) if flat else None
 
     def _seek(self, job_id: str) -> JobState:
         search = seeking(self._keys, job_id)
         call = next(search)
 
-        def ask(client: BlockingClient) -> Any:
-            return evaluate(client, SCRIPTS["seek"], *call)
+        def ask(wire: BlockingWire) -> Any:
+            return wire.evaluate(SCRIPTS["seek"], *call)
 
         while True:
             try:
@@ -282,7 +262,7 @@ class Queue:
     def _read_result(self, job_id: str) -> tuple[bool, Any]:
         keys = [self._keys.job(job_id), self._keys.completed, self._keys.failed]
         kind, value = (
-            *self._locked(lambda client: evaluate(client, SCRIPTS["read_result"], keys, [job_id])),
+            *self._locked(lambda wire: wire.evaluate(SCRIPTS["read_result"], keys, [job_id])),
             None,
         )[:2]
         match kind:
@@ -299,12 +279,12 @@ class Queue:
     def pause(self) -> None:
         """Let all workers, of any client, take nothing more. Running jobs finish."""
         keys = [self._keys.meta, self._keys.marker, self._keys.events]
-        self._locked(lambda client: evaluate(client, SCRIPTS["pause"], keys, []))
+        self._locked(lambda wire: wire.evaluate(SCRIPTS["pause"], keys, []))
 
     def resume(self) -> None:
         """Let workers take again."""
         names = [self._keys.meta, self._keys.wait, self._keys.paused, self._keys.prioritized, self._keys.events]
-        while self._locked(lambda client: evaluate(client, SCRIPTS["resume"], names, [self._keys.base])):
+        while self._locked(lambda wire: wire.evaluate(SCRIPTS["resume"], names, [self._keys.base])):
             pass  # jobs of older clients are merged back in pages
 
     def close(self) -> None:
@@ -323,7 +303,7 @@ class Queue:
 
     # ---- talking to the server --------------------------------------------------------------------------------
 
-    def _locked(self, ask: Callable[[BlockingClient], Any]) -> Any:
+    def _locked(self, ask: Callable[[BlockingWire], Any]) -> Any:
         with self._lock:
             self._ready()
             return self._call(ask)
@@ -335,23 +315,20 @@ class Queue:
             # The parent's socket stays open in the parent; here it is only forgotten.
             self._begin()
 
-    def _call(self, ask: Callable[[BlockingClient], Any]) -> Any:
+    def _call(self, ask: Callable[[BlockingWire], Any]) -> Any:
         """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
         give_up_at = time.monotonic() + self._deadline_s
         may_have_run, wait_s = False, _FIRST_WAIT_S
         while True:
             opened = False
             try:
-                if self._client is None:
-                    self._client = blocking_client(self._connection, self._keys.base)
-                    self._client.ping()
+                if self._wire is None:
+                    self._wire = open_wire(self._connection, self._keys.base)
                 opened = True
-                return ask(self._client)
-            except _NOT_EXECUTED as error:
-                cause: Exception = error
-            except redis.ResponseError as error:
-                raise ServerRefused(f"the server refused the command: {error}") from error
-            except (redis.RedisError, OSError, ConnectionLost) as error:
+                return ask(self._wire)
+            except Unavailable as error:
+                cause: Exception = error  # the server said that it did nothing; another one or another moment will do
+            except ConnectionLost as error:
                 may_have_run = may_have_run or opened
                 cause = error
             self._drop()
@@ -369,9 +346,9 @@ class Queue:
                 self._connection.revive()
 
     def _drop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
 
 
 class _Listener:
@@ -379,46 +356,37 @@ class _Listener:
 
     def __init__(self, connection: Connection, keys: QueueKeys) -> None:
         self._connection, self._keys = connection, keys
-        self._client: BlockingClient | None = None
+        self._wire: BlockingWire | None = None
         self._after = "$"
 
     def wait_for_end(self, job_id: str, within_ms: int) -> None:
         """Return when the job has ended, when time is up, or when nothing can be heard: looking again is right in all
         three."""
         try:
-            if self._client is None:
-                self._client = blocking_client(self._connection, self._keys.base)
-            execute: Callable[..., Any] = self._client.execute_command
+            if self._wire is None:
+                self._wire = open_wire(self._connection, self._keys.base)
+                self._wire.wait_at_most(_LISTEN_MS / 1000 + self._connection.command_timeout_s)
+            call = self._wire.call
             if self._after == "$":
-                newest = execute("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
+                newest = call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
                 self._after = newest[0][0].decode() if newest else "0"
                 return  # only from here on nothing is missed: the caller looks once more
             give_up_at = time.monotonic() + within_ms / 1000
             while (left_ms := int((give_up_at - time.monotonic()) * 1000)) > 0:
-                reply = execute(*("XREAD", "COUNT", 1_000, "BLOCK", left_ms, "STREAMS", self._keys.events, self._after))
-                for entry_id, fields in _entries(reply):
+                reply = call("XREAD", "COUNT", 1_000, "BLOCK", left_ms, "STREAMS", self._keys.events, self._after)
+                for entry_id, flat in reply[0][1] if reply else ():
                     self._after = entry_id.decode()
+                    fields = dict(zip(flat[::2], flat[1::2], strict=False))
                     if fields.get(b"jobId") == job_id.encode() and fields.get(b"event") in (b"completed", b"failed"):
                         return
-        except (redis.RedisError, OSError, ConnectionLost, ServerRefused):
+        except (ConnectionLost, ServerRefused):
             self.close()
             time.sleep(_FIRST_WAIT_S)  # the caller asks for the result next, and that call waits for the server
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-
-def _entries(reply: Any) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries of an XREAD reply; redis-py gives lists or dictionaries, depending on its version."""
-    streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
-    for entries in streams:
-        for entry_id, fields in entries:
-            if isinstance(fields, dict):
-                yield entry_id, fields
-            elif fields:
-                yield entry_id, dict(zip(fields[::2], fields[1::2], strict=True))
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
 
 
 def _batches(jobs: Sequence[JobArguments]) -> Iterator[list[JobArguments]]:
