@@ -5,8 +5,9 @@
 A PostgreSQL of its own with `fsync` off, in memory where there is room; a private Valkey or RabbitMQ node; an HTTP
 server in a process of its own. `--rows 1000000` is the long form. Goals: twenty times hundreds of confirmed messages a
 second, and twenty times 200 sent a minute. Beside them: half-second messages at prefetch 5 (floor 200 a minute, goal
-550), the wait of a message in an idle queue (p99 under 100 ms), and the memory of one sender. On a machine that does
-other things meanwhile only the processor time of this process is worth much: both are printed, with the load.
+550), the wait of a message in an idle queue (p99 under 100 ms), and the memory of one sender. Planning and publishing
+also tell how the last tenth compares with the first, and how much memory grew meanwhile. On a machine that does other
+things only the processor time of this process is worth much: both are printed, with the load.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
@@ -36,6 +37,7 @@ from bullpen.plugins.channels.webhook import Webhook
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient, Topology
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
+from bullpen.ports.transport import Delivery
 from bullpen.queue import Connection
 from bullpen.testing import Child, RedisServer
 from bullpen.testing.postgres import PostgresServer
@@ -113,6 +115,42 @@ async def rate(
     return per_second
 
 
+class Course:
+    """How something went on: when how many were done, and the memory then."""
+
+    def __init__(self, event: str, field: str) -> None:
+        self._event, self._field = event, field
+        self._points: list[tuple[float, int, float]] = []
+
+    def __enter__(self) -> Self:
+        self._points = [(time.perf_counter(), 0, rss_mb())]
+        self._forget = telemetry.subscribe(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+
+    def _note(self, event: str, fields: dict[str, Any]) -> None:
+        if event == self._event:
+            done = self._points[-1][1] + fields[self._field]
+            self._points.append((time.perf_counter(), done, rss_mb()))
+            show(f"{event} {done}")
+
+    def tell(self, found: dict[str, float], name: str) -> None:
+        if len(self._points) < 21:
+            return  # too few batches to compare
+        tenth = len(self._points) // 10
+        first, last = self._points[: tenth + 1], self._points[-tenth - 1 :]
+        for part, points in (("first tenth", first), ("last tenth", last)):
+            found[f"{name} per second, {part}"] = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+        found[f"{name}, memory from first to last tenth, MB"] = last[-1][2] - first[-1][2]
+
+
+def rss_mb() -> float:
+    with open("/proc/self/statm") as status:
+        return int(status.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 @asynccontextmanager
 async def client_of(transport: str, address: str, concurrency: int) -> AsyncIterator[tuple[Any, str]]:
     if transport == "rabbitmq":
@@ -172,11 +210,15 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
         messages.channel("hook", hook, after_crash="same_key")
         set_clock(ledger, DUE - timedelta(days=1))
         await rate(rows, lambda: save(messages, rows, "hook"), found, "recipients saved")
-        await rate(rows, messages.planner().run_until_done, found, "messages planned")
+        with Course("messages.planned", "created") as course:
+            await rate(rows, messages.planner().run_until_done, found, "messages planned")
+        course.tell(found, "messages planned")
         set_clock(ledger, DUE)
         enqueuer = messages.enqueuer()
         await client.is_healthy()  # connected, and the topology declared
-        await rate(rows, enqueuer.run_once, found, "messages published and confirmed")
+        with Course("messages.published", "count") as course:
+            await rate(rows, enqueuer.run_once, found, "messages published and confirmed")
+        course.tell(found, "messages published")
         sent = min(rows, 20_000)
         waiting = asyncio.create_task(count_sent(ledger, sent))
         sender = messages.sender()
@@ -195,12 +237,7 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
 
 async def measure_prefetch(transport: str, address: str, database: str) -> dict[str, float]:
     """Half-second messages at prefetch 5, and the wait on an idle queue."""
-    waits: list[float] = []
-
-    def listen(event: str, fields: dict[str, Any]) -> None:
-        if event == "delivery.received" and fields["wait_s"] is not None:
-            waits.append(fields["wait_s"] * 1000)
-
+    waits: list[int] = []
     async with Ledger(database) as ledger, client_of(transport, address, 5) as (client, queue):
         messages = Messages(ledger, client, queue=f"{queue}" if transport == "rabbitmq" else "slow", concurrency=5)
         messages.channel("slow", Slow(), after_crash="same_key")
@@ -223,18 +260,20 @@ async def measure_prefetch(transport: str, address: str, database: str) -> dict[
 
         consumed = asyncio.Event()
 
-        async def note(_: Any) -> None:
-            consumed.set()
+        async def note(delivery: Delivery) -> None:
+            # On a broker that was too slow to confirm, orders above were published twice, and the second copies may
+            # still be here: they have waited for the senders, not for us.
+            if delivery.urn.startswith("urn:idle:"):
+                waits.append(delivery.waited_ms or 0)
+                consumed.set()
 
         idle = await client.consume(queue if transport == "rabbitmq" else "idle", note)
-        forget = telemetry.subscribe(listen)
         for number in range(100):
             consumed.clear()
             await client.produce(
                 queue if transport == "rabbitmq" else "idle", "birthday", {"urn": f"urn:idle:{number}", "payload": {}}
             )
             await consumed.wait()
-        forget()
         await idle.close()
         await messages.aclose()
     p99 = statistics.quantiles(waits, n=100)[98] if len(waits) > 1 else float("nan")
@@ -242,30 +281,44 @@ async def measure_prefetch(transport: str, address: str, database: str) -> dict[
 
 
 SENDER = """
-import asyncio, json, resource, sys
+import asyncio, sys
 from bullpen.ledger import Ledger
-from benchmarks.messages import client_of, Slow
 from bullpen.messages import Messages
+from bullpen.ports.channel import Message
 async def main():
-    transport, address, database = sys.argv[1:]
-    async with Ledger(database) as ledger, client_of(transport, address, 5) as (client, queue):
-        messages = Messages(ledger, client, queue=queue, concurrency=5)
-        messages.channel("slow", Slow(), after_crash="same_key")
-        await messages.sender().start()
-        await asyncio.sleep(1)
-        with open("/proc/self/status") as status:
-            rss = next(line for line in status if line.startswith("VmRSS"))
-        print("rss", int(rss.split()[1]) / 1024, flush=True)
-        await messages.aclose()
+    transport, address, database, queue = sys.argv[1:]
+    if transport == "rabbitmq":
+        from bullpen.plugins.transports.rabbitmq import RabbitMQClient, Topology
+        names = {"exchange_name": queue, "dlx_name": queue + ".dlx", "queue_name": queue, "dlq_name": queue + ".dlq"}
+        client = RabbitMQClient.for_scheduled_messages(address, topology=Topology.scheduled_messages(**names))
+    else:
+        from bullpen.plugins.transports.bullmq import BullMQClient
+        client = BullMQClient(address, concurrency=5)
+    ledger = Ledger(database)
+    await ledger.check()
+    messages = Messages(ledger, client, queue=queue, concurrency=5)
+    @messages.channel("slow", after_crash="same_key")
+    async def send(message: Message) -> None: ...
+    sender = messages.sender()
+    await sender.start()
+    await messages.health()
+    await client.is_healthy()
+    with open("/proc/self/status") as status:
+        told = dict(line.split(":") for line in status)
+    print("loaded", *sorted({name.partition(".")[0] for name in sys.modules}), flush=True)
+    print("rss", int(told["VmRSS"].split()[0]) / 1024, int(told["RssAnon"].split()[0]) / 1024, flush=True)
+    await messages.aclose()
+    await ledger.aclose()
 asyncio.run(main())
 """
 
 
-def memory_mb(transport: str, address: str, database: str) -> float:
-    """Resident memory of a sender with its connections."""
-    child = Child.code(SENDER, transport, address, database, cwd=ROOT)
+def memory_mb(transport: str, address: str, database: str) -> tuple[float, float]:
+    """Resident memory of a sender with its connections, and the part of it that no other process can share."""
+    child = Child.code(SENDER, transport, address, database, f"memory-{uuid.uuid4().hex[:6]}", cwd=ROOT)
     try:
-        return float(child.wait_for("rss", timeout=120).split()[-1])
+        resident, own = map(float, child.wait_for("rss", timeout=120).split()[-2:])
+        return resident, own
     finally:
         child.close()
 
@@ -291,9 +344,9 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                     async with Ledger(database) as ledger:
                         await ledger.migrate()
                     found |= await measure_prefetch(transport, server.url, database)
-                    found["memory of one sender, MB"] = await asyncio.to_thread(
-                        memory_mb, transport, server.url, database
-                    )
+                    resident, own = await asyncio.to_thread(memory_mb, transport, server.url, database)
+                    found["memory of one sender, MB"] = resident
+                    found["of which its own, MB"] = own
             finally:
                 server.close()
             results[transport] = found

@@ -11,10 +11,12 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from bullpen.errors import InvalidOption, LedgerNotReady
-from bullpen.ledger import Ledger, Roles, migrate, tables
+from bullpen.ledger import Ledger, Roles, migrate, tables, version
 from bullpen.ledger.security import VERSION_TABLE
 from tests.contracts.outbox_repository import execute
 from tests.databases import ROLES, MakeLedger, item
@@ -126,7 +128,7 @@ async def test_the_printed_statements_do_the_same_and_may_be_run_twice(
         connection.execute(text.encode())
 
     ledger = make_ledger(empty_postgres_url)
-    await migrate.check_version(ledger.database)
+    await version.check_version(ledger.database)
     await ledger.migrate()  # and goes on from there
 
 
@@ -138,6 +140,16 @@ async def test_printed_statements_for_sqlite_run_too(sqlite_path: Path, make_led
     ledger = make_ledger(f"sqlite:///{sqlite_path}")
     await ledger.check()
     assert (await ledger.outbox.enqueue(item())).created
+
+
+def test_the_versions_are_those_of_the_steps() -> None:
+    """Read from the names of files, so that a process that never migrates need not load what does."""
+    config = Config()
+    config.set_main_option("script_location", "bullpen.ledger:migrations")
+    steps = [step.revision for step in ScriptDirectory.from_config(config).walk_revisions()]
+
+    assert list(version.known()) == sorted(steps)
+    assert version.head() == ScriptDirectory.from_config(config).get_current_head()
 
 
 async def test_another_schema_is_possible(empty_postgres_url: str, make_ledger: MakeLedger) -> None:
@@ -165,12 +177,15 @@ async def test_missing_tables_say_what_to_do(empty_url: str, make_ledger: MakeLe
 
 async def test_tables_of_an_older_version_are_refused_and_newer_ones_are_not(ledger: Ledger) -> None:
     """Migrations only add during a rolling upgrade: old processes go on beside the new ones."""
-    version = ledger.database.table(VERSION_TABLE)
+    stored = ledger.database.table(VERSION_TABLE)
 
-    await execute(ledger, f"UPDATE {version} SET version_num = '9999'")
+    await execute(ledger, f"UPDATE {stored} SET version_num = '9999'")
 
     await ledger.check()
-    await execute(ledger, f"DELETE FROM {version}")
+    await execute(ledger, f"UPDATE {stored} SET version_num = '0001'")
+    with pytest.raises(LedgerNotReady, match=f"is at version 0001, this program needs {version.head()}"):
+        await ledger.check()
+    await execute(ledger, f"DELETE FROM {stored}")
     with pytest.raises(LedgerNotReady, match="no ledger tables"):
         await ledger.check()
 

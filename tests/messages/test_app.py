@@ -180,7 +180,7 @@ def own_names(prefix: str) -> dict[str, str]:
 
 @pytest.mark.requirement("S-47", "S-52", "X-67")
 async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
-    rabbit: RabbitServer, tmp_path: Path
+    rabbit: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load(
         tmp_path,
@@ -193,23 +193,25 @@ async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
     provider = Provider()
     app.messages.channel("email", provider, after_crash="same_key")
     await app.prepare()
-    set_clock(app.ledger, at("2026-03-14 08:00"))
-    await app.messages.recipients.save_many(person(number, zone="UTC") for number in range(100))
-    await app.messages.planner().run_until_done()
-    set_clock(app.ledger, at("2026-03-14 09:00"))
-
+    monkeypatch.setattr(app.messages.messaging, "_publish_deadline_s", 0.5)  # half a minute of waiting for room
     enqueuer = app.messages.enqueuer()
-    await enqueuer.run_once()
+    for first in (0, 60):  # the broker begins to refuse when it has noticed: what is under way by then it still takes
+        set_clock(app.ledger, at("2026-03-14 08:00"))
+        await app.messages.recipients.save_many(person(number, zone="UTC") for number in range(first, first + 60))
+        await app.messages.planner().run_until_done()
+        set_clock(app.ledger, at("2026-03-14 09:00"))
+
+        await enqueuer.run_once()
     refused = [row for row in await app.messages.store.find() if row.status is MessageStatus.CREATED]
     await app.messages.sender().start()
     async with asyncio.timeout(PATIENCE_S):
-        while len(provider.delivered) < 100:
+        while len(provider.delivered) < 120:
             await enqueuer.run_once()
             await asyncio.sleep(0.05)
 
     assert refused
     assert all("full" in (row.last_error or "") for row in refused)
-    assert len(provider.calls) == 100
+    assert len(provider.calls) == 120
     await app.aclose()
 
 

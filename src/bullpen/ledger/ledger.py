@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bullpen.errors import InvalidOption, NotConfigured, require
-from bullpen.ledger import migrate, security, wakeups
+from bullpen.ledger import security, version, wakeups
 from bullpen.ledger.audit import AuditLog
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
@@ -94,6 +94,9 @@ class Ledger:
 
     async def migrate(self, *, create_roles: bool = False) -> None:
         """Make the tables, or bring them up to date; with `roles` also policies and grants."""
+        # Loaded by who migrates: a process that only works would carry 15 MB for nothing.
+        from bullpen.ledger import migrate
+
         await migrate.migrate(self.database, roles=self.roles, create_roles=create_roles)
 
     async def check(self, *, connections: int = 1) -> None:
@@ -101,7 +104,7 @@ class Ledger:
 
         `connections` is how many this process uses at the same time.
         """
-        await migrate.check_version(self.database)
+        await version.check_version(self.database)
         if self.roles is not None:
             await security.check(self.database, self.roles, self.duty)
         if connections > self.database.pool_size:

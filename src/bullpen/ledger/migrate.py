@@ -2,7 +2,8 @@
 
 In: a database, perhaps role names. Out: the tables of this version, with policies and grants where roles are named; or
 the same as SQL text for somebody else to run. Safe to run again, and in many processes at once: one works, others wait.
-Elsewhere: what the tables are (`tables`), each step (`migrations/versions`), the policies (`security`).
+Elsewhere: what the tables are (`tables`), each step (`migrations/versions`), the policies (`security`),
+whether this is needed (`version`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from bullpen.errors import LedgerNotReady
 from bullpen.ledger import security
 from bullpen.ledger.database import Database, DialectName, check_identifier
 from bullpen.ledger.security import VERSION_TABLE, Roles
 from bullpen.ledger.tables import SCHEMA
+from bullpen.ledger.version import head
 
 _HEAD = "head"
 # Any number that no other program is likely to have chosen: it keeps two migrations apart.
@@ -69,29 +69,6 @@ def render_sql(
     return before + note + commit + after if commit else text + note
 
 
-async def check_version(database: Database) -> None:
-    """Raise LedgerNotReady unless the tables are at least those of this program.
-
-    A newer version passes: migrations only add during a rolling upgrade, and old processes go on working.
-    """
-    async with database.transaction_without_tenant() as connection:
-        current = await connection.run_sync(_current, database.schema)
-    if current is None:
-        raise LedgerNotReady(f"{database.address} has no ledger tables yet; run `bullpen migrate`")
-    known = {script.revision for script in _scripts(database.schema).walk_revisions()}
-    if current in known and current != head():
-        raise LedgerNotReady(
-            f"{database.address} is at version {current}, this program needs {head()}; run `bullpen migrate`"
-        )
-
-
-def head() -> str:
-    """The version that this program brings."""
-    found = _scripts(SCHEMA).get_current_head()
-    assert found is not None
-    return found
-
-
 def _refuse_roles_on_sqlite(dialect: str, roles: Roles | None) -> None:
     if roles is not None and dialect != "postgresql":
         raise LedgerNotReady(
@@ -105,17 +82,6 @@ def _upgrade(connection: sa.Connection, schema: str) -> None:
     config = _config(schema)
     config.attributes["connection"] = connection
     command.upgrade(config, _HEAD)
-
-
-def _current(connection: sa.Connection, schema: str) -> str | None:
-    options: dict[str, Any] = {"version_table": VERSION_TABLE}
-    if connection.dialect.name == "postgresql":
-        options["version_table_schema"] = schema
-    return MigrationContext.configure(connection, opts=options).get_current_revision()
-
-
-def _scripts(schema: str) -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config(schema))
 
 
 def _config(schema: str, **options: Any) -> Config:

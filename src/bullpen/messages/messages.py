@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.ids import worker_name
+from bullpen._kernel.rates import RateLimit
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import InvalidOption, NotConfigured, require
 from bullpen.ledger import Ledger
@@ -39,7 +40,6 @@ from bullpen.messages.sender import Sender, SenderOptions
 from bullpen.messages.templates import Text
 from bullpen.ports.channel import Channel
 from bullpen.ports.messaging import Consumer, Messaging
-from bullpen.queue import RateLimit
 
 __all__ = ["QUEUE", "MessageSender", "Messages"]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import PermanentError, require
 from bullpen.ports.channel import (
     Accepted,
@@ -23,7 +24,6 @@ from bullpen.ports.channel import (
     WhenUnknown,
     when_unknown,
 )
-from bullpen.queue import RateLimit
 
 __all__ = ["AfterCrash", "ChannelRoute", "FunctionChannel", "rule_of"]
 

@@ -6,20 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bullpen._kernel.duration import MAX_MS, check_int
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import require
 from bullpen.wire.options import Retention, check_retention
 
-
-@dataclass(frozen=True, slots=True)
-class RateLimit:
-    """At most `max` jobs started per `duration_ms`, over all workers of the queue that say so."""
-
-    max: int
-    duration_ms: int
-
-    def __post_init__(self) -> None:
-        check_int("limit.max", self.max, minimum=1)
-        check_int("limit.duration_ms", self.duration_ms, minimum=1)
+__all__ = ["RateLimit", "WorkerOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
