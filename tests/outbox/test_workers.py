@@ -367,6 +367,54 @@ async def test_a_row_that_no_queue_can_take_is_dead(
     assert (row.status, row.attempts, row.error_code) == (DEAD, 0, "UNQUEUABLE")
 
 
+@pytest.mark.requirement("O-48", "X-88")
+@pytest.mark.parametrize("strategy", ["direct", "queued"])
+async def test_a_row_that_is_no_message_harms_only_itself(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, strategy: Any
+) -> None:
+    """Of a foreign writer: its headers are no object, and on SQLite even its pauses are no JSON."""
+    await ledger.outbox.enqueue(item(1))
+    await execute(
+        ledger,
+        "INSERT INTO {outbox} (source_stream_id, source_event_id, route_key, integration_type, event_type, payload, "
+        "headers, backoff) VALUES ('s', 'e', 'r', 'webhook:partnerX', 'x', '{{}}', '[1]', '{broken}')".replace(
+            "{broken}", "1" if ledger.database.is_postgres else "oops"
+        ),
+    )
+    spy = SpyChannel()
+    outbox = make_outbox({"webhook:*": Route(channel=spy, strategy=strategy)}, connection=connection)
+    workers = outbox.workers()
+    await workers.start()
+
+    await dispatch(outbox)
+    await until_settled(ledger, 1)
+    await workers.close()
+
+    good, bad, *_ = await rows(ledger)
+    assert good.status is SENT
+    code = "UNREADABLE" if strategy == "direct" else "UNQUEUABLE"
+    assert (bad.status, bad.attempts, bad.error_code) == (DEAD, 0, code)
+
+
+@pytest.mark.requirement("X-76")
+async def test_pauses_that_cannot_be_read_do_not_keep_a_lost_row_from_coming_back(
+    sqlite_url: str, make_ledger: MakeLedger
+) -> None:
+    ledger = make_ledger(sqlite_url)
+    await execute(
+        ledger,
+        "INSERT INTO {outbox} (source_stream_id, source_event_id, route_key, integration_type, event_type, payload, "
+        "backoff) VALUES ('s', 'e', 'r', 'webhook:partnerX', 'x', '{{}}', 'oops')",
+    )
+    await ledger.outbox.claim_due_batch("dead", 1, lease_ms=1_000, starting=True)
+    ledger.database.clock_offset_ms = 2_000
+
+    async with Outbox(ledger, {"webhook:*": Route(channel=SpyChannel())}).dispatcher() as dispatcher:
+        await dispatcher.reap()
+
+    assert await statuses(ledger) == [FAILED]
+
+
 async def test_workers_beside_the_dispatcher_find_a_new_queue_at_once(
     ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
 ) -> None:

@@ -20,7 +20,7 @@ from bullpen._kernel.backoff import Backoff, from_wire
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.policy import OUTBOX_DELIVERY
 from bullpen._kernel.scrub import scrub
-from bullpen.errors import DatabaseUnavailable, LedgerError
+from bullpen.errors import DatabaseUnavailable, LedgerError, NotJson
 from bullpen.ledger import (
     Died,
     OutboxRepository,
@@ -61,6 +61,8 @@ UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
 TIMEOUT: Final = "TIMEOUT"
 CHANNEL_ERROR: Final = "CHANNEL_ERROR"
 UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
+UNREADABLE: Final = "UNREADABLE"
+"""Of a row that came past our own door, written by hand or by another program, and is no message."""
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
@@ -116,8 +118,11 @@ def judge_lost(row: OutboxRow, *, random: Callable[[], float] = _random.random) 
 
 
 def backoff_of(row: OutboxRow) -> Backoff:
-    """The row's own pauses, else 60 s doubling up to 15 min plus 0 to 10 s."""
-    own = None if row.backoff_json is None else from_wire(json.decode(row.backoff_json))
+    """The row's own pauses, else 60 s doubling up to 15 min plus 0 to 10 s. Never raises: the reaper asks, too."""
+    try:
+        own = None if row.backoff_json is None else from_wire(json.decode(row.backoff_json))
+    except NotJson:
+        own = None
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
 
 
@@ -193,29 +198,37 @@ class Deliveries:
         rule = when_unknown(route.channel)
         if is_in_doubt(row) and rule is WhenUnknown.PARK:
             return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
+        try:
+            message = message_of(row)
+        except (NotJson, TypeError, ValueError) as error:
+            return Died(f"the row cannot be read: {scrub(str(error))}", UNREADABLE, counted=False)
         entry = None if self._gates is None else await self._gates.enter(row.integration_type)
         if isinstance(entry, NotTried):
             return judge(row, entry)
         result: SendResult | None = None
         try:
-            result = await self._try(row, route, ask_first=is_in_doubt(row) and rule is WhenUnknown.LOOK_UP)
+            result = await self._try(row, message, route, ask_first=is_in_doubt(row) and rule is WhenUnknown.LOOK_UP)
         finally:
             if self._gates is not None and entry is not None:
                 await self._gates.leave(entry, result, route.breaker)
         return judge(row, result, rule=rule, random=self._random)
 
-    async def _try(self, row: OutboxRow, route: Route, *, ask_first: bool) -> SendResult:
+    async def _try(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
         assert route.channel is not None
         began = time.monotonic()
         telemetry.emit("outbox.sending", **_ids(row))
         result: SendResult | None = None
         with tracing.span(
-            f"deliver {row.integration_type}", "client", _carried(row), outbox__id=row.id, outbox__type=row.event_type
+            f"deliver {row.integration_type}",
+            "client",
+            _carried(message),
+            outbox__id=row.id,
+            outbox__type=row.event_type,
         ) as span:
             if ask_first:
-                result = await self._look_up(row, route.channel, route.timeout_ms)
+                result = await self._look_up(message, route.channel, route.timeout_ms)
             if result is None:
-                result = await self._send(row, route.channel, route.timeout_ms)
+                result = await self._send(message, route.channel, route.timeout_ms)
             if not isinstance(result, Accepted):
                 span.fail(type(result).__name__)
         took_ms = (time.monotonic() - began) * 1000
@@ -243,25 +256,25 @@ class Deliveries:
         """Wait until everything is settled."""
         await self._settlements.idle()
 
-    async def _send(self, row: OutboxRow, channel: Channel, timeout_ms: int) -> SendResult:
+    async def _send(self, message: Message, channel: Channel, timeout_ms: int) -> SendResult:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await channel.send(message_of(row))
+                return await channel.send(message)
         except TimeoutError:
             return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
             # Without its text and trace, which may show what is being sent.
-            _log.error("channel of %r raised %s", row.integration_type, type(error).__name__)
+            _log.error("channel of %r raised %s", message.integration_type, type(error).__name__)
             return Unknown(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
 
-    async def _look_up(self, row: OutboxRow, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
+    async def _look_up(self, message: Message, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
         """Whether the target has it. Not being able to tell keeps the doubt: it is asked again next time."""
         assert isinstance(channel, LooksUp)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                found = await channel.look_up(message_of(row))
+                found = await channel.look_up(message)
         except Exception as error:  # noqa: BLE001 - as above
-            _log.error("looking up a message of %r raised %s", row.integration_type, type(error).__name__)
+            _log.error("looking up a message of %r raised %s", message.integration_type, type(error).__name__)
             found = Unavailable(f"{type(error).__name__}: {error}", UNKNOWN_OUTCOME)
         return Unavailable(found.reason, UNKNOWN_OUTCOME, found.after_ms) if isinstance(found, Unavailable) else found
 
@@ -338,9 +351,9 @@ class Deliveries:
         )
 
 
-def _carried(row: OutboxRow) -> dict[str, str]:
-    """The trace that the row came with."""
-    return {name: value for name, value in row.headers.items() if isinstance(value, str)}
+def _carried(message: Message) -> dict[str, str]:
+    """The trace that the message came with."""
+    return {name: value for name, value in message.headers.items() if isinstance(value, str)}
 
 
 def _ids(row: OutboxRow) -> dict[str, str | None]:

@@ -131,6 +131,9 @@ class OutboxQueues:
             case BullpenError():
                 self._lost(str(result))
                 return Placed.UNAVAILABLE, str(result)
+            case Exception():
+                # Its content cannot be read or sent. Raised here, it would keep the whole batch from its queue.
+                return Placed.IMPOSSIBLE, f"{type(result).__name__}: {result}"
             case BaseException():
                 raise result
         running = result.added is Added.DUPLICATE and result.blocked_by is not None
