@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, c
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.ids import check_queue_name
+from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.embedded import EmbeddedServer, acquire
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
@@ -117,7 +118,7 @@ class Bullpen:
         self._projectors: dict[str, Projector] = {}
         self._group: asyncio.TaskGroup | None = None
         self._runs: set[asyncio.Task[None]] = set()
-        self._is_stopping = False
+        self._is_stopping = self._began_stopped = False
         self._letter_stores: list[DeadLetterStore] = []
         self._watcher: Watcher | None = None
         self._health: Health | None = None
@@ -502,6 +503,7 @@ class Bullpen:
                 "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
             )
         self._services = _with_roles(self._services, only)
+        self._began_stopped = self._is_stopping
         if concurrency is not None:
             for worker in self._workers.values():
                 worker.options = replace(worker.options, concurrency=concurrency)
@@ -525,6 +527,10 @@ class Bullpen:
     async def _serve(self, service: Service) -> None:
         try:
             await service.run(signals=False)
+        except AlreadyStopped:
+            # Told to stop while it started: that is what was asked for. An app that was stopped before does not run.
+            if self._began_stopped or not self._is_stopping:
+                raise
         finally:
             await self.stop()  # one part alone is no app: whoever supervises us shall see that it ended
 

@@ -116,6 +116,14 @@ class WarmTerminal(TerminalText):
                 self.close()
                 raise AssertionError(f"no {pattern!r} in:\n{self.error}")
 
+    def wait_for_either(self, pattern: str, timeout: float = 60) -> None:
+        """Read until stdout or stderr matches."""
+        give_up = time.monotonic() + timeout
+        while not re.search(pattern, self.text) and not re.search(pattern, self.error):
+            if not self._read(give_up):
+                self.close()
+                raise AssertionError(f"no {pattern!r} in:\n{self.text}\n{self.error}")
+
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
 

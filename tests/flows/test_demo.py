@@ -75,6 +75,7 @@ def test_it_goes_on_for_a_visitor_until_interrupted(tmp_path: Path) -> None:
         command.wait_for("One job a second", timeout=60)
         command.wait_for("^node -e")
         command.wait_for(r"job \d+ was run by python")
+        assert "other systems" not in command.output, "they were left out"
 
         command.interrupt()
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from bullpen import Bullpen
+from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.cli import supervisor
 from bullpen.queue import Queue
 from bullpen.testing import Child
@@ -276,6 +278,24 @@ def test_signals_from_a_terminal_reach_the_supervisor_alone(shop: Path, redis_ur
     assert code == 0
     assert isinstance(result(redis_url, "emails", slow), int)
     assert "SIGINT: worker processes finish their jobs" in terminal.text
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_an_app_that_is_stopped_while_it_starts_has_stopped(turns: int, redis_url: str) -> None:
+    """Ctrl-C in the first moment is no error, whichever part has begun by then."""
+    app = Bullpen(redis_url)
+    for queue in ("emails", "reports"):
+        await app.queue(queue).add("first")
+        app.worker(queue, lambda job: None)
+    running = asyncio.create_task(app.run(signals=False))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+    await app.stop()
+    await asyncio.wait_for(running, 20)
+
+    with pytest.raises(AlreadyStopped):
+        await app.run(signals=False)
 
 
 @pytest.mark.leaves_jobs_active

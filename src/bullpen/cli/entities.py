@@ -44,10 +44,11 @@ def send(
     as_json: JsonOption = False,
 ) -> None:
     """Let the workflow's transport carry an event; whoever runs the workflow applies it."""
+    content = None if payload is None else common.parse_json("--payload", payload)
+    later = common.duration("--delay", delay)
     app = load_app(target)
     workflow = find(app, name)
-    content = None if payload is None else common.parse_json("--payload", payload)
-    wanted, later = workflow.event(event), common.duration("--delay", delay)
+    wanted = workflow.event(event)
 
     async def work() -> str:
         async with app:
@@ -74,6 +75,8 @@ def follow(
     as_json: LinesOption = False,
 ) -> None:
     """Print the moves of an entity until it has come to its end; the exit code is 1 if that is failed."""
+    pause_s = max(0.05, common.duration("--interval", interval).total_seconds())
+    give_up_s = None if timeout is None else common.duration("--timeout", timeout).total_seconds()
     app = load_app(target)
     workflow = find(app, name)
     states = workflow.definition.states
@@ -81,8 +84,6 @@ def follow(
     if until is not None and until not in known:
         raise WrongCommand(f"workflow {name!r} has no state {until!r}; there is {', '.join(known)}")
     ends = {*map(word, states.finals), word(states.failed)} if until is None else {until, word(states.failed)}
-    pause_s = max(0.05, common.duration("--interval", interval).total_seconds())
-    give_up_s = None if timeout is None else common.duration("--timeout", timeout).total_seconds()
 
     async def work() -> str:
         give_up = None if give_up_s is None else time.monotonic() + give_up_s

@@ -1,0 +1,268 @@
+"""Every command on a terminal, as a person types it; and what each says to an argument that makes no sense.
+
+A command that is not in the table fails the walk below: whoever adds one says here how it is used.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen.cli.commands import tree
+from bullpen.testing import RedisServer, need
+from tests.flows._cli import Terminal, cli
+from tests.flows._warm import Warm
+from tests.flows._world import prepared
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.requirement("X-40")]
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """All commands that do something."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield " ".join(path), command
+    for name, each in (below or {}).items():
+        yield from walk(each, (*path, name))
+
+
+COMMANDS = dict(walk(tree()))
+
+
+@dataclass(frozen=True)
+class Use:
+    """How somebody uses a command."""
+
+    words: str
+    """What follows the command; names in braces are things of the small company."""
+    shows: str
+    """A pattern of what is then seen, on stdout or stderr."""
+    code: int = 0
+    typed: str = ""
+    """What is typed when the pattern is seen, or, in a question, at once."""
+    asks: bool = False
+
+
+NOW = "--interval 100 --timeout 250"
+USES: dict[str, Use] = {
+    "run": Use("shop:app --only worker", r"Initialized Memory worker", typed="\x03"),
+    "top": Use("emails", r"emails +\d+", typed="q"),
+    "migrate": Use("--database sqlite:///{directory}/new.sqlite3", r"is up to date"),
+    "doctor": Use("", r"answers are good"),
+    "bench": Use("--jobs 100 --yes", r"add in bulk"),
+    "completion": Use("bash", r"complete -F"),
+    "config show": Use("", r"redis\.url +redis://"),
+    "queues list": Use("", r"emails +\d"),
+    "queues show": Use("emails", r"waiting"),
+    "queues pause": Use("drain", r"drain is paused"),
+    "queues resume": Use("drain", r"drain is running"),
+    "queues follow": Use("emails", r"following emails", code=130, typed="\x03"),
+    "queues clean": Use("clean --state waiting", r"Delete at most 1 waiting job", typed="y\n", asks=True),
+    "queues drain": Use("drain", r"Delete 1 waiting jobs", typed="y\n", asks=True),
+    "queues obliterate": Use("obliterate", r"with 1 jobs for good", typed="y\n", asks=True),
+    "jobs list": Use("emails --state failed", r"no stamp"),
+    "jobs show": Use("emails c1", r"returnvalue"),
+    "jobs add": Use("emails hello", r"added job \d+ to emails"),
+    "jobs retry": Use("emails f0", r"retried: 1"),
+    "jobs promote": Use("emails d0", r"promoted: 1"),
+    "jobs change": Use("emails d1 --delay 2h", r"changed: 1"),
+    "jobs remove": Use("emails w0", r"removed: 1"),
+    "jobs follow": Use("emails c1 --wait", r"job c1 is completed: sent"),
+    "jobs logs": Use("emails c1", r"a line"),
+    "schedules list": Use("emails", r"every 60000 ms"),
+    "schedules show": Use("emails beat", r"fires at:"),
+    "schedules preview": Use("@daily-is-no-pattern", r"five fields", code=2),
+    "schedules run": Use("emails beat", r"runs now: repeat:beat:\d+"),
+    "dead-letters overview": Use("", r"emails-dlq +\d"),
+    "dead-letters groups": Use("", r"no stamp"),
+    "dead-letters list": Use("emails", r"no stamp"),
+    "dead-letters show": Use("emails {letter_f1}", r"ValueError"),
+    "dead-letters redrive": Use("emails {letter_f2}", r"redriven: 1"),
+    "dead-letters discard": Use("emails {letter_f3}", r"discarded: 1"),
+    "dead-letters edit": Use("emails {letter_f4} --data 1", r"Send .* back", code=130, typed="n\n", asks=True),
+    "outbox list": Use("--status dead", r"HTTP_400|answered 400"),
+    "outbox show": Use("{row_0}", r"attempts:"),
+    "outbox redrive": Use("{row_1}", r"redriven: 1"),
+    "outbox discard": Use("{row_2}", r"Delete 1 rows", typed="y\n", asks=True),
+    "outbox confirm": Use("{row_3}", r"confirmed: 1"),
+    "outbox stats": Use("", r"PENDING"),
+    "outbox follow": Use("{row_4}", r"is DEAD", code=1),
+    "outbox destinations": Use("", r"in order"),
+    "outbox disable": Use("webhook:partnerY --reason moving", r"disabled: webhook:partnerY"),
+    "outbox enable": Use("webhook:partnerZ", r"nothing to enable", code=1),
+    "outbox test": Use("echo:x --app shop", r"Accepted"),
+    "outbox replay": Use("webhook:partnerX --label again", r"Send again everything", typed="y\n", asks=True),
+    "projector status": Use("shop", r"lag"),
+    "projector backfill": Use("shop payment --since 2", r"Send events since", typed="y\n", asks=True),
+    "projector parked list": Use("", r"ZeroDivisionError"),
+    "projector parked show": Use("1", r"payment"),
+    "projector parked retry": Use("1", r"retry: 1"),
+    "projector parked skip": Use("1", r"Pass over these events", code=130, typed="n\n", asks=True),
+    "workflows list": Use("shop", r"parcel"),
+    "workflows show": Use("shop parcel", r"new +send +sent"),
+    "workflows lint": Use("shop", r"nothing is doubtful"),
+    "workflows diagram": Use("shop parcel", r"stateDiagram"),
+    "workflows simulate": Use("shop parcel send", r"ends at sent"),
+    "workflows history": Use("shop parcel urn:1", r"no history"),
+    "workflows explain": Use("shop parcel urn:1", r"urn:1 is new"),
+    "workflows send": Use("shop parcel send urn:1", r"sent: "),
+    "workflows follow": Use("shop parcel urn:2", r"urn:2 is sent"),
+    "workflows check": Use("shop", r"parcel +\S+ +ok"),
+    "messages import": Use("people.csv --dry-run", r"1"),
+    "messages recipients": Use("", r"person-1"),
+    "messages remove": Use("nobody", r"removed: 0", code=1),
+    "messages preview": Use("person-1 --days 400", r"birthday"),
+    "messages lint": Use("", r"nobody|no "),
+    "messages list": Use("", r"birthday"),
+    "messages show": Use("{message_sent}", r"SENT"),
+    "messages stats": Use("", r"FAILED|SENT"),
+    "messages health": Use("", r"no run has succeeded yet", code=1),
+    "messages plan": Use("", r"planned: "),
+    "messages retry": Use("{message_failed}", r"retried: 1"),
+    "messages resolve": Use("{message_parked}", r"resolved: 1"),
+    "messages cancel": Use("{message_created}", r"cancelled: 1"),
+    "messages follow": Use("{message_sent}", r"SENT"),
+    "runs list": Use("", r"alice"),
+    "runs show": Use("{run_0}", r"QUEUED"),
+    "runs start": Use("--tenant alice --version v1 --definition {{}}", r"started: "),
+    "runs cancel": Use("{run_2} --tenant alice", r"cancelled: "),
+    "runs retry": Use("{run_1} --tenant alice", r"retried: 1"),
+    "runs sweep": Use("", r"examined \d"),
+    "runs dead-letters": Use("", r"depth of workflow-execution-dlq"),
+    "runs credits": Use("--tenant alice", r"alice: \d+ credits"),
+    "runs follow": Use("{run_0} --interval 100 --timeout 150", r"is still QUEUED", code=4),
+}
+
+ELSEWHERE = {"demo": "test_demo.py::test_on_a_terminal_it_draws_a_picture"}
+"""Commands that take long and have a test on a terminal of their own."""
+
+
+@pytest.fixture(scope="module")
+def world(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[dict[str, str]]:
+    need("valkey")
+    directory = tmp_path_factory.mktemp("world")
+    shutil.copy(sqlite_template, directory / "ledger.sqlite3")
+    with RedisServer.start("valkey") as server:
+        known = prepared(server, f"sqlite:///{directory}/ledger.sqlite3", directory)
+        filled = warm.run(
+            "projector", "backfill", "shop", "payment", "--since", "beginning", "--yes", cwd=directory, env=_env(known)
+        )
+        assert filled.code == 0, filled
+        yield known
+
+
+def _env(known: dict[str, str]) -> dict[str, str]:
+    return {
+        "BULLPEN_REDIS_URL": known["redis"],
+        "BULLPEN_DATABASE_URL": known["database"],
+        "BULLPEN_DATA_DIR": f"{known['directory']}/data",
+        "BULLPEN_EMBEDDED": "never",
+        "BULLPEN_TRANSPORT": "memory",
+        "TMPDIR": known["directory"],
+    }
+
+
+def test_every_command_has_its_use_here_and_there_is_no_other() -> None:
+    assert {*USES, *ELSEWHERE} == set(COMMANDS)
+    for place in ELSEWHERE.values():
+        file, _, test = place.partition("::")
+        text = (Path(__file__).parent / file).read_text()
+        assert re.search(rf"def {test}\w*\(.*?Terminal\(", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("command", USES)
+def test_every_command_does_its_work_on_a_terminal(command: str, world: dict[str, str], warm: Warm) -> None:
+    use = USES[command]
+    words = [word.format(**world) for word in use.words.split()]
+
+    terminal = warm.start(*command.split(), *words, cwd=Path(world["directory"]), env=_env(world))
+    if use.asks:
+        terminal.wait_for_error(use.shows)
+    elif use.typed:
+        terminal.wait_for_either(use.shows)
+    if use.typed:
+        terminal.type(use.typed)
+    code = terminal.end(timeout=60)
+
+    seen = f"{terminal.text}\n{terminal.error}"
+    assert code == use.code, seen
+    assert re.search(use.shows, seen), seen
+    assert "Traceback" not in terminal.error
+    if code not in (0, 130):
+        assert terminal.error.count("\n") == 1, "one line says why"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_nobody_knows_gets_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
+    answer = cli(*command.split(), "--no-such-option", cwd=tmp_path)
+
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err == f"bullpen: no such option: --no-such-option; see 'bullpen {command} --help'\n"
+
+
+def _wrong_values() -> Iterator[tuple[str, str, str]]:
+    """For every option with a type, something that is not of it."""
+    from bullpen.cli.completion import _kind
+
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            kind = _kind(command, parameter)
+            if (
+                parameter.param_type_name == "option"
+                and not parameter.hidden
+                and isinstance(kind, type)
+                and kind is not bool
+            ):
+                if issubclass(kind, int | float) or (issubclass(kind, str) and kind is not str):
+                    yield name, parameter.opts[0], "no-such-value"
+                elif parameter.metavar == "TIME" and "ISO" not in (parameter.help or ""):
+                    yield name, parameter.opts[0], "soon"
+
+
+@pytest.mark.parametrize(("command", "option", "value"), list(_wrong_values()))
+def test_a_value_that_makes_no_sense_gets_one_line_and_exit_code_2(
+    command: str, option: str, value: str, tmp_path: Path
+) -> None:
+    """Before anything is opened: no server is there."""
+    needed = {
+        "runs start": ["--tenant", "a", "--version", "v", "--definition", "{}"],
+        "runs retry": ["--tenant", "a", "x"],
+        "runs credits": ["--tenant", "a"],
+        "outbox replay": ["--label", "x", "--yes"],
+        "outbox redrive": ["--all"],
+        "projector backfill": ["--since", "0", "--yes"],
+        "schedules preview": [],
+    }
+    arguments = [
+        "shop" if each.metavar == "MODULE:APP" else "1"
+        for each in COMMANDS[command].params
+        if each.param_type_name == "argument" and each.required
+    ]
+    (tmp_path / "shop.py").write_text("from bullpen import Bullpen\napp = Bullpen()\n")
+
+    answer = cli(
+        *command.split(), *arguments, *needed.get(command, []), option, value, cwd=tmp_path,
+        env={"BULLPEN_REDIS_URL": "redis://127.0.0.1:1", "BULLPEN_DATABASE_URL": "sqlite:////nowhere/x"},
+    )  # fmt: skip
+
+    assert (answer.code, answer.out) == (2, ""), answer
+    assert answer.err.startswith("bullpen: ")
+    assert answer.err.count("\n") == 1
+    assert f"'{option}'" in answer.err
+
+
+def test_the_warm_process_shows_what_a_cold_start_shows(world: dict[str, str], warm: Warm) -> None:
+    """All others here are forked from a process that has imported everything; this one shows that nothing is lost."""
+    for words in (("jobs", "list", "emails", "--state", "completed"), ("jobs", "list", "--state", "gone")):
+        cold = Terminal(*words, cwd=Path(world["directory"]), env=_env(world))
+        code = cold.end()
+        forked = warm.run(*words, cwd=Path(world["directory"]), env=_env(world))
+
+        assert (forked.code, forked.out + forked.err) == (code, cold.text)
