@@ -17,8 +17,8 @@ from typing import Any
 from bullpen._kernel import telemetry
 from bullpen.ledger import Ledger
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
-from tests.messages.conftest import rabbit_client
 from tests.messages.kit import make
+from tests.messages.rabbit import rabbit_client
 
 
 class FileChannel:

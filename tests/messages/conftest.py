@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,30 +11,12 @@ from bullpen.ledger import Ledger
 from bullpen.messages import Messages
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
-from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQClient, Topology
 from bullpen.queue import Connection
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.kit import QUICK, Provider, Told, make, telling
+from tests.messages.rabbit import rabbit_client, rabbit_names
 
 MakeMessages = Callable[..., Messages]
-
-
-def rabbit_names() -> dict[str, str]:
-    """The names of the preset, under a first word of their own."""
-    base = f"birthday-{uuid.uuid4().hex[:8]}"
-    return {
-        "exchange_name": f"{base}.messages",
-        "dlx_name": f"{base}.messages.dlx",
-        "queue_name": f"{base}.messages.queue",
-        "dlq_name": f"{base}.messages.dlq",
-    }
-
-
-def rabbit_client(urls: Any, names: dict[str, str], **options: Any) -> RabbitMQClient:
-    topology: dict[str, Any] = {**names, "delays": DelayLadder(unit_ms=20, levels=9), **options.pop("topology", {})}
-    return RabbitMQClient.for_scheduled_messages(
-        urls, topology=Topology.scheduled_messages(**topology), **{"retry_delay_ms": 20, **options}
-    )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from bullpen.messages import Messages, MessageStatus
 from bullpen.testing import Child
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.databases import MakeLedger
-from tests.messages.conftest import rabbit_client, rabbit_names
 from tests.messages.kit import at, make, person, set_clock
+from tests.messages.rabbit import rabbit_client, rabbit_names
 
 ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
@@ -110,6 +110,10 @@ class Arena:
         await self.messages.aclose()
 
 
+async def all_ended(children: Iterable[Child]) -> None:
+    await asyncio.gather(*[child.ended(timeout=PATIENCE_S) for child in children])
+
+
 @pytest.fixture
 async def arena(
     postgres_url: str, make_ledger: MakeLedger, rabbit: RabbitServer, tmp_path: Path
@@ -123,12 +127,12 @@ async def arena(
 async def test_schedulers_and_senders_that_die_at_the_worst_moments(arena: Arena) -> None:
     """After each step of which the next one does not know: claimed, confirmed, taken, sent, settled."""
     await arena.fill()
-    for moment in ("messages.claimed", "messages.publishing_done"):
-        await arena.start("scheduler", die_at=moment).ended(timeout=PATIENCE_S)
+    scheduling = ("messages.claimed", "messages.publishing_done")
+    await all_ended(arena.start("scheduler", die_at=moment) for moment in scheduling)
     for _ in range(2):  # and then two at the same time
         arena.start("scheduler")
-    for moment in ("messages.taken", "messages.answered", "messages.settled"):
-        await arena.start("sender", die_at=moment, die_after=3).ended(timeout=PATIENCE_S)
+    sending = ("messages.taken", "messages.answered", "messages.settled")
+    await all_ended(arena.start("sender", die_at=moment, die_after=3) for moment in sending)
     senders = [arena.start("sender", delay_s=0.01) for _ in range(2)]
     await arena.progress()
     senders[0].kill()

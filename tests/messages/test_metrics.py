@@ -10,8 +10,9 @@ from bullpen.ledger import Ledger
 from bullpen.plugins.metrics import MessagingMetrics
 from bullpen.ports.channel import Unavailable
 from bullpen.ports.metrics import Metric, Sample
-from tests.messages.conftest import MakeMessages, rabbit_client, rabbit_names
+from tests.messages.conftest import MakeMessages
 from tests.messages.kit import Provider, due_now, until_status
+from tests.messages.rabbit import rabbit_client, rabbit_names
 
 NAMES = {
     "queue_message_publish_duration_seconds": "histogram",

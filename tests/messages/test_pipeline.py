@@ -27,7 +27,7 @@ async def test_a_message_arrives_when_it_is_due_and_not_before(
     messages = make_messages(provider, client=client, queue=queue)
     await due_now(messages, ledger)
     await messages.sender().start()
-    set_clock(ledger, at("2026-03-14 08:59:58"))
+    set_clock(ledger, at("2026-03-14 08:59:59"))
 
     await messages.scheduler().run_once()
     (queued,) = await rows(messages)
