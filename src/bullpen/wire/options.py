@@ -143,7 +143,7 @@ class JobOptions:
         of the default options a small job takes 225 bytes, with 64 and more twice that.
         """
         wire: dict[str, Any] = {"attempts": self.attempts}
-        if self.backoff is not None:
+        if self.backoff is not None and self.attempts > 1:  # a job that is never retried has nothing to wait for
             wire["backoff"] = self.backoff.to_wire()
         if self.delay_ms:
             wire["delay"] = self.delay_ms
