@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +185,22 @@ class TestStart:
 
         with pytest.raises(InvalidOption, match="moved_away"):
             await worker.start()
+
+    @pytest.mark.requirement("W-86")
+    async def test_as_many_children_as_can_run_are_ready_before_the_first_job(self, kit: Kit) -> None:
+        """The first jobs of a burst must not wait for a process to start; and more processes than cores help nobody."""
+        await kit.work(handlers.where, processes=True, concurrency=64)
+
+        assert len(children()) == os.cpu_count()
+
+
+def children() -> list[int]:
+    """Processes that run handlers for this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid() and b"bullpen.queue._child" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found

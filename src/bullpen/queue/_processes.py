@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from bullpen.errors import BullpenError, InvalidOption
 from bullpen.queue._child import frame, read_message
 from bullpen.queue._execute import Handler, JobTimeout
 from bullpen.queue.job import Job, JobActions
+
+logger = logging.getLogger("bullpen.worker")
 
 _START_TIMEOUT_S: Final = 30.0
 _CHILD: Final = "from bullpen.queue._child import main; main()"
@@ -57,9 +60,16 @@ class ProcessPool:
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
 
-    async def start(self) -> None:
-        """Start one child, so that a handler that cannot be imported is told at once and not at the first job."""
+    async def start(self, slots: int) -> None:
+        """Start one child, so that a handler that cannot be imported is told at once and not at the first job; then as
+        many as can run side by side, so that the first jobs do not wait for theirs. More come when they are needed."""
         self._idle.append(await self._spawn())
+        others = min(slots, os.cpu_count() or 1) - 1
+        for child in await asyncio.gather(*(self._spawn() for _ in range(others)), return_exceptions=True):
+            if isinstance(child, _Child):
+                self._idle.append(child)
+            else:
+                logger.warning("a further child process did not start now, it is tried again for a job: %s", child)
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """One job in one child. Cancelling kills the child."""

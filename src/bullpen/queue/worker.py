@@ -265,7 +265,7 @@ class Worker:
 
     async def _begin(self) -> None:
         if self._processes is not None:
-            await self._processes.start()
+            await self._processes.start(self.options.concurrency)
         keys, options, clock = self._keys, self.options, self._connection.clock
         self._loop = asyncio.get_running_loop()
         self._door = Door(self._connection, key=keys.base)
