@@ -2,30 +2,24 @@
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
 closed in the right order.
-This is the only module that knows settings, the embedded server and the queue together. Elsewhere: reading settings
-(`bullpen.settings`), starting the server (`bullpen.embedded`), working on one queue (`bullpen.queue`).
+Elsewhere: reading settings (`bullpen.settings`), finding or starting the server (`bullpen._parts.servers`), running
+services together (`bullpen._parts.running`), making the parts (their modules in `bullpen._parts`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.ids import check_queue_name
-from bullpen._kernel.lifecycle import AlreadyStopped
-from bullpen.embedded import EmbeddedServer, acquire
-from bullpen.errors import InvalidOption, NotConfigured
+from bullpen._parts.running import ROLES, Service, Services
+from bullpen._parts.servers import connect
+from bullpen.errors import InvalidOption
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
 from bullpen.queue.tasks import Task, TaskMaker, TaskSet
@@ -51,29 +45,14 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.workflow.metrics import WorkflowMetrics
     from bullpen.workflow.service import Workflow
 
-__all__ = ["Bullpen", "Service", "connect"]
+__all__ = ["ROLES", "Bullpen", "Service", "connect"]
 
-logger = logging.getLogger("bullpen.app")
-
-_EMBEDDED: Final = "embedded://"
 _TASK_WORKER: Final[dict[str, Any]] = {"concurrency": 20, "dead_letters": True}
 T = TypeVar("T")
 P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
-
-
-class Service(Protocol):
-    """Something an app runs: a worker, or any other loop that can be asked to stop."""
-
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Work until closed; raise if it cannot go on. The app asks for `signals=False`: it handles them for all."""
-        ...
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Stop gracefully; 0 hurries a close that is under way. Safe to call twice; when it returns, all has ended."""
-        ...
 
 
 class Bullpen:
@@ -107,7 +86,7 @@ class Bullpen:
         self._workers: dict[str, Worker] = {}
         self._task_sets: dict[str, TaskSet] = {}
         self._task_workers: dict[str, dict[str, Any]] = {}
-        self._services: list[Service] = []
+        self._services = Services(self._count_running)
         self._metric_sources: list[MetricSource] = []
         self._ledger: Ledger | None = None
         self._outbox: Outbox | None = None
@@ -116,9 +95,6 @@ class Bullpen:
         self._messages: Messages | None = None
         self._safe_runs: Runs | None = None
         self._projectors: dict[str, Projector] = {}
-        self._group: asyncio.TaskGroup | None = None
-        self._runs: set[asyncio.Task[None]] = set()
-        self._is_stopping = self._began_stopped = False
         self._letter_stores: list[DeadLetterStore] = []
         self._watcher: Watcher | None = None
         self._health: Health | None = None
@@ -139,8 +115,10 @@ class Bullpen:
         """The SQL ledger that is configured, else a SQLite file beside the embedded server's data. Connects later."""
         if self._ledger is None:
             from bullpen._parts.ledger import make_ledger
+            from bullpen._parts.ops import check_ledger
 
             self._ledger = make_ledger(self.settings)
+            check_ledger(self.health, self._ledger)
         return self._ledger
 
     @property
@@ -164,9 +142,11 @@ class Bullpen:
         """Messages at nine in the morning where the recipient lives. An app that names them runs their parts."""
         if self._messages is None:
             from bullpen._parts.messages import MessageService, make_messages
+            from bullpen._parts.ops import check_scheduler
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
+            check_scheduler(self.health, self._messages, lambda: self._services.runs("messages"))
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
 
@@ -260,10 +240,19 @@ class Bullpen:
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._workers.values())
 
+    def _workers_here(self) -> tuple[Worker, ...]:
+        """Those that run in this process; with `only` of other parts they run elsewhere, and show no life here."""
+        return self.workers if self._services.runs("worker") else ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `run` is under way."""
+        return self._services.is_running
+
     @property
     def services(self) -> tuple[Service, ...]:
         """What `run` runs."""
-        return tuple(self._services)
+        return self._services.all
 
     def queue(self, name: str, **defaults: Any) -> Queue:
         """The queue of this name, one object for all callers. `defaults` are those of `Queue`, given the first time."""
@@ -417,9 +406,7 @@ class Bullpen:
 
     def add(self, service: Service) -> None:
         """Let `run` run this too; at once if the app runs already."""
-        self._services.append(service)
-        if self._group is not None and not self._is_stopping:
-            self._begin(service, self._group)
+        self._services.add(service)
 
     def add_metrics(self, source: MetricSource) -> None:
         """Let `metrics` show these too."""
@@ -449,7 +436,7 @@ class Bullpen:
 
             self._health = Health()
             check_connection(self._health, lambda: self.connection)
-            check_workers(self._health, lambda: self.workers if self._group is not None else ())
+            check_workers(self._health, self._workers_here)
         return self._health
 
     def observe(self) -> None:
@@ -463,7 +450,7 @@ class Bullpen:
             lambda: (*self._queues, *self._workers),
             lambda name: Queue(name, connection=self.connection, prefix=self.prefix),
         )
-        self._observed = WorkerMetrics(lambda: self.workers)
+        self._observed = WorkerMetrics(self._workers_here)
         self.add_metrics(self._observed)
         self.add_metrics(QueueMetrics(self._views))
 
@@ -496,48 +483,33 @@ class Bullpen:
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
         """
-        if self.settings.alerts.has_target:
-            _ = self.alerts
-        if not self._services:
-            raise NotConfigured(
-                "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
-            )
-        self._services = _with_roles(self._services, only)
-        self._began_stopped = self._is_stopping
+        self.choose(only)
         if concurrency is not None:
             for worker in self._workers.values():
                 worker.options = replace(worker.options, concurrency=concurrency)
         try:
-            async with asyncio.TaskGroup() as group:
-                with self._signals(group) if signals else contextlib.nullcontext():
-                    self._group = group
-                    for service in self._services:
-                        self._begin(service, group)
-                    while any(not run.done() for run in self._runs):  # more may be added meanwhile
-                        await asyncio.wait(self._runs)
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the others were stopped because of the first
+            await self._services.run(signals=signals)
         finally:
-            self._group = None
             await self.aclose()
 
-    def _begin(self, service: Service, group: asyncio.TaskGroup) -> None:
-        self._runs.add(group.create_task(self._serve(service)))
+    def choose(self, only: Collection[str] = ()) -> tuple[Service, ...]:
+        """Keep the parts that this process is to run, all if none is named, and tell which services they are.
 
-    async def _serve(self, service: Service) -> None:
-        try:
-            await service.run(signals=False)
-        except AlreadyStopped:
-            # Told to stop while it started: that is what was asked for. An app that was stopped before does not run.
-            if self._began_stopped or not self._is_stopping:
-                raise
-        finally:
-            await self.stop()  # one part alone is no app: whoever supervises us shall see that it ended
+        `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
+        NotConfigured for one that this app does not have.
+        """
+        if self.settings.alerts.has_target:
+            _ = self.alerts
+        self._services.keep_only(only)
+        return self.services
 
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """End `run` gracefully; `timeout` is that of `Worker.close`."""
-        self._is_stopping = True
-        await asyncio.gather(*(service.close(timeout) for service in self._services))
+        await self._services.stop(timeout)
+
+    def _count_running(self) -> int:
+        flows = [] if self._workflows is None else self._workflows.all
+        return sum(worker.running for worker in self._workers.values()) + sum(flow.running for flow in flows)
 
     async def aclose(self) -> None:
         """Stop what runs, send what queues still hold, then let go of the connections. Safe to call twice."""
@@ -567,79 +539,3 @@ class Bullpen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    @contextlib.contextmanager
-    def _signals(self, group: asyncio.TaskGroup) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT where that is possible: in the main thread, not on Windows."""
-        loop, installed = asyncio.get_running_loop(), []
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                with contextlib.suppress(NotImplementedError):
-                    loop.add_signal_handler(number, self._on_signal, group, number)
-                    installed.append(number)
-        try:
-            yield
-        finally:
-            for number in installed:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self, group: asyncio.TaskGroup, number: signal.Signals) -> None:
-        running = sum(worker.running for worker in self._workers.values())
-        running += sum(workflow.running for workflow in self._workflows.all) if self._workflows is not None else 0
-        if self._is_stopping:
-            logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
-            group.create_task(self.stop(0))
-        else:
-            logger.warning("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
-            self._is_stopping = True
-            group.create_task(self.stop())
-
-
-ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
-"""Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
-
-
-def _with_roles(services: list[Service], only: Collection[str]) -> list[Service]:
-    for role in only:
-        if role not in ROLES:
-            raise InvalidOption("only", f"one of {', '.join(ROLES)}", role)
-    wanted = {*only, "http"}  # health and numbers are served whatever runs
-    chosen = [service for service in services if not only or getattr(service, "role", "worker") in wanted]
-    if not chosen:
-        raise NotConfigured(f"the app has no part of the kind {', '.join(only)} to run")
-    return chosen
-
-
-# Finding a server ---------------------------------------------------------------------------------------------------
-
-_servers: dict[Path, EmbeddedServer] = {}
-_starting = threading.Lock()
-
-
-def connect(url: str | None = None) -> Connection:
-    """A connection to `url`, which may be `embedded://<dir>`; None: to what is configured, else the embedded server.
-
-    Does not connect yet. The embedded server is started on first use, and kept until this process ends.
-    """
-    if url is None:
-        url = Settings.load().connection_url()
-    if not url.startswith("embedded:"):
-        return Connection(url)
-    if not url.startswith(_EMBEDDED):
-        raise InvalidOption("connection", "embedded://<dir>", url)
-    named = url.removeprefix(_EMBEDDED)
-    directory = Path(named).expanduser().absolute() if named else Settings.load().embedded.data_dir
-    return Connection(partial(_embedded_url, directory), revive=partial(_revive, directory))
-
-
-def _embedded_url(directory: Path) -> str:
-    with _starting:
-        server = _servers.get(directory)
-        if server is None:
-            server = _servers[directory] = acquire(directory)
-        return server.url
-
-
-def _revive(directory: Path) -> None:
-    _embedded_url(directory)
-    _servers[directory].ensure_running()

@@ -19,7 +19,7 @@ from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.cli import supervisor
 from bullpen.queue import Queue
 from bullpen.testing import Child
-from tests.flows._cli import Terminal, child, cli
+from tests.flows._cli import Terminal, child, cli, cli_process
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,6 +106,17 @@ def wait_for_end_of(pid: int) -> None:
 
 
 # Finding the app ----------------------------------------------------------------------------------------------------
+
+
+def test_a_part_alone_says_what_it_does_and_a_missing_one_what_to_do(shop: Path, redis_url: str) -> None:
+    env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
+    (shop / "parts.py").write_text(f"{SHOP}\n_ = app.outbox\n")
+    with child("run", "parts:app", "--only", "outbox", cwd=shop, env=env) as command:
+        line = command.wait_for(" on 127")
+        assert "taking jobs from the outbox on" in line, "queues of other parts are not named"
+    missing = cli_process("run", "parts:app", "--only", "alerts", cwd=shop, env=env)
+    assert (missing.code, "BULLPEN_ALERTS_WEBHOOK_URL" in missing.err) == (2, True)
+    assert "taking jobs" not in missing.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from bullpen.errors import InvalidOption
 from bullpen.http.ops import OpsApp
 from bullpen.http.serve import HttpService, parse_address
 from bullpen.ops.health import Health
+from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
+from tests.messages.kit import Provider
 
 
 @pytest.mark.requirement("W-77")
@@ -147,3 +150,74 @@ def test_an_address_is_checked_before_anything_starts() -> None:
             parse_address(wrong)
     with taken_port() as port, pytest.raises(InvalidOption, match="an address that is free"):
         HttpService(lambda: None, "127.0.0.1", port)
+
+
+@pytest.mark.requirement("W-77")
+async def test_a_process_is_not_ill_for_want_of_parts_that_run_elsewhere(redis_url: str, sqlite_url: str) -> None:
+    """A pod that only delivers the outbox would be restarted for ever because its workers show no life."""
+    app = Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url))
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None: ...
+
+    _ = app.outbox
+    app.observe()
+    running = asyncio.create_task(app.run(signals=False, only=["outbox"]))
+    async with asyncio.timeout(15):
+        while not app.is_running:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    report = await app.health.report()
+    alive = next(metric for metric in await app.metrics() if metric.name == "bullpen_worker_alive")
+    await app.stop()
+    await running
+
+    assert (report.live, report.ready) == (True, True), report.checks
+    assert alive.samples == []
+
+
+@pytest.mark.requirement("W-77")
+async def test_a_ledger_that_is_missing_or_old_is_a_reason(redis_url: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+    async with Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=url)) as app:
+        assert "ledger" not in (await app.health.report()).checks, "an app that uses none is not asked"
+        _ = app.ledger
+        report = await app.health.report()
+        assert (report.live, report.ready) == (True, False)
+        assert "bullpen migrate" in str(report.checks["ledger"])
+        await app.ledger.migrate()
+        assert (await app.health.report()).ready
+
+
+@pytest.mark.requirement("S-17")
+async def test_a_missed_run_of_the_scheduler_makes_its_process_unready(redis_url: str, sqlite_url: str) -> None:
+    app = Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url))
+    app.messages.channel("email", Provider(), after_crash="same_key")
+    assert (await app.health.report()).checks["scheduler"] is None, "not asked where it does not run"
+    running = asyncio.create_task(app.run(signals=False, only=["messages"]))
+    async with asyncio.timeout(20):
+        while (await app.health.report()).checks["scheduler"] is not None or not app.is_running:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    app.ledger.database.clock_offset_ms = 600_000  # ten minutes without a run
+    report = await app.health.report()
+    await app.stop()
+    await running
+
+    assert (report.live, report.ready) == (True, False)
+    assert "a run was missed" in str(report.checks["scheduler"])
+
+
+async def test_reasons_hold_no_credentials() -> None:
+    """The page has no password of its own."""
+    health = Health()
+
+    async def broken() -> None:
+        raise OSError("cannot reach postgresql://app:hunter2@db/shop")
+
+    async def bad() -> str:
+        return "token=abcdef0123456789 was refused"
+
+    health.add("broken", broken)
+    health.add("bad", bad)
+    text = json.dumps((await health.report()).to_json())
+    assert "hunter2" not in text
+    assert "abcdef" not in text

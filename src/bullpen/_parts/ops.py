@@ -7,11 +7,17 @@ themselves (`bullpen.ops`), serving them (`bullpen.http.ops`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from bullpen.errors import BullpenError
 from bullpen.ops.health import Health
 from bullpen.queue import Connection, Queue, Worker
 
-__all__ = ["QueueViews", "check_connection", "check_workers"]
+if TYPE_CHECKING:  # each needs an extra, and who has one of them has it
+    from bullpen.ledger import Ledger
+    from bullpen.messages import Messages
+
+__all__ = ["QueueViews", "check_connection", "check_ledger", "check_scheduler", "check_workers"]
 
 
 class QueueViews:
@@ -39,6 +45,28 @@ def check_connection(health: Health, connection: Callable[[], Connection]) -> No
         return None if await connection().is_healthy() else f"{connection().address} does not answer"
 
     health.add("redis", check)
+
+
+def check_ledger(health: Health, ledger: Ledger) -> None:
+    """Not ready while the database is away, or has other tables than this program needs."""
+
+    async def check() -> str | None:
+        try:
+            await ledger.check()
+        except BullpenError as error:
+            return str(error)
+        return None
+
+    health.add("ledger", check)
+
+
+def check_scheduler(health: Health, messages: Messages, runs_here: Callable[[], bool]) -> None:
+    """Not ready when a run of the scheduler was missed; asked only where this process should have made it."""
+
+    async def check() -> str | None:
+        return (await messages.health()).reason or None if runs_here() else None
+
+    health.add("scheduler", check)
 
 
 def check_workers(health: Health, workers: Callable[[], Iterable[Worker]]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bullpen._parts.running import role_of
 from bullpen.app import Bullpen
 from bullpen.cli.common import Done, PrefixOption, RedisOption, WrongCommand, speak_fully, wait_for
 from bullpen.cli.supervisor import Supervisor
@@ -73,7 +74,7 @@ def run(
         options += [word for part in only or () for word in ("--only", part)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
     app = load_app(target)
-    if http is not None and (app.services or app.settings.alerts.has_target):  # without any, running it says so
+    if http is not None:
         _serve(app, http, slot)
     _run_here(app, concurrency, lifeline, only or [])
 
@@ -122,16 +123,26 @@ def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None, only:
     async def main() -> None:
         if lifeline is not None:
             _stop_without(lifeline, app)
-        flows = [f"workflow {workflow.name}" for workflow in app.workflows.all]
-        queues = ", ".join([*(worker.queue_name for worker in app.workers), *(["the outbox"] * app.has_outbox), *flows])
+        told = _what_runs(app, only)
         # In a thread: the embedded server may have to be started before it has an address.
-        logger.info("taking jobs from %s on %s", queues, await asyncio.to_thread(lambda: app.connection.address))
+        logger.info("%s on %s", told, await asyncio.to_thread(lambda: app.connection.address))
         await app.run(concurrency=concurrency, only=only)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
     logger.info("stopped")
     _leave_behind_stuck_threads()
+
+
+def _what_runs(app: Bullpen, only: list[str]) -> str:
+    """What this process does, in words; raises for parts that the app does not have, before anything is started."""
+    roles = {role_of(service) for service in app.choose(only)}
+    sources = [worker.queue_name for worker in app.workers] if "worker" in roles else []
+    sources += ["the outbox"] if "outbox" in roles else []
+    sources += [f"workflow {workflow.name}" for workflow in app.workflows.all] if "worker" in roles else []
+    others = ", ".join(role for role in ("projector", "messages", "alerts") if role in roles)
+    taking = f"taking jobs from {', '.join(sources)}" if sources else ""
+    return "; ".join(text for text in (taking, f"running {others}" if others else "") if text)
 
 
 def _stop_without(lifeline: int, app: Bullpen) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bullpen._kernel.scrub import scrub
+
 __all__ = ["Check", "Health", "HealthReport"]
 
 Check = Callable[[], Awaitable[str | None]]
@@ -60,8 +62,10 @@ class Health:
     async def _ask(self, check: Check) -> str | None:
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await check()
+                reason = await check()
+            return None if reason is None else scrub(reason)
         except TimeoutError:
             return f"no answer within {self.timeout_s:g} s"
         except Exception as error:  # noqa: BLE001 - whatever is wrong is the answer
-            return f"{type(error).__name__}: {error}"
+            # The page is open to whoever reaches it, and errors of drivers hold addresses with passwords.
+            return scrub(f"{type(error).__name__}: {error}")

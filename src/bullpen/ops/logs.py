@@ -23,7 +23,10 @@ FIELDS: Final = (
 )
 """Names that every part uses in the same sense, in the order in which they are written."""
 
-_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# `color_message` is what uvicorn says once more, with escape codes.
+_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "taskName", "color_message"),
+}
 _COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
 
 

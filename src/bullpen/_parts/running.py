@@ -1,0 +1,158 @@
+"""Run the services of one application together, until a signal or until one of them ends.
+
+In: services, and which parts are wanted. Out: all of them running; when one cannot go on, all stop and its error is
+raised. The first SIGTERM or SIGINT stops gracefully, a second one hurries. Elsewhere: what the services are
+(`bullpen.app`), several processes (`bullpen.cli.supervisor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
+from datetime import timedelta
+from typing import Final, Protocol
+
+from bullpen._kernel.lifecycle import AlreadyStopped
+from bullpen.errors import InvalidOption, NotConfigured
+
+__all__ = ["ROLES", "Service", "Services", "role_of"]
+
+logger = logging.getLogger("bullpen.app")
+
+ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
+"""Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
+_HINTS: Final = {
+    "worker": "register a handler with @app.handler(queue)",
+    "outbox": "name app.outbox",
+    "projector": "say app.projector(routes)",
+    "messages": "name app.messages",
+    "alerts": "say who is told: BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS",
+}
+
+
+class Service(Protocol):
+    """Something an app runs: a worker, or any other loop that can be asked to stop."""
+
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Work until closed; raise if it cannot go on. The app asks for `signals=False`: it handles them for all."""
+        ...
+
+    async def close(self, timeout: int | timedelta | None = None) -> None:
+        """Stop gracefully; 0 hurries a close that is under way. Safe to call twice; when it returns, all has ended."""
+        ...
+
+
+def role_of(service: Service) -> str:
+    """The part that a service belongs to."""
+    role: str = getattr(service, "role", "worker")
+    return role
+
+
+class Services:
+    """The services of one app. `count_running` tells how many jobs a stop waits for."""
+
+    def __init__(self, count_running: Callable[[], int]) -> None:
+        self._count_running = count_running
+        self._all: list[Service] = []
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = self._began_stopped = False
+
+    @property
+    def all(self) -> tuple[Service, ...]:
+        return tuple(self._all)
+
+    @property
+    def is_running(self) -> bool:
+        return self._group is not None
+
+    def runs(self, role: str) -> bool:
+        """Whether a part runs here and now."""
+        return self.is_running and any(role_of(service) == role for service in self._all)
+
+    def add(self, service: Service) -> None:
+        """Run this too; at once if the others run already."""
+        self._all.append(service)
+        if self._group is not None and not self._is_stopping:
+            self._begin(service, self._group)
+
+    def keep_only(self, roles: Collection[str]) -> None:
+        """Forget what belongs to other parts; none named: keep all. Raises for a part that is not there."""
+        for role in roles:
+            if role not in ROLES:
+                raise InvalidOption("only", f"one of {', '.join(ROLES)}", role)
+        wanted = {*roles, "http"}  # health and numbers are served whatever runs
+        chosen = [service for service in self._all if not roles or role_of(service) in wanted]
+        if not any(role_of(service) != "http" for service in self._all):
+            raise NotConfigured(
+                "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
+            )
+        if not any(role_of(service) != "http" for service in chosen):
+            hints = "; ".join(_HINTS[role] for role in roles)
+            raise NotConfigured(f"the app has no part of the kind {', '.join(roles)} to run: {hints}")
+        self._all = chosen
+
+    async def run(self, *, signals: bool) -> None:
+        """All of them, until they have ended."""
+        self._began_stopped = self._is_stopping
+        try:
+            async with asyncio.TaskGroup() as group:
+                with self._signals(group) if signals else contextlib.nullcontext():
+                    self._group = group
+                    for service in self._all:
+                        self._begin(service, group)
+                    while any(not task.done() for task in self._tasks):  # more may be added meanwhile
+                        await asyncio.wait(self._tasks)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the others were stopped because of the first
+        finally:
+            self._group = None
+
+    async def stop(self, timeout: int | timedelta | None = None) -> None:
+        """Ask all to stop, and wait until they have. Safe to call twice, and before `run`."""
+        self._is_stopping = True
+        await asyncio.gather(*(service.close(timeout) for service in self._all))
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _begin(self, service: Service, group: asyncio.TaskGroup) -> None:
+        self._tasks.add(group.create_task(self._serve(service)))
+
+    async def _serve(self, service: Service) -> None:
+        try:
+            await service.run(signals=False)
+        except AlreadyStopped:
+            # Told to stop while it started: that is what was asked for. An app that was stopped before does not run.
+            if self._began_stopped or not self._is_stopping:
+                raise
+        finally:
+            await self.stop()  # one part alone is no app: whoever supervises us shall see that it ended
+
+    @contextlib.contextmanager
+    def _signals(self, group: asyncio.TaskGroup) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT where that is possible: in the main thread, not on Windows."""
+        loop, installed = asyncio.get_running_loop(), []
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(NotImplementedError):
+                    loop.add_signal_handler(number, self._on_signal, group, number)
+                    installed.append(number)
+        try:
+            yield
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, group: asyncio.TaskGroup, number: signal.Signals) -> None:
+        running = self._count_running()
+        if self._is_stopping:
+            logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
+            group.create_task(self.stop(0))
+        else:
+            logger.warning("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
+            self._is_stopping = True
+            group.create_task(self.stop())

@@ -1,0 +1,52 @@
+"""Find the server that queues live on: the one that was named, the configured one, else the embedded one.
+
+In: an address or none. Out: a `Connection` that connects later. An embedded server is started on first use, once per
+process and directory, and kept until the process ends. Elsewhere: starting it (`bullpen.embedded`).
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bullpen.embedded import EmbeddedServer, acquire
+from bullpen.errors import InvalidOption
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+
+__all__ = ["connect"]
+
+_EMBEDDED: Final = "embedded://"
+_servers: dict[Path, EmbeddedServer] = {}
+_starting = threading.Lock()
+
+
+def connect(url: str | None = None) -> Connection:
+    """A connection to `url`, which may be `embedded://<dir>`; None: to what is configured, else the embedded server.
+
+    Does not connect yet. The embedded server is started on first use, and kept until this process ends.
+    """
+    if url is None:
+        url = Settings.load().connection_url()
+    if not url.startswith("embedded:"):
+        return Connection(url)
+    if not url.startswith(_EMBEDDED):
+        raise InvalidOption("connection", "embedded://<dir>", url)
+    named = url.removeprefix(_EMBEDDED)
+    directory = Path(named).expanduser().absolute() if named else Settings.load().embedded.data_dir
+    return Connection(partial(_embedded_url, directory), revive=partial(_revive, directory))
+
+
+def _embedded_url(directory: Path) -> str:
+    with _starting:
+        server = _servers.get(directory)
+        if server is None:
+            server = _servers[directory] = acquire(directory)
+        return server.url
+
+
+def _revive(directory: Path) -> None:
+    _embedded_url(directory)
+    _servers[directory].ensure_running()
