@@ -15,7 +15,7 @@ help:
 	@echo "make test        install what is missing, then run all checks and tests"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
-	@echo "make docs-table  rewrite docs/reference/requirements.md"
+	@echo "make docs-table  rewrite the pages of requirements and of the command line"
 	@echo "make chaos       the long form of the fault tests"
 	@echo "make bench       measure bullpen and its peers, more than an hour; make bench BENCH=--quick: minutes"
 	@echo "make clean       remove results and caches; make distclean: the environments too"
@@ -36,6 +36,7 @@ format: $(VENV)/.dev-installed
 
 docs-table: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.requirements_table
+	$(BIN)/python -m tools.cli_reference
 
 chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine

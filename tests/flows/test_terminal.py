@@ -209,11 +209,11 @@ def test_an_option_that_nobody_knows_gets_one_line_and_exit_code_2(command: str,
 
 def _wrong_values() -> Iterator[tuple[str, str, str]]:
     """For every option with a type, something that is not of it."""
-    from bullpen.cli.completion import _kind
+    from bullpen.cli.completion import kind_of
 
     for name, command in COMMANDS.items():
         for parameter in command.params:
-            kind = _kind(command, parameter)
+            kind = kind_of(command, parameter)
             if (
                 parameter.param_type_name == "option"
                 and not parameter.hidden

@@ -227,7 +227,7 @@ def _option_names(command: Any, used: frozenset[str]) -> Iterator[Candidate]:
 
 
 def _values(command: Any, parameter: Any, given: dict[str, str]) -> list[Candidate]:
-    kind = _kind(command, parameter)
+    kind = kind_of(command, parameter)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [Candidate(str(choice.value)) for choice in kind]
     if parameter.metavar in _QUEUES:
@@ -238,7 +238,7 @@ def _values(command: Any, parameter: Any, given: dict[str, str]) -> list[Candida
     return [_FILES] if kind is Path else []
 
 
-def _kind(command: Any, parameter: Any) -> Any:
+def kind_of(command: Any, parameter: Any) -> Any:
     """The type that our own function gives the parameter: what the parser makes of it differs between its versions."""
     kind = get_type_hints(inspect.unwrap(command.callback)).get(parameter.name)
     while get_args(kind):  # of `list[X] | None` the X

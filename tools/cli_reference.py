@@ -1,0 +1,122 @@
+"""Write docs/reference/cli.md from the tree of commands: `python -m tools.cli_reference [--check]`.
+
+In: the commands as the parser knows them. Out: the page, with every command, argument, option and default. A test
+compares the two, so that no option can be added, renamed or removed without its line in the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from bullpen.cli.commands import tree
+from bullpen.cli.completion import kind_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = Path("docs") / "reference" / "cli.md"
+
+_HEAD = """\
+# Command line
+
+Written by `make docs-table` from the commands themselves. How to work with them: [at a
+terminal](../operate/terminal.md).
+
+Results go to stdout, everything else to stderr. `--json` prints documents for programs, and nothing else on stdout.
+Wherever a server or a database can be named and is not, what is configured is used ([settings](settings.md)); `bullpen
+config show` tells which, and where it came from.
+
+| exit code | means |
+|---|---|
+| 0 | done |
+| 1 | understood and not done, or done and bad news; one line on stderr says why |
+| 2 | the command makes no sense; nothing was opened or changed |
+| 3 | the server cannot be reached |
+| 4 | the time given by `--timeout` is up; what was waited for goes on |
+| 130 | interrupted by Ctrl-C, or a question answered with no |
+
+`bullpen top` that is ended by a signal adds 128 to its number. `-h` and `--help` work everywhere; `bullpen --version`
+prints the version.
+
+Deleting what was not named one by one asks first; where nobody can be asked, `--yes` must say it. `--dry-run` counts
+and changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.
+"""
+
+
+def commands(command: Any, path: tuple[str, ...] = ("bullpen",)) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every group and command, in the order of the help."""
+    if not getattr(command, "hidden", False):
+        yield path, command
+        for name, below in getattr(command, "commands", {}).items():
+            yield from commands(below, (*path, name))
+
+
+def make_page() -> str:
+    blocks = [_HEAD]
+    for path, command in commands(tree()):
+        if len(path) == 1:
+            continue
+        blocks.append(_block(path, command))
+    return "\n".join(blocks)
+
+
+def _block(path: tuple[str, ...], command: Any) -> str:
+    name, level = " ".join(path), "#" * min(len(path), 4)
+    text = " ".join((command.help or "").split())
+    if hasattr(command, "commands"):
+        return f"{level} `{name}`\n\n{text}\n"
+    arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
+    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    usage = " ".join([name, *("[OPTIONS]" if options else "",), *(_metavar(command, each) for each in arguments)])
+    lines = [f"{level} `{name}`\n", f"{text}\n", f"    {' '.join(usage.split())}\n"]
+    if arguments or options:
+        rows = [f"| `{_metavar(command, each)}` | {_help(each)} | |" for each in arguments]
+        rows += [f"| `{_option(command, each)}` | {_help(each)} | {_default(each)} |" for each in options]
+        lines.append("\n".join(["| argument or option | | default |", "|---|---|---|", *rows]) + "\n")
+    return "\n".join(lines)
+
+
+def _option(command: Any, option: Any) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    return names if option.is_flag else f"{names} {_metavar(command, option)}"
+
+
+def _metavar(command: Any, parameter: Any) -> str:
+    if parameter.metavar:
+        return str(parameter.metavar)
+    kind = kind_of(command, parameter)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(str(choice.value) for choice in kind).replace("|", "\\|")
+    return {int: "NUMBER", float: "NUMBER"}.get(kind, "TEXT")
+
+
+def _help(parameter: Any) -> str:
+    return " ".join((parameter.help or "").split()).replace("|", "\\|")
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.required:
+        return "must be given"
+    default = getattr(option.default, "value", option.default)
+    return "" if default in (None, False, "", []) or not option.show_default else f"`{default}`"
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description="Keep the reference of the command line in step with the commands.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is out of date")
+    path, wanted = root / PAGE, make_page()
+    if not parser.parse_args(arguments).check:
+        path.write_text(wanted, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != wanted:
+        print(f"{PAGE} is out of date: run `make docs-table` and commit the result", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
