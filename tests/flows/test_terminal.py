@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ class Use:
     typed: str = ""
     """What is typed when the pattern is seen, or, in a question, at once."""
     asks: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-NOW = "--interval 100 --timeout 250"
 USES: dict[str, Use] = {
     "run": Use("shop:app --only worker", r"Initialized Memory worker", typed="\x03"),
     "top": Use("emails", r"emails +\d+", typed="q"),
@@ -86,6 +86,8 @@ USES: dict[str, Use] = {
     "dead-letters redrive": Use("emails {letter_f2}", r"redriven: 1"),
     "dead-letters discard": Use("emails {letter_f3}", r"discarded: 1"),
     "dead-letters edit": Use("emails {letter_f4} --data 1", r"Send .* back", code=130, typed="n\n", asks=True),
+    "alerts list": Use("", r"no incident is open"),
+    "alerts test": Use("", r"stored: ", env={"BULLPEN_ALERTS_WEBHOOK_URL": "https://alerts.example.com/"}),
     "outbox list": Use("--status dead", r"HTTP_400|answered 400"),
     "outbox show": Use("{row_0}", r"attempts:"),
     "outbox redrive": Use("{row_1}", r"redriven: 1"),
@@ -181,7 +183,7 @@ def test_every_command_does_its_work_on_a_terminal(command: str, world: dict[str
     use = USES[command]
     words = [word.format(**world) for word in use.words.split()]
 
-    terminal = warm.start(*command.split(), *words, cwd=Path(world["directory"]), env=_env(world))
+    terminal = warm.start(*command.split(), *words, cwd=Path(world["directory"]), env={**_env(world), **use.env})
     if use.asks:
         terminal.wait_for_error(use.shows)
     elif use.typed:
