@@ -129,8 +129,9 @@ class DeliveryWorkers:
             name=self.name,
             **self._worker_options,
         )
-        self._workers[name] = worker
+        # Known only once it works: one that could not begin is tried again when its queue is found the next time.
         await worker.start()
+        self._workers[name] = worker
 
     async def _handle(self, route: Route, job: Job) -> dict[str, str]:
         row_id, tenant_id = _read(job)
