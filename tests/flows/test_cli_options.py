@@ -1,0 +1,215 @@
+"""Options that narrow or change what a command does: each test fails when its option does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen.ledger import Ledger
+from bullpen.messages import Messages
+from bullpen.plugins.transports.memory import MemoryClient
+from bullpen.ports.source import SourceEvent
+from tests.databases import item
+from tests.flows._cli import Answer, cli
+from tests.messages.kit import person
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+
+Type = Callable[..., Any]
+
+
+@pytest.fixture
+def type_(sqlite_url: str, tmp_path: Path) -> Iterator[Type]:
+    """Types a command and returns what it says in JSON."""
+    known = {*sys.modules}
+
+    def typed(*words: str) -> Any:
+        answer: Answer = cli(*words, "--json", cwd=tmp_path, env={"BULLPEN_DATABASE_URL": sqlite_url})
+        assert (answer.code, answer.err) == (0, ""), answer
+        return json.loads(answer.out)
+
+    yield typed
+    for name in {"shop_of_options"} - known:
+        sys.modules.pop(name, None)
+
+
+def act(url: str, work: Callable[[Ledger], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with Ledger(url, dead_letter_type=None) as ledger:
+            return await work(ledger)
+
+    return asyncio.run(main())
+
+
+def ids(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows]
+
+
+# Outbox -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead(sqlite_url: str) -> list[str]:
+    """Three dead rows: another type, another code, another tenant."""
+
+    async def work(ledger: Ledger) -> list[str]:
+        stored = await ledger.outbox.enqueue_many(
+            [item(1, integration_type="webhook:other"), item(2), item(3, tenant_id="acme")]
+        )
+        for row in await ledger.outbox.claim_due_batch("w", 3):
+            await ledger.outbox.dead_letter(row, "no", code="HTTP_410" if row.id == str(stored[1].id) else "HTTP_400")
+        return [str(each.id) for each in stored]
+
+    found: list[str] = act(sqlite_url, work)
+    return found
+
+
+def test_rows_are_listed_by_type_code_and_tenant(dead: list[str], type_: Type) -> None:
+    other, gone, acme = dead
+
+    assert ids(type_("outbox", "list")) == dead
+    assert ids(type_("outbox", "list", "--type", "webhook:other")) == [other]
+    assert ids(type_("outbox", "list", "--code", "HTTP_410")) == [gone]
+    assert ids(type_("outbox", "list", "--tenant", "acme")) == [acme]
+    assert ids(type_("outbox", "list", "--limit", "1")) == [other]
+
+
+def test_rows_are_redriven_by_type_code_and_tenant(dead: list[str], type_: Type) -> None:
+    assert type_("outbox", "redrive", "--all", "--tenant", "acme") == {"redriven": 1}
+    assert type_("outbox", "redrive", "--all", "--code", "HTTP_410") == {"redriven": 1}
+    assert type_("outbox", "redrive", "--all", "--type", "webhook:nobody") == {"redriven": 0}
+    assert type_("outbox", "redrive", "--all", "--type", "webhook:other") == {"redriven": 1}
+
+
+def test_history_is_sent_again_for_one_tenant_and_with_new_keys(dead: list[str], type_: Type, sqlite_url: str) -> None:
+    type_("outbox", "confirm", *dead)
+    words = ("outbox", "replay", "webhook:partnerX", "--yes", "--label")
+
+    assert type_(*words, "first", "--tenant", "acme") == {"replayed": 1}
+    assert type_(*words, "second", "--tenant", "acme", "--new-key") == {"replayed": 1}
+
+    rows = act(sqlite_url, lambda ledger: ledger.outbox.find(tenant_id="acme"))
+    sent, same, new = (row.idempotency_key for row in rows)
+    assert same == sent
+    assert new != sent
+
+
+def test_parked_events_are_listed_by_projector(sqlite_url: str, type_: Type) -> None:
+    async def park(ledger: Ledger) -> None:
+        async with ledger.database.transaction() as connection:
+            for number, projector in enumerate(("default", "default", "audit")):
+                event = SourceEvent(
+                    id=f"e-{number}", type="paid", stream="s", position=number, version=1, data_bytes=b"{}",
+                    metadata_bytes=b"{}", recorded_at=datetime.now(UTC),
+                )  # fmt: skip
+                await ledger.parked.park(connection, projector, event, "no", tries=1)
+
+    act(sqlite_url, park)
+
+    assert len(type_("projector", "parked", "list")) == 3
+    assert len(type_("projector", "parked", "list", "--limit", "2")) == 2
+    assert [each["id"] for each in type_("projector", "parked", "list", "--projector", "audit")] == ["e-2"]
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+
+def messages(url: str, work: Callable[[Messages], Awaitable[Any]]) -> Any:
+    async def main(ledger: Ledger) -> Any:
+        opened = Messages(ledger, MemoryClient())
+        try:
+            return await work(opened)
+        finally:
+            await opened.aclose()
+
+    return act(url, main)
+
+
+@pytest.fixture
+def people(sqlite_url: str) -> None:
+    """Two of one company, one of another, with messages planned for a year."""
+
+    async def work(opened: Messages) -> None:
+        for number, tenant in ((1, "acme"), (2, "acme"), (3, "other")):
+            await opened.recipients.save(person(number, tenant_id=tenant))
+        await opened.planner().run_until_done()
+
+    messages(sqlite_url, work)
+
+
+def test_recipients_are_listed_and_removed_by_tenant(people: None, type_: Type) -> None:
+    def listed(*options: str) -> list[str]:
+        return ids(type_("messages", "recipients", *options))
+
+    assert listed() == ["person-1", "person-2", "person-3"]
+    assert listed("--tenant", "other") == ["person-3"]
+    assert listed("--limit", "2") == ["person-1", "person-2"]
+    assert type_("messages", "remove", "person-1", "--tenant", "acme") == {"removed": 1}
+    assert listed("--tenant", "acme") == ["person-2"]
+
+
+def test_a_preview_is_one_tenants_and_as_long_as_asked(people: None, type_: Type) -> None:
+    words = ("messages", "preview", "person-3", "--tenant", "other", "--days")
+
+    assert len(type_(*words, "1100")) == 3
+    assert len(type_(*words, "370")) == 1
+
+
+def test_lint_looks_as_far_as_it_is_told(sqlite_url: str, type_: Type) -> None:
+    """Nobody is inside a gap tomorrow; within thirty years somebody born on such a day is."""
+    from bullpen.messages import Occasion
+    from bullpen.messages.calendar import read_date, read_time
+
+    on = [Occasion(read_date("on", "1990-03-28"), "", read_time("send_at", "02:30"))]
+    messages(sqlite_url, lambda opened: opened.recipients.save(person(occasions={"birthday": on})))
+
+    assert type_("messages", "lint", "--days", "1") == []
+    assert type_("messages", "lint", "--days", "10960") != []
+
+
+def test_kinds_of_a_program_are_previewed_and_linted(sqlite_url: str, type_: Type, tmp_path: Path) -> None:
+    (tmp_path / "shop_of_options.py").write_text(
+        "from bullpen import Bullpen\napp = Bullpen()\napp.messages.occasion('namesday', text='Hello {name}')\n"
+    )
+    (tmp_path / "people.csv").write_text("id,zone,address,namesday,birthday\nada,UTC,ada@x,1990-03-14,1990-03-15\n")
+    program = ("--app", "shop_of_options")
+
+    imported = type_("messages", "import", "people.csv", "--channel", "email", "--tenant", "acme", *program)
+    (saved,) = type_("messages", "recipients")
+    with_it = type_("messages", "preview", "ada", "--tenant", "acme", "--days", "366", *program)
+    env = {"BULLPEN_DATABASE_URL": sqlite_url}
+    without = cli("messages", "preview", "ada", "--tenant", "acme", cwd=tmp_path, env=env)
+    unlinted = cli("messages", "lint", cwd=tmp_path, env=env)
+
+    assert imported["saved"] == 1
+    assert (saved["channel"], saved["tenantId"]) == ("email", "acme")
+    assert {each["occasion"] for each in with_it} == {"namesday", "birthday"}
+    assert type_("messages", "lint", *program) == []
+    assert without.code == unlinted.code == 2, "nobody knows what a namesday is"
+
+
+def test_messages_are_listed_by_recipient_occasion_and_tenant(sqlite_url: str, type_: Type) -> None:
+    tomorrow = f"1990-{datetime.now(UTC) + timedelta(days=1):%m-%d}"
+
+    async def work(opened: Messages) -> None:
+        await opened.recipients.save(person(1, zone="UTC", occasions={"birthday": tomorrow}, tenant_id="acme"))
+        await opened.recipients.save(person(2, zone="UTC", occasions={"anniversary": tomorrow}))
+        await opened.planner().run_until_done()
+
+    messages(sqlite_url, work)
+
+    def listed(*options: str) -> list[str]:
+        return sorted(row["recipientId"] for row in type_("messages", "list", *options))
+
+    assert listed() == ["person-1", "person-2"]
+    assert listed("--recipient", "person-2") == ["person-2"]
+    assert listed("--occasion", "birthday") == ["person-1"]
+    assert listed("--tenant", "acme") == ["person-1"]
+    assert len(listed("--limit", "1")) == 1
