@@ -16,8 +16,8 @@ from bullpen.queue import Queue
 from ._sides import OurSide, PeerSide
 
 Q = "q"
-JOBS = 11_000
-MOVED = 300
+JOBS = 10_500
+MOVED = 100
 _SEED = """
 for number = 1, tonumber(ARGV[2]) do
   redis.call("HSET", ARGV[1] .. number, "name", "job", "data", "{}", "opts", '{"attempts":3}', "timestamp", number,
@@ -57,7 +57,7 @@ async def test_jobs_that_another_client_moves_are_never_taken_for_orphans(
 
     async with asyncio.TaskGroup() as tasks:
         moving = [tasks.create_task(change_priorities(other)), tasks.create_task(pause_and_resume(other))]
-        while searches < 5 or not client.hexists(f"bull:{Q}:{MOVED}", "ats"):  # so many ran, failed and wait again
+        while searches < 3 or not client.hexists(f"bull:{Q}:{MOVED}", "ats"):  # so many ran, failed and wait again
             removed += await _search(queue)
             searches += 1
         for task in moving:

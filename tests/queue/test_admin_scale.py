@@ -2,7 +2,7 @@
 
 The usual run has twenty thousand jobs and asks for the processor time that the server spent per call, which other
 work on the machine does not change. BULLPEN_TEST_LONG=1 has a million, and looks at the slowest single call as well:
-it wants a machine of its own.
+X
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Large:
 
 @pytest.fixture(scope="module")
 def large_server() -> Iterator[RedisServer]:
-    with RedisServer.start("valkey") as server:
+    with RedisServer.start(os.environ.get("BULLPEN_TEST_SERVER", "valkey")) as server:
         yield server
 
 
