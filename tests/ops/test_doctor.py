@@ -45,13 +45,18 @@ async def test_what_cannot_go_on_is_found_with_its_fix(redis_url: str, redis_ser
         client.lpush("bull:mails:active", "77")
         client.hset("bull:mails:77", mapping={"name": "mail", "data": "{}", "opts": "{}", "timestamp": "1"})
         client.zadd("bull:mails:waiting-children", {"88": 1})
+        client.hset("bull:mails:99", mapping={"name": "mail", "data": "{}", "opts": "{}", "timestamp": "1"})
         client.hset("bull:mails:88", mapping={"name": "mail", "data": "{}", "opts": "{}", "timestamp": "1"})
     before = {key: client.dump(key) for key in client.scan_iter("bull:*")}
 
     found = await ask(redis_url)
 
     mails = worst(found, "queue mails")
-    assert set(mails) == {"paused", "workers", "lost jobs", "blocked parents", "jobs that can never run"}
+    assert set(mails) == {
+        *("paused", "workers", "lost jobs", "blocked parents", "jobs that can never run", "orphaned keys"),
+    }
+    assert "(99)" in mails["orphaned keys"].message
+    assert "remove_orphans" in mails["orphaned keys"].fix
     assert mails["paused"].fix == "bullpen queues resume mails"
     assert "77" in mails["lost jobs"].message
     assert "88" in mails["blocked parents"].message

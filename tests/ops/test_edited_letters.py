@@ -275,6 +275,33 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
     assert (await run_one(parcels, url=redis_url)).data == {"to": "Ada", "street": "Rue 2"}
 
 
+@pytest.mark.requirement("X-41")
+async def test_the_command_takes_the_names_of_the_overview_and_writes_down_who_did_what(
+    parcels: Queue, redis_url: str, sqlite_url: str, tmp_path: Path
+) -> None:
+    for number in range(2):
+        await fail_one(parcels, {"n": number}, url=redis_url, job_id=f"p-{number}")
+    env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DATABASE_URL": sqlite_url}
+
+    async def run(*arguments: str) -> Answer:
+        return await asyncio.to_thread(lambda: cli("dead-letters", *arguments, cwd=tmp_path, env=env))
+
+    assert len(json.loads((await run("parcels-dlq", "--json")).out)) == 2, "as overview and alerts name it"
+    outbox = await run("integration_outbox")
+    assert (outbox.code, "bullpen outbox list --status DEAD" in outbox.err) == (2, True)
+    assert (await run("parcels", "redrive", "--all", "--dry-run")).code == 0
+    assert (await run("parcels", "redrive", "dl-p-0-1", "--by", "ada")).code == 0
+    assert (await run("parcels-dlq", "discard", "--all", "--yes")).code == 0
+
+    async with Ledger(sqlite_url) as ledger:
+        entries = await ledger.audit.read(subject="parcels-dlq")
+    assert [(entry.action, entry.detail) for entry in entries] == [
+        ("dead_letter.discard", {"all": True}),
+        ("dead_letter.redrive", {"entries": ["dl-p-0-1"]}),
+    ]
+    assert (entries[1].actor, entries[0].actor.startswith("cli")) == ("ada", True)
+
+
 async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
     parcels: Queue, redis_url: str, tmp_path: Path
 ) -> None:

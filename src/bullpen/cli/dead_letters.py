@@ -6,15 +6,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import Progress
 
+from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.cli.edit import edit
-from bullpen.errors import JobNotFound, JobStateConflict
+from bullpen.cli.outbox import whoami
+from bullpen.errors import JobNotFound, JobStateConflict, LedgerNotReady
 from bullpen.ops.dead_letters import Group, Wanted
 from bullpen.queue import DeadLetter
 from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
@@ -24,6 +26,9 @@ app = typer.Typer(
     help="List, show, redrive, edit and discard dead letters. The queue may stand first: bullpen dead-letters emails.",
     no_args_is_help=True,
 )
+
+_SUFFIX: Final = "-dlq"
+_OUTBOX: Final = "integration_outbox"
 
 EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)]
 EntriesArgument = Annotated[
@@ -162,7 +167,9 @@ def redrive(
             report = _counted(report, entry, problem)
         return report
 
-    _tell("redriven", common.wait_for(_with_letters(queue, redis, prefix, work, as_json)), as_json)
+    asked = {"entries": entries, "all": everything, "name": name, "error": error, "limit": limit}
+    written = None if dry_run else ("redrive", by or whoami(), asked)
+    _tell("redriven", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
 
 
 @app.command()
@@ -195,7 +202,9 @@ def discard(
             report = _counted(report, entry, f"there is no dead letter {entry!r}" if is_gone else None)
         return report
 
-    _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json)), as_json)
+    asked = {"entries": entries, "all": everything, "name": name, "error": error, "limit": limit}
+    written = None if dry_run else ("discard", whoami(), asked)
+    _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
 
 
 app.command("edit")(edit)
@@ -232,7 +241,7 @@ async def _list(
     queue: str, where: DeadLetterFilter, limit: int, redis: str | None, prefix: str | None
 ) -> tuple[int, list[DeadLetter]]:
     async with common.opened(redis, prefix) as app:
-        letters = app.queue(queue).dead_letters
+        letters = _letters_of(app, queue)
         found: list[DeadLetter] = []
         async for letter in letters.find(where):
             found.append(letter)
@@ -243,16 +252,48 @@ async def _list(
 
 async def _get(queue: str, entry: str, redis: str | None, prefix: str | None) -> DeadLetter:
     async with common.opened(redis, prefix) as app:
-        letters = app.queue(queue).dead_letters
+        letters = _letters_of(app, queue)
         letter = await letters.get(entry)
         if letter is None:
             raise JobNotFound(letters.queue_name, entry)
         return letter
 
 
-async def _with_letters(queue: str, redis: str | None, prefix: str | None, work: Any, as_json: bool) -> RedriveReport:
+def _letters_of(app: Bullpen, named: str) -> DeadLetters:
+    """Those of a queue, which may also be named as `overview` names their store."""
+    if named == _OUTBOX:
+        raise WrongCommand(
+            "these are rows of the outbox: bullpen outbox list --status DEAD, redrive, discard; here they can be edited"
+        )
+    return app.queue(named.removesuffix(_SUFFIX)).dead_letters
+
+
+async def _write_down(app: Bullpen, action: str, letters: DeadLetters, by: str, asked: dict[str, Any]) -> None:
+    """Who asked for what, in the ledger's audit table if there is one; before it is done."""
+    if not app.settings.has_ledger():
+        return
+    try:
+        await app.ledger.check()
+    except LedgerNotReady:
+        return  # a file that nobody uses yet
+    chosen = {name: value for name, value in asked.items() if value not in (None, False)}
+    await app.ledger.audit.write(by, f"dead_letter.{action}", letters.queue_name, tenant_id=None, detail=chosen)
+
+
+async def _with_letters(
+    queue: str,
+    redis: str | None,
+    prefix: str | None,
+    work: Any,
+    as_json: bool,
+    written: tuple[str, str, dict[str, Any]] | None,
+) -> RedriveReport:
+    """`written`: the action, who asks for it, and for what; None when nothing is changed."""
     async with common.opened(redis, prefix) as app:
-        letters = app.queue(queue).dead_letters
+        letters = _letters_of(app, queue)
+        if written is not None:
+            action, by, asked = written
+            await _write_down(app, action, letters, by, asked)
         with _bar(await letters.depth(), as_json) as on_progress:
             report: RedriveReport = await work(letters, on_progress)
             return report

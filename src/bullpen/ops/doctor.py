@@ -101,6 +101,8 @@ async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice
         yield advice
     async for advice in _stuck(queue, subject):
         yield advice
+    async for advice in _orphans(queue, subject):
+        yield advice
 
 
 def _advice(sign: Sign, subject: str, level: Level = Level.WARNING) -> Advice:
@@ -155,6 +157,14 @@ async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         text = f"{len(broken)} jobs whose data no reader understands ({_some(broken)})"
         fix = "they fail for good when taken; find the producer that writes them"
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
+
+
+async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    """Jobs that are stored and that no state lists, among the first that a scan meets."""
+    lost = await queue.find_orphans(count=_SAMPLE)
+    if lost:
+        text = f"{len(lost)} jobs are stored and in no state ({_some(lost)}): evicted keys, or deleting by hand"
+        yield Advice(Level.WARNING, subject, "orphaned keys", text, "they never run: await queue.remove_orphans()")
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:

@@ -51,6 +51,7 @@ _PER_STEP: Final = 200
 """Candidates per call: each takes some 10 to 20 µs, and where lines are short the call reads 10 000 ids in addition."""
 _RUNNING_END: Final = 10_000
 _ATTEMPTS: Final = 3
+_MOST_LOOKED_AT: Final = 20_000
 
 
 async def remove_orphans(actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int, and_ours: bool) -> int:
@@ -86,6 +87,29 @@ async def remove_orphans(actions: QueueActions, keys: QueueKeys, *, clock_offset
     # After the jobs: their logs and deduplication ids are gone with them, and what is left has no job.
     await court.delete(others)
     return court.deleted
+
+
+async def find_orphans(actions: QueueActions, keys: QueueKeys, *, count: int) -> list[str]:
+    """Ids of jobs that no state lists, among the first `count` that a bounded scan meets. Changes nothing.
+
+    Where lines are so long that only a search could tell, a job counts as listed: this is a sample, not a verdict.
+    """
+    met: list[str] = []
+    seen_keys = 0
+    async for rest in _keys_under(actions, keys):
+        seen_keys += 1
+        if _kind_of(rest) == "job":
+            met.append(rest)
+        if len(met) >= count or seen_keys >= _MOST_LOOKED_AT:
+            break
+    suspects = [job_id for job_id in dict.fromkeys(met) if await _is_nowhere(actions, keys, job_id)]
+    # Once more: whoever was being added has its place by now.
+    return [job_id for job_id in suspects if await _is_nowhere(actions, keys, job_id)]
+
+
+async def _is_nowhere(actions: QueueActions, keys: QueueKeys, job_id: str) -> bool:
+    state, record = await actions.evaluate("read_job", [keys.job(job_id)], [keys.base, job_id])
+    return bool(record) and state == b"unknown"
 
 
 class _Court:

@@ -16,7 +16,7 @@ from bullpen._kernel.duration import check_int, to_ms
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._children import children_of, remove_pending_children
-from bullpen.queue._orphans import remove_orphans
+from bullpen.queue._orphans import find_orphans, remove_orphans
 from bullpen.queue._part import QueuePart, id_of
 from bullpen.queue.job import Job, JobState
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
@@ -271,6 +271,11 @@ class Maintenance(QueuePart):
         looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
         """
         return await remove_orphans(self._ready(), self._keys, clock_offset_ms=self._clock_offset_ms, and_ours=False)
+
+    async def find_orphans(self, *, count: int = 100) -> list[str]:
+        """Ids of jobs that no state lists, among the first `count` jobs that a scan meets. Changes nothing."""
+        check_int("count", count, minimum=1)
+        return await find_orphans(self._ready(), self._keys, count=count)
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
