@@ -12,6 +12,7 @@ import pytest
 from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import Ledger
 from bullpen.messages import MessageNotSent, Messages, MessageStatus, Sender, SenderOptions, Text
+from bullpen.messages import sender as sender_module
 from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavailable, Unknown
 from bullpen.ports.transport import Delivery, Event
 from bullpen.queue import RateLimit
@@ -74,6 +75,52 @@ async def test_a_row_is_read_taken_sent_and_settled_in_this_order(
     assert sent.response == {"detail": "provider-1", "channel": "email", "attempt": 1}
     steps = [name for name, _ in told.all if name in ("messages.taken", "messages.answered", "messages.settled")]
     assert steps == ["messages.taken", "messages.answered", "messages.settled"]
+
+
+@pytest.mark.requirement("S-49", "X-66")
+@pytest.mark.parametrize("after_crash", ["same_key", "park"])
+async def test_a_delivery_that_is_lost_while_sending_is_sent_all_the_same(
+    make_messages: MakeMessages, ledger: Ledger, told: Told, after_crash: str
+) -> None:
+    """The broker broke off and delivers again; the provider knows nothing of it. Nobody is parked, or called twice."""
+    provider = Provider()
+    provider.gate.clear()
+    messages = make_messages(provider, after_crash=after_crash)
+    row = await queued(messages, ledger)
+    sender = sender_of(messages)
+
+    handling = asyncio.create_task(sender.handle(order_for(row)))
+    await provider.until(1)
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling
+    with pytest.raises(DelayJob, match="another sender has it"):
+        await sender.handle(order_for(row))
+    provider.gate.set()
+    await told.wait("messages.settled")
+    await sender.handle(order_for(row))
+
+    assert len(provider.calls) == 1
+    assert [one.status for one in await rows(messages)] == [MessageStatus.SENT]
+
+
+async def test_a_send_without_an_end_does_not_keep_a_sender_from_closing(
+    make_messages: MakeMessages, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as a crash: the row stays SENDING until its lease is over."""
+    monkeypatch.setattr(sender_module, "_LAST_MOMENT_S", 0.05)
+    provider = Provider()
+    provider.gate.clear()
+    messages = make_messages(provider)
+    row = await queued(messages, ledger)
+    sender = sender_of(messages)
+    handling = asyncio.create_task(sender.handle(order_for(row)))
+    await provider.until(1)
+    handling.cancel()
+
+    await asyncio.wait_for(sender.idle(), 20)
+
+    assert [one.status for one in await rows(messages)] == [MessageStatus.SENDING]
 
 
 @pytest.mark.requirement("S-29")

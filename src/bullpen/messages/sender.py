@@ -7,7 +7,8 @@ dead. The steps and what dying between them means:
 
 Before take: nothing has happened. Between take and settle: nobody knows whether it was sent; after the lease of SENDING
 the next delivery acts by the channel's `after_crash`. After settle: the next delivery finds the outcome and is done.
-Two deliveries of one message may arrive at once: take is one conditional UPDATE, so one of them sends.
+Two deliveries of one message may arrive at once: take is one conditional UPDATE, so one of them sends. A delivery that
+is lost after take does not stop it: only the end of the process does.
 Elsewhere: retries and dead letters (the messaging client's policy), what an order is (`orders`), channels (`routes`).
 """
 
@@ -44,6 +45,7 @@ _ENDED: Final = frozenset({MessageStatus.CANCELLED, MessageStatus.SKIPPED, Messa
 _LOOKS: Final = 5
 _HOLD_MS: Final = 2_000
 """A delivery waits so long for its slot of a rate limit; for a longer wait it goes back to the broker."""
+_LAST_MOMENT_S: Final = 2.0
 _MOST_DEFERRALS: Final = 10
 """A provider that asks for patience is believed so often per attempt; then it counts as a failure."""
 _MOST_WAIT_MS: Final = 3_600_000
@@ -196,6 +198,7 @@ class Sender:
         self._store, self._occasions, self._routes = store, occasions, routes
         self._worker = worker
         self.options = options or SenderOptions()
+        self._sending: set[asyncio.Task[bool]] = set()
         self._looks: Batches[str, MessageRow | None] = Batches(self._look_batch)
         self._takes: Batches[MessageRow, bool] = Batches(self._take_batch)
         self._settles: Batches[tuple[str, int, MessageOutcome], bool] = Batches(self._settle_batch)
@@ -222,15 +225,42 @@ class Sender:
                         return
                 case Send():
                     await self._wait_for_slot(row, decision.route)
-                    if await self._takes.submit(row):
-                        await self._send(row, decision, is_last=delivery.attempt >= self.options.attempts)
+                    if await self._take_and_send(row, decision, is_last=delivery.attempt >= self.options.attempts):
                         return
                 case _:
                     assert_never(decision)
         raise DelayJob(1_000, "the row keeps changing")
 
+    async def _take_and_send(self, row: MessageRow, send: Send, *, is_last: bool) -> bool:
+        """False: another one has it. Goes on to its end even if the delivery is lost meanwhile.
+
+        A broker that breaks off and delivers again says nothing about the provider, which is being called: who stopped
+        here would leave a row of which nobody knows whether it was sent. The row is ours by its lease, not by the
+        delivery, and the next delivery finds what came of it.
+        """
+
+        async def run() -> bool:
+            if not await self._takes.submit(row):
+                return False
+            await self._send(row, send, is_last=is_last)
+            return True
+
+        sending = asyncio.create_task(run(), name=f"bullpen message {row.id}")
+        self._sending.add(sending)
+        sending.add_done_callback(self._ended_alone)
+        return await asyncio.shield(sending)
+
+    def _ended_alone(self, sending: asyncio.Task[bool]) -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # the handler has it; where that is gone, the row tells
+
     async def idle(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written. A send whose delivery is gone has a moment; then it counts as a crash."""
+        if self._sending:
+            _, late = await asyncio.wait(self._sending, timeout=_LAST_MOMENT_S)
+            for sending in late:
+                sending.cancel()
         for batches in (self._looks, self._takes, self._settles):
             await batches.idle()
 
