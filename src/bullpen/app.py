@@ -472,7 +472,9 @@ class Bullpen:
 
     async def metrics(self) -> list[Metric]:
         """What the parts of this app count, under the names that dashboards know."""
-        return [metric for source in self._metric_sources for metric in await source.collect()]
+        from bullpen._parts.ops import collect_all
+
+        return await collect_all(self._metric_sources)
 
     async def run(self, *, signals: bool = True, concurrency: int | None = None, only: Collection[str] = ()) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from bullpen import Bullpen, Job
 from bullpen._kernel.histogram import Histogram
 from bullpen.errors import DelayJob
 from bullpen.ops.exposition import render
+from bullpen.plugins.channels.queue import QueueChannel
 from bullpen.ports.metrics import Metric, Sample
+from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
 
 
@@ -158,3 +161,45 @@ def test_text_is_escaped_and_families_stand_together() -> None:
     ]
     assert families["c"].samples[0].value == 0.25
     assert math.isnan(families["c"].samples[1].value)
+
+
+@pytest.mark.requirement("W-68", "O-69")
+async def test_counters_begin_at_zero(redis_url: str, sqlite_url: str) -> None:
+    """`increase(outbox_dead_total[15m]) > 0` never sees a series that begins with 1."""
+    app = Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url))
+    app.observe()
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None: ...
+
+    app.outbox.route("bullmq:reports", QueueChannel(app.connection, prefix=app.prefix))
+    async with running(app):
+        await (await app.queue("mails").add("mail")).result(timeout=20_000)
+        found = await numbers(app)
+    assert found[at("bullpen_jobs_failed_total", queue="mails")] == 0
+    for name in ("outbox_sent_total", "outbox_failed_total", "outbox_dead_total"):
+        assert found[at(name, integration_type="bullmq:reports")] == 0
+
+
+async def test_a_part_that_cannot_count_does_not_take_the_others_with_it(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page is needed most when a database is away."""
+
+    class Away:
+        async def collect(self) -> list[Metric]:
+            raise ConnectionError("cannot reach postgresql://app:hunter2@db/shop")
+
+    url = f"sqlite:///{tmp_path / 'missing' / 'ledger.sqlite3'}"
+    async with Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=url)) as app:
+        app.observe()
+        app.queue("mails")
+        _ = app.outbox
+        app.add_metrics(Away())
+        found = await numbers(app)
+
+    assert found[at("bullpen_redis_up", queue="mails")] == 1
+    assert at("outbox_pending_total") not in found
+    assert at("outbox_claim_duration_ms_count") in found, "what the process counted itself is there"
+    assert "numbers of Away are missing" in caplog.text
+    assert "hunter2" not in caplog.text

@@ -6,18 +6,24 @@ themselves (`bullpen.ops`), serving them (`bullpen.http.ops`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.health import Health
+from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
 
 if TYPE_CHECKING:  # each needs an extra, and who has one of them has it
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
 
-__all__ = ["QueueViews", "check_connection", "check_ledger", "check_scheduler", "check_workers"]
+__all__ = ["QueueViews", "check_connection", "check_ledger", "check_scheduler", "check_workers", "collect_all"]
+
+logger = logging.getLogger("bullpen.metrics")
 
 
 class QueueViews:
@@ -36,6 +42,22 @@ class QueueViews:
     async def aclose(self) -> None:
         for queue in self._queues.values():
             await queue.close()
+
+
+async def collect_all(sources: Iterable[MetricSource], *, timeout_s: float = 5.0) -> list[Metric]:
+    """What all of them count. One that cannot say it in time is left out and told of: the page is needed most when
+    something is away."""
+
+    async def ask(source: MetricSource) -> Sequence[Metric]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await source.collect()
+        except (BullpenError, OSError) as error:  # TimeoutError is one
+            reason = scrub(str(error)) or f"no answer within {timeout_s:g} s"
+            logger.warning("numbers of %s are missing: %s", type(source).__name__, reason)
+            return ()
+
+    return [metric for found in await asyncio.gather(*(ask(source) for source in sources)) for metric in found]
 
 
 def check_connection(health: Health, connection: Callable[[], Connection]) -> None:

@@ -71,11 +71,14 @@ class WorkerMetrics:
         self._unsubscribe()
 
     async def collect(self) -> Sequence[Metric]:
+        workers = list(self._workers())
+        # From 0 on: a counter that begins with its first failure hides that one from `increase` and `rate`.
+        known = dict.fromkeys((worker.queue_name for worker in workers), 0)
         with self._lock:
             counted = [
-                Metric(name, kind, text, self._samples(name, kind)) for name, (kind, text) in _WORKER_METRICS.items()
+                Metric(name, kind, text, self._samples(name, kind, known))
+                for name, (kind, text) in _WORKER_METRICS.items()
             ]
-        workers = list(self._workers())
         return [
             *counted,
             Metric(
@@ -101,13 +104,13 @@ class WorkerMetrics:
             ),
         ]
 
-    def _samples(self, name: str, kind: Kind) -> list[Sample]:
+    def _samples(self, name: str, kind: Kind, known: dict[str, int]) -> list[Sample]:
         if kind == "histogram":
             return [
                 Sample({"queue": queue}, values.sum, values.cumulative(), values.count)
                 for queue, values in sorted(self._histograms[name].items())
             ]
-        return [Sample({"queue": queue}, count) for queue, count in sorted(self._counts[name].items())]
+        return [Sample({"queue": queue}, count) for queue, count in sorted({**known, **self._counts[name]}.items())]
 
     def _on_event(self, event: str, fields: dict[str, Any]) -> None:
         if not event.startswith(("job.", "worker.")) or "queue" not in fields:

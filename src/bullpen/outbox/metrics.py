@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
+from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import OutboxRepository, OutboxStatus
 from bullpen.ports.metrics import Kind, Metric, Sample
 
@@ -51,8 +52,11 @@ _HELP: Final = {
 class OutboxMetrics:
     """Listens until closed."""
 
-    def __init__(self, store: OutboxRepository | None = None) -> None:
-        self._store = store
+    def __init__(
+        self, store: OutboxRepository | None = None, *, types: Callable[[], Iterable[str]] | None = None
+    ) -> None:
+        """`types` count from 0: a counter that begins with its first failure hides that one from `increase`."""
+        self._store, self._types = store, types
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
         self._claims = Histogram(BUCKETS_MS)
@@ -76,11 +80,13 @@ class OutboxMetrics:
 
     async def collect(self) -> list[Metric]:
         """All metrics now; the gauges are asked of the database."""
-        gauges = {} if self._store is None else await self._store.counts()
-        pending = gauges.get(OutboxStatus.PENDING, 0) + gauges.get(OutboxStatus.FAILED, 0)
+        gauges = await self._gauges()
+        known = dict.fromkeys(self._types() if self._types is not None else (), 0)
         with self._lock:
             counters = {
-                name: [Sample({"integration_type": label}, count) for label, count in sorted(counts.items())]
+                name: [
+                    Sample({"integration_type": label}, count) for label, count in sorted({**known, **counts}.items())
+                ]
                 for name, counts in self._counts.items()
             }
             claims = [_sample(self._claims, {})]
@@ -88,13 +94,21 @@ class OutboxMetrics:
                 _sample(histogram, {"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
             ]
         found: list[tuple[str, Kind, list[Sample]]] = [
-            ("outbox_pending_total", "gauge", [Sample({}, pending)]),
-            ("outbox_claimed_total", "gauge", [Sample({}, gauges.get(OutboxStatus.CLAIMED, 0))]),
+            *((name, "gauge", [Sample({}, value) for value in values]) for name, values in gauges.items()),
             *((name, "counter", samples) for name, samples in counters.items()),
             ("outbox_claim_duration_ms", "histogram", claims),
             ("outbox_delivery_duration_ms", "histogram", deliveries),
         ]
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
+
+    async def _gauges(self) -> dict[str, list[int]]:
+        """Without values while the database is away: what this process counted is shown all the same."""
+        try:
+            counts = {} if self._store is None else await self._store.counts()
+        except DatabaseUnavailable:
+            return {"outbox_pending_total": [], "outbox_claimed_total": []}
+        pending = counts.get(OutboxStatus.PENDING, 0) + counts.get(OutboxStatus.FAILED, 0)
+        return {"outbox_pending_total": [pending], "outbox_claimed_total": [counts.get(OutboxStatus.CLAIMED, 0)]}
 
 
 def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:

@@ -154,7 +154,7 @@ class Outbox:
     def metrics(self) -> OutboxMetrics:
         """What this process counts; it begins with the first look."""
         if self._metrics is None:
-            self._metrics = OutboxMetrics(self.ledger.outbox)
+            self._metrics = OutboxMetrics(self.ledger.outbox, types=self.router.exact_types)
         return self._metrics
 
     @property
