@@ -161,8 +161,9 @@ def test_a_shell_that_nobody_knows_is_told(tmp_path: Path) -> None:
 
 def test_bash_fills_its_replies(program: Path, with_queues: str, tmp_path: Path) -> None:
     """As Readline calls it: the line, the cursor, and words broken at colons and equals signs too."""
+    (tmp_path / "script").write_text(cli("completion", "bash", cwd=tmp_path).out)
     ask = """
-        eval "$(bullpen completion bash)"
+        source ./script
         ask() {
             COMP_LINE="$1"; COMP_POINT=${#1}; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
             _bullpen_complete
@@ -187,6 +188,7 @@ def test_a_person_at_a_real_shell_presses_tab(shell: Shell, program: Path, tmp_p
         Shell.ZSH: ["zsh", "-f", "-i"],
         Shell.FISH: ["fish", "--no-config", "-i"],
     }
+    (tmp_path / "script").write_text(cli("completion", shell, cwd=tmp_path).out)
     ours, theirs = pty.openpty()
     env = environment({"PATH": f"{program}:{os.environ['PATH']}", "PS1": "$ ", "HOME": str(tmp_path), "TERM": "xterm"})
     process = subprocess.Popen(commands[shell], stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=tmp_path,
@@ -202,10 +204,7 @@ def test_a_person_at_a_real_shell_presses_tab(shell: Shell, program: Path, tmp_p
             seen += os.read(ours, 65_536)
 
     try:
-        load = b"bullpen completion fish | source" if shell is Shell.FISH else b'eval "$(bullpen completion %s)"' % (
-            shell.encode()
-        )  # fmt: skip
-        os.write(ours, load + b"; echo rea''dy\n")
+        os.write(ours, b"source ./script; echo rea''dy\n")
         until(b"ready")
         os.write(ours, b"bullpen schedules prev\t")
         until(b"preview")

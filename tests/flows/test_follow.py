@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from bullpen.errors import JobFailed
 from bullpen.queue import Job, Queue, Worker
 from bullpen.testing import RedisServer
 from tests.conftest import StartServer
-from tests.flows._cli import child, cli
+from tests.flows._cli import cli
 from tests.flows._warm import Warm
 
 T = TypeVar("T")
@@ -178,20 +177,21 @@ def test_waiting_ends_in_time_and_says_what_is_missing(redis_url: str, tmp_path:
     assert no_queue.code == 1
 
 
-def test_a_server_that_goes_away_is_told_and_waited_for(start_server: StartServer, tmp_path: Path) -> None:
+def test_a_server_that_goes_away_is_told_and_waited_for(start_server: StartServer, tmp_path: Path, warm: Warm) -> None:
     server = start_server(persistent=True)
     job = on(server.url, lambda queue: queue.add("good"))
+    terminal = warm.start("jobs", "follow", "emails", job.id, "--wait", "--redis", server.url, cwd=tmp_path)
+    terminal.wait_for_error("following emails")
 
-    with child("jobs", "follow", "emails", job.id, "--wait", "--redis", server.url, cwd=tmp_path) as program:
-        _until_followed(server)
-        server.kill()
-        program.wait_for("is away; waiting for it")
-        server.restart()
-        program.wait_for("is back$")
-        work(server.url, "another")
+    server.kill()
+    terminal.wait_for_error("is away; waiting for it")
+    server.restart()
+    terminal.wait_for_error("is back\n")
+    work(server.url, "another")
 
-        assert program.wait() == 0
-        assert "completed" in program.output
+    assert terminal.end() == 0
+    assert "completed" in terminal.text
+    assert terminal.error.count("is away") == 1
 
 
 def test_trimmed_events_are_told_and_a_job_is_not_missed_by_them(
@@ -258,9 +258,3 @@ def test_following_a_log_ends_in_time(redis_url: str, tmp_path: Path) -> None:
 
     assert (late.code, late.err) == (4, f"bullpen: job {job.id} has not ended after 0.1 s\n")
     assert missing.code == 1
-
-
-def _until_followed(server: RedisServer) -> None:
-    give_up = time.monotonic() + 20
-    while b":qe" not in server.command("CLIENT", "LIST", "TYPE", "NORMAL") and time.monotonic() < give_up:
-        time.sleep(0.02)

@@ -14,7 +14,7 @@ from bullpen.cli.top.draw import Sort, View, ordered, screen, table
 from bullpen.ops.overview import QueueLook
 from bullpen.queue import Queue
 from tests.conftest import StartServer
-from tests.flows._cli import Terminal, child, cli
+from tests.flows._cli import cli
 from tests.flows._warm import Warm
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
@@ -104,10 +104,10 @@ def test_a_server_that_hangs_is_told_and_q_still_quits(start_server: StartServer
         assert terminal.end() == 0
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_tables(redis_url: str, tmp_path: Path) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_tables(redis_url: str, tmp_path: Path, warm: Warm) -> None:
     fill(redis_url, emails=2)
 
-    terminal = Terminal("top", "--interval", "200", "--redis", redis_url, cwd=tmp_path, env={"TERM": "dumb"})
+    terminal = warm.start("top", "--interval", "200", "--redis", redis_url, cwd=tmp_path, env={"TERM": "dumb"})
     terminal.wait_for(r"(?s)emails\s+2.*emails\s+2")
     terminal.type("q")
 
@@ -116,16 +116,18 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_tables(redis_url: str, tmp_
 
 
 def test_programs_get_a_document_a_line_also_while_the_server_is_away(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, tmp_path: Path, warm: Warm
 ) -> None:
     server = start_server()
     fill(server.url, emails=2)
 
-    with child("top", "--interval", "200", "--json", "--redis", server.url, cwd=tmp_path) as program:
-        first, second = (json.loads(program.wait_for(r"^{")) for _ in range(2))
-        server.kill()
-        while (away := json.loads(program.wait_for(r"^{")))["problem"] is None:
-            pass
+    program = warm.start("top", "--interval", "200", "--json", "--redis", server.url, cwd=tmp_path, columns=10_000)
+    program.wait_for(r"(\{.*\n){2}")
+    server.kill()
+    program.wait_for(r'"problem": "')
+    program.type("q")
+    assert program.end() == 0
+    first, second, *_, away = map(json.loads, program.text.splitlines())
 
     assert (first["total"], first["queues"][0]["waiting"]) == (1, 2)
     assert first["queues"][0]["donePerSecond"] is None

@@ -48,6 +48,7 @@ LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON docume
 
 _MOST_QUEUES: Final = 64
 """Each queue is a connection that waits."""
+_WORTH_TELLING_S: Final = 0.3
 _STYLES: Final = {
     EventName.COMPLETED: "green",
     EventName.FAILED: "red",
@@ -254,23 +255,37 @@ async def _following(seconds: float | None, complaint: str | None) -> AsyncItera
 
 @contextlib.contextmanager
 def _telling_of_the_server() -> Iterator[None]:
-    """Say on stderr that the server is away, and that it is back; several connections notice it, one line is enough."""
-    is_away = False
+    """Say on stderr that the server is away, and that it is back.
+
+    Not at once: a connection that is rarely used notices long afterwards that it broke, and is back in a moment.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.TimerHandle | None = None
+    is_told = False
+
+    def tell(endpoint: str) -> None:
+        nonlocal is_told
+        is_told = True
+        common.err.print(f"bullpen: {endpoint} is away; waiting for it", markup=False)
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
-        nonlocal is_away
-        if event == "connection.lost" and not is_away:
-            is_away = True
-            common.err.print(f"bullpen: {fields['endpoint']} is away; waiting for it", markup=False)
-        elif event == "connection.back" and is_away:
-            is_away = False
-            common.err.print(f"bullpen: {fields['endpoint']} is back", markup=False)
+        nonlocal waiting, is_told
+        if event == "connection.lost" and waiting is None:
+            waiting = loop.call_later(_WORTH_TELLING_S, tell, fields["endpoint"])
+        elif event == "connection.back" and waiting is not None:
+            waiting.cancel()
+            waiting = None
+            if is_told:
+                common.err.print(f"bullpen: {fields['endpoint']} is back", markup=False)
+            is_told = False
 
     unsubscribe = telemetry.subscribe(on_event)
     try:
         yield
     finally:
         unsubscribe()
+        if waiting is not None:
+            waiting.cancel()
 
 
 # Printing -----------------------------------------------------------------------------------------------------------
