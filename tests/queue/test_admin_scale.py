@@ -2,7 +2,7 @@
 
 The usual run has twenty thousand jobs and asks for the processor time that the server spent per call, which other
 work on the machine does not change. BULLPEN_TEST_LONG=1 has a million, and looks at the slowest single call as well:
-X
+it wants a machine of its own, or a server that goes before all else on it. BULLPEN_TEST_SERVER chooses the server.
 """
 
 from __future__ import annotations
