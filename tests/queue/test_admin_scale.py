@@ -38,7 +38,9 @@ for number = first, first + count - 1 do
   local created_ms = 1700000000000 + math.floor(number / 100)
   redis.call("HSET", base .. id, "name", "job", "data", "{}", "opts", "{}", "timestamp", created_ms, "delay", 0,
     "priority", 0)
-  if is_list then redis.call("LPUSH", base .. state, id) else redis.call("ZADD", base .. state, number, id) end
+  local score = number
+  if state == "prioritized" then score = (number % 10 + 1) * 4294967296 + number end
+  if is_list then redis.call("LPUSH", base .. state, id) else redis.call("ZADD", base .. state, score, id) end
 end
 redis.call("HSET", base .. "meta", "opts.maxLenEvents", 10000)
 """
@@ -60,7 +62,7 @@ class Large:
             self.client.flushall()
             seed = self.client.register_script(_SEED)
             for first in range(1, JOBS + 1, 1_000):
-                seed(args=[self.queue.keys.base, state, first, 1_000, "1" if state == "wait" else ""])
+                seed(args=[self.queue.keys.base, state, first, 1_000, "1" if state in ("wait", "paused") else ""])
         self.client.set("kept", "" if fresh else state)
         if state == "wait":
             self.misplace()
@@ -167,6 +169,13 @@ CASES: dict[str, tuple[str, Operation, Any]] = {
     "discard dead letters": ("wait", _letters, [True, True, False]),
     "change a priority": ("wait", lambda queue: queue.change_priority(str(MIDDLE + 3), 5), None),
     "change a priority, out of order": ("wait", lambda queue: queue.change_priority("odd", 5), None),
+    "counts of classes": (
+        "prioritized",
+        lambda queue: queue.counts_per_priority(),
+        dict.fromkeys(range(1, 11), JOBS // 10),
+    ),
+    "change a class": ("prioritized", lambda queue: queue.change_priority(str(MIDDLE), 3), None),
+    "remove one of a class": ("prioritized", lambda queue: queue.remove(str(MIDDLE + 1)), True),
     "promote one": ("delayed", lambda queue: queue.promote(str(MIDDLE)), None),
     "change a delay": ("delayed", lambda queue: queue.change_delay(str(MIDDLE + 1), 1), None),
     "retry one": ("failed", lambda queue: queue.retry(str(MIDDLE)), None),
@@ -181,6 +190,8 @@ CASES: dict[str, tuple[str, Operation, Any]] = {
 FRESH: dict[str, tuple[str, Operation, Any]] = {
     "clean some": ("wait", lambda queue: queue.clean(state=JobState.WAITING, limit=2_000), None),
     "drain": ("wait", lambda queue: queue.drain(), JOBS + 1),
+    "resume what an older client paused": ("paused", lambda queue: queue.resume(), None),
+    "clean a class": ("prioritized", lambda queue: queue.clean(state=JobState.PRIORITIZED, limit=2_000), None),
     "promote all": ("delayed", lambda queue: queue.promote_all(), JOBS),
     "retry all": ("failed", lambda queue: queue.retry_all(), JOBS),
     "sweep": ("failed", lambda queue: queue.dead_letters.sweep(), None),

@@ -1,6 +1,6 @@
 --[[ resume: let workers take again, and wake one if there is something to take.
 
-  Clients before version 6 moved the jobs of a paused queue to a list `paused`: what lies there is merged back, at most 7000 per
+  Clients before version 6 moved the jobs of a paused queue to a list `paused`: what lies there is merged back, at most 2000 per
   call, and the queue stays paused until all are; the caller repeats the call while some are left. From the newest to the
   oldest, each before the last, so that the order holds over the seams.
 
@@ -14,7 +14,7 @@
 local meta_key, wait_key, paused_key, prioritized_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local base = ARGV[1]
 
-local legacy = redis.call("LRANGE", paused_key, 0, 6999)
+local legacy = redis.call("LRANGE", paused_key, 0, 1999)
 if #legacy > 0 then
   redis.call("LTRIM", paused_key, #legacy, -1)
   redis.call("RPUSH", wait_key, unpack(legacy))
