@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -136,7 +136,7 @@ class SqlMessages:
         return await self._claim(self.sql.claim_again, lease_ms=lease_ms, limit=limit)
 
     async def _claim(self, statement: str, **parameters: int) -> list[ToPublish]:
-        async with self.database.transaction() as connection:
+        async with self._alone() as connection:
             rows = (await connection.execute(sa.text(statement), parameters)).all()
         found = []
         for row in rows:
@@ -302,16 +302,23 @@ class SqlMessages:
             await _note(connection, self._notes, found, action=action, by=by)
         return found
 
+    def _alone(self, *, reads: bool = False) -> AbstractAsyncContextManager[AsyncConnection]:
+        """For one statement over all tenants, which is a transaction by itself: a third of the round trips."""
+        if self.database.tenant_required:
+            return self.database.transaction()  # refuses, and says why
+        return self.database.statement(reads=reads)
+
     async def _run(self, statement: str, **parameters: Any) -> None:
-        async with self.database.transaction() as connection:
+        async with self._alone() as connection:
             await connection.execute(sa.text(statement), parameters)
 
     async def _ids(self, statement: str, **parameters: Any) -> set[str]:
-        async with self.database.transaction() as connection:
+        async with self._alone() as connection:
             return set((await connection.execute(sa.text(statement), parameters)).scalars())
 
     async def _read(self, statement: str, tenant: str | None = None, **parameters: Any) -> list[MessageRow]:
-        async with self.database.transaction(tenant=tenant or None) as connection:
+        where = self.database.transaction(tenant=tenant) if tenant else self._alone(reads=True)
+        async with where as connection:
             return [_message(row) for row in (await connection.execute(sa.text(statement), parameters)).mappings()]
 
 
