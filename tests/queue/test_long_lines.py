@@ -113,7 +113,7 @@ class TestState:
                 assert end.value.value == state
                 long.redis.delete(f"{long.base}delayed", f"{long.base}active")
 
-    @pytest.mark.requirement("Q-5")
+    @pytest.mark.requirement("Q-14")
     async def test_an_add_with_a_taken_id_does_not_search_the_line(self, long: Kit) -> None:
         """Hundreds of them in one call would: by elimination they wait."""
         misplace(long)

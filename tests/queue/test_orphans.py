@@ -270,7 +270,7 @@ async def test_an_interrupted_search_is_simply_made_again(kit: Kit) -> None:
     kit.redis.flushall()
 
 
-@pytest.mark.requirement("X-128", "Q-7")
+@pytest.mark.requirement("X-128")
 async def test_a_mark_that_is_repeated_late_does_not_hide_that_a_job_moved(kit: Kit) -> None:
     """The reply of the first call was lost, the second one was answered, and the server gets to the first only then."""
     queue, sent = kit.queue(), list[tuple[Any, ...]]()
