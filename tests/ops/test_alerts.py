@@ -406,6 +406,26 @@ async def test_a_server_that_is_away_is_told_of_without_it(sqlite_url: str) -> N
     assert "127.0.0.1:1 does not answer" in json.loads(request.body)["text"]
 
 
+async def test_workers_work_although_nobody_can_watch(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.load(
+        redis_url=redis_url,
+        ledger_url="postgresql://app@127.0.0.1:1/shop",
+        alerts_webhook_url="https://example.com/hook",
+    )
+    app = Bullpen(redis_url, settings=settings)
+
+    @app.handler("mails")
+    async def handle(job: Job) -> str:
+        return "sent"
+
+    run = asyncio.create_task(app.run(signals=False))
+    assert await (await app.queue("mails").add("mail")).result(timeout=20_000) == "sent"
+    await eventually(lambda: "nothing is watched until the database is back" in caplog.text)
+    assert (await app.health.report()).checks["ledger"], "and /readyz says why"
+    await app.stop()
+    await run
+
+
 async def test_a_process_that_sees_one_tenant_does_not_watch(
     redis_url: str, guarded_database: str, postgres_server: PostgresServer
 ) -> None:

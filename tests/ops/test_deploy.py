@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from bullpen.app import ROLES
+from bullpen.cli import commands
 from bullpen.ops.signs import RULES
+from bullpen.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SOURCES = Path(__file__).parents[2] / "src"
@@ -38,3 +44,42 @@ def test_alarms_of_prometheus_and_our_own_have_the_same_subjects() -> None:
     assert {rule.prometheus for rule in RULES.values()} <= named
     filtered = set(re.findall(r'rule="(\w+)"', (DEPLOY / "alerts.yml").read_text()))
     assert filtered <= set(RULES)
+
+
+@pytest.mark.requirement("W-76")
+@pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen.service"])
+def test_commands_and_variables_of_the_examples_exist(file: str) -> None:
+    text = (DEPLOY / file).read_text()
+    group: Any = get_command(commands.app)
+    options = {name for option in group.commands["run"].params for name in option.opts}
+    commands_run = [
+        re.findall(r'[^\s",\[\]]+', line.partition("bullpen")[2])
+        for line in text.splitlines()
+        if re.search(r"^\s*(command:|ExecStart=).*\brun\b", line)
+    ]
+    variables = {setting.variable for setting in Settings().describe()}
+
+    assert commands_run
+    for words in commands_run:
+        assert words[:2] == ["run", "shop:app"]
+        assert {word for word in words if word.startswith("--")} <= options
+        parts = {value for option, value in itertools.pairwise(words) if option == "--only"}
+        assert parts <= set(ROLES)
+    assert set(re.findall(r"\bBULLPEN_[A-Z_]*[A-Z]\b", text)) <= variables
+    if file.endswith("yml"):
+        assert set(re.findall(r"path: (/\w+)", text)) == {"/livez", "/readyz"}
+        assert {name for name in NAME.findall(text) if name.startswith("bullpen_")} == {"bullpen_queue_jobs"}
+
+
+@pytest.mark.requirement("W-76")
+def test_the_guide_speaks_of_everything_that_a_deployment_needs() -> None:
+    page = (DEPLOY.parent / "docs" / "operate" / "deployment.md").read_text()
+
+    for word in ("appendonly", "noeviction", "maxmemory", "SIGTERM", "close_timeout", "terminationGracePeriodSeconds"):
+        assert word in page
+    for path in ("/livez", "/readyz", "/metrics", "bullpen_queue_oldest_waiting_seconds", "bullpen migrate"):
+        assert path in page
+    assert {role for role in ROLES if f"--only {role}" not in page} == set()
+    for file in re.findall(r"`deploy/([\w.]+)`", page):
+        assert (DEPLOY / file).is_file()
+    assert {path.name for path in DEPLOY.iterdir()} == set(re.findall(r"`deploy/([\w.]+)`", page))

@@ -9,6 +9,7 @@ Elsewhere: looking, judging and storing (`bullpen.ops`), the channels (`channels
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from bullpen._kernel.ticker import Ticker
 from bullpen._parts.channels import Channels
-from bullpen.errors import BullpenError, NotConfigured
+from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
 from bullpen.ops.incidents import Telling
@@ -32,6 +33,7 @@ __all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
 logger = logging.getLogger("bullpen.alerts")
 
 _NAME: Final = "bullpen-alerts"
+_RETRY_S: Final = 5.0
 _SEND_MS: Final = 10_000
 _LEASE_MS: Final = 20_000
 """Shorter than for other messages: when a watcher dies while it sends, the next alert of the rule waits for this."""
@@ -135,7 +137,8 @@ class AlertService:
             return
         self._is_running = True
         try:
-            await self._prepare()
+            if not await self._ledger_is_ready():
+                return
             if self._ledger.roles is not None and self._ledger.duty == "tenant":
                 raise NotConfigured(
                     "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
@@ -143,6 +146,22 @@ class AlertService:
             await self._watch()
         finally:
             self._ended.set()
+
+    async def _ledger_is_ready(self) -> bool:
+        """Wait for a database that is away: who only watches must not keep workers from working. False: closed."""
+        told = False
+        while not self._closing.is_set():
+            try:
+                await self._prepare()
+            except DatabaseUnavailable as error:
+                if not told:
+                    logger.warning("nothing is watched until the database is back: %s", error)
+                told = True
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _RETRY_S)
+            else:
+                return True
+        return False
 
     async def _watch(self) -> None:
         options = DispatcherOptions(
