@@ -122,10 +122,13 @@ async def test_a_long_backlog_does_not_make_a_claim_read_history(ledger: Ledger)
         free = await connection.execution_options(isolation_level="AUTOCOMMIT")
         await free.exec_driver_sql("ANALYZE core_outbox.integration_outbox")
     lanes = [{"s_type": "webhook:1", "s_tenant": None, "s_quota": 100}]
+    sql = Sql("postgresql", "core_outbox")
 
-    plan = await explain(
-        ledger, Sql("postgresql", "core_outbox").claim_lanes(by_tenant=False, most=100), rows=json.dumps(lanes), **CLAIM
-    )
+    types = await explain(ledger, sql.due_types)
+    tenants = await explain(ledger, sql.due_tenants, integration_type="webhook:1", after="", most=10)
+    assert rows_looked_at(types) < 100
+    assert rows_looked_at(tenants) < 100
+    plan = await explain(ledger, sql.claim_lanes(by_tenant=False, most=100), rows=json.dumps(lanes), **CLAIM)
 
     assert rows_looked_at(plan) < 500
 

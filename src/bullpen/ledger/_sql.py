@@ -113,7 +113,8 @@ ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id
     @cached_property
     def due_types(self) -> str:
         # A loose index scan: two probes per type, however many rows each has. Types whose rows all wait for a later
-        # time are left out: they would take their share of the batch from those that have work.
+        # time are left out: they would take their share of the batch from those that have work. min() and not EXISTS,
+        # of which PostgreSQL makes a join that reads the whole backlog.
         types = f"SELECT min(integration_type) FROM {self._by('ix_outbox_lane_due')} WHERE {_CLAIMABLE}"
         return f"""\
 WITH RECURSIVE lane(t) AS (
@@ -121,8 +122,8 @@ WITH RECURSIVE lane(t) AS (
     UNION ALL
     SELECT ({types} AND integration_type > t) FROM lane WHERE t IS NOT NULL
 )
-SELECT t FROM lane WHERE t IS NOT NULL AND EXISTS (SELECT 1 FROM {self._by("ix_outbox_lane_due")}
-    WHERE {_CLAIMABLE} AND integration_type = t AND due_at <= {self.now})"""
+SELECT t FROM lane WHERE t IS NOT NULL AND (SELECT min(due_at) FROM {self._by("ix_outbox_lane_due")}
+    WHERE {_CLAIMABLE} AND integration_type = t) <= {self.now}"""
 
     @cached_property
     def due_tenants(self) -> str:
@@ -131,14 +132,14 @@ SELECT t FROM lane WHERE t IS NOT NULL AND EXISTS (SELECT 1 FROM {self._by("ix_o
             f"FROM {self._by('ix_outbox_tenant_due')} WHERE {_CLAIMABLE} AND integration_type = :integration_type "
             f"AND {tenant}"
         )
-        rows, due = f"SELECT min({tenant}) {of_type}", f"SELECT 1 {of_type} = t"
+        rows, due = f"SELECT min({tenant}) {of_type}", f"SELECT min(due_at) {of_type} = t"
         return f"""\
 WITH RECURSIVE lane(t) AS (
     {rows} >= :after
     UNION ALL
     SELECT ({rows} > t) FROM lane WHERE t IS NOT NULL
 )
-SELECT t FROM lane WHERE t IS NOT NULL AND EXISTS ({due} AND due_at <= {self.now}) LIMIT :most"""
+SELECT t FROM lane WHERE t IS NOT NULL AND ({due}) <= {self.now} LIMIT :most"""
 
     def _due(self, where: str, limit: str, *, order: str = "due_at, seq", index: str | None = None) -> str:
         """Rows to claim. `s_blocked`: another row of the same ordering key comes first or is in flight.
