@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,10 @@ from bullpen._kernel.outcome import Outcome
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused, WaitForChildren
 from bullpen.plugins.messaging import HandlerTimeout, MessagingClient
+from bullpen.plugins.transports.bullmq import BullMQClient
+from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient, MemoryTransport
+from bullpen.plugins.transports.rabbitmq import RabbitMQClient
 from bullpen.ports.messaging import EventData, PublishFailed
 from bullpen.ports.transport import Delivery, Event, Health, Published, Settled
 from bullpen.testing.contracts.transport import quick_policy
@@ -423,6 +427,31 @@ async def test_a_consumer_that_cannot_go_on_makes_the_client_ill(caplog: pytest.
     assert not await client.is_healthy()
     assert lines(caplog.records, "Memory health check failed: the consumer of 'orders' ended: protocol broken")
     await client.close()
+
+
+@pytest.mark.requirement("X-5")
+@pytest.mark.parametrize(
+    "make",
+    [
+        MemoryClient,
+        partial(BullMQClient, "redis://localhost:1"),
+        partial(KafkaClient, "localhost:1", workflow="order"),
+        partial(RabbitMQClient, "amqp://localhost:1"),
+    ],
+    ids=["memory", "bullmq", "kafka", "rabbitmq"],
+)
+async def test_the_policy_of_a_client_says_where_its_dead_letters_go(
+    make: Callable[..., MessagingClient[Any]],
+) -> None:
+    """Every client hands it to its transport."""
+    named = make(policy=RetryPolicy(dead_letters=DeadLetters(store="queue", suffix="-graves")))
+    none = make(policy=RetryPolicy(dead_letters=DeadLetters(store="none")))
+
+    assert named.transport.dead_letters("orders").name == "orders-graves"
+    with pytest.raises(InvalidOption, match="dead_letters"):
+        none.transport.dead_letters("orders")
+    await named.close()
+    await none.close()
 
 
 @pytest.mark.requirement("S-27")

@@ -25,6 +25,7 @@ from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, die_holding_one, nothing_comes, quick_policy, take
 from bullpen.testing.kafka import OFFSET_COMMIT, PRODUCE, MockKafka
 from tests.transports._listening import PATIENCE_S, lines, listening
+from tests.transports._tap import tap
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -150,6 +151,49 @@ async def test_a_binding_describes_its_client(kafka: MockKafka) -> None:
     await client.close()
     with pytest.raises(InvalidOption, match="workflow"):
         KafkaClient(kafka.address, workflow="")
+    with pytest.raises(InvalidOption, match="session_timeout"):
+        KafkaClient(kafka.address, workflow="order", session_timeout=1)
+
+
+@pytest.mark.requirement("W-18")
+@pytest.mark.parametrize("way", ["client", "binding", "transport"])
+async def test_brokers_are_told_who_asks(kafka: MockKafka, way: str) -> None:
+    """The client id stands in every request: quotas and logs of a cluster go by it."""
+    first = kafka.address.split(",")[0]
+    async with tap(int(first.rpartition(":")[2])) as wire:
+        brokers, name = f"127.0.0.1:{wire.port}", f"shop-{uuid.uuid4().hex[:8]}"
+        wire.hold_at(name.encode())
+        transport: Any = None
+        match way:
+            case "client":
+                transport = KafkaClient(brokers, workflow="order", client_id=name).transport
+            case "binding":
+                binding = Kafka(events=[KafkaEvent(topic="o", event="paid")], brokers=brokers, client_id=name)
+                transport = KafkaClient.from_binding(binding, workflow="order").transport
+            case "transport":
+                transport = KafkaTransport(brokers, group="g", client_id=name)
+        asked = asyncio.create_task(transport.check())
+
+        await asyncio.wait_for(wire.struck.wait(), PATIENCE_S)
+
+        wire.close()
+        assert not (await asked).ok
+        await transport.aclose()
+
+
+@pytest.mark.requirement("X-55")
+async def test_a_client_parks_when_it_is_asked_to(kafka: MockKafka) -> None:
+    """By its own option or by its binding; what is parked can be overtaken, so order is no longer promised."""
+    binding = Kafka(events=[KafkaEvent(topic="o", event="paid")], brokers=kafka.address, retry="park")
+    clients = [
+        KafkaClient(kafka.address, workflow="order"),
+        KafkaClient(kafka.address, workflow="order", retry="park"),
+        KafkaClient.from_binding(binding, workflow="order"),
+    ]
+
+    assert [client.features.ordered for client in clients] == [True, False, False]
+    for client in clients:
+        await client.close()
 
 
 # ---- offsets -----------------------------------------------------------------------------------------------------

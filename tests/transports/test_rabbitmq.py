@@ -577,7 +577,8 @@ async def test_one_connection_with_separate_channels_or_two(
         purposes = [fields["purpose"] for fields in heard.of("transport.channel_opened")]
         await transport.aclose()
         await heard.wait("transport.channel_closed", 2)
-    two = make_transport(separate_connections=True)
+    client = RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK), separate_connections=True)
+    two = client.transport
     await two.publish(an_event(queue))
     await two.settle(await take(await two.deliveries(queue, prefetch=1)), DONE)
 
@@ -585,6 +586,7 @@ async def test_one_connection_with_separate_channels_or_two(
     assert {"publisher", "consumer"} <= set(purposes)
     assert await connections() - before == 2
     assert (await two.check()).ok
+    await client.close()
 
 
 @pytest.mark.requirement("S-2")
