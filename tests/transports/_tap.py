@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-BASIC_PUBLISH, BASIC_ACK = b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x50"
+BASIC_ACK = b"\x00\x3c\x00\x50"
 """Class and method at the head of a frame of AMQP 0-9-1."""
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
+from bullpen.plugins.transports.rabbitmq._link import translated
 from bullpen.ports.bindings import RabbitMQ, RabbitMQEvent
 from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.transport import Delivery, NotTakenNow
@@ -330,14 +332,16 @@ async def test_a_pause_longer_than_the_ladder_goes_round_again(make_transport: M
 class Minute:
     """A delivery that wants to be retried through a ladder of its own, whose one queue keeps messages for a minute."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, publish_timeout: int = 2_000) -> None:
         self.ladder, self.queue = DelayLadder(unit_ms=60_000, levels=1, prefix=unique("ladder")), unique()
-        self.transport = RabbitMQTransport(url, topology=Topology(delays=self.ladder), publish_timeout=300)
+        topology = Topology(delays=self.ladder)
+        self.transport = RabbitMQTransport(url, topology=topology, publish_timeout=publish_timeout)
+        self.sender = RabbitMQTransport(url, topology=topology)
         self.event = an_event(self.queue)
 
     async def fails_to_retry(self, error: type[Exception], spoil: Callable[[], Awaitable[object]]) -> None:
         """The copy has no place: the message comes again with its old number, and its slot is free."""
-        await self.transport.publish(self.event)
+        await self.sender.publish(self.event)
         deliveries = await self.transport.deliveries(self.queue, prefetch=1)
         delivery = await take(deliveries)
         await spoil()
@@ -349,6 +353,7 @@ class Minute:
         assert (self.again.id, self.again.attempt) == (self.event.id, 1)
         await self.transport.settle(self.again, DONE)
         await self.transport.aclose()
+        await self.sender.aclose()
 
 
 @pytest.mark.requirement("X-61")
@@ -361,7 +366,7 @@ async def test_the_original_is_kept_when_the_ladder_is_full(rabbit: RabbitServer
         await asyncio.to_thread(rabbit.control, *limit)
         with contextlib.suppress(NotTakenNow):
             for number in range(100):
-                await minute.transport.publish(an_event(minute.queue, number), delay_ms=60_000)
+                await minute.sender.publish(an_event(minute.queue, number), delay_ms=60_000)
 
     await minute.fails_to_retry(NotTakenNow, fill_up)
 
@@ -382,7 +387,7 @@ async def test_the_original_is_kept_when_the_ladder_leads_nowhere(rabbit: Rabbit
 @pytest.mark.requirement("X-61")
 async def test_the_original_is_kept_when_the_connection_breaks_under_the_copy(rabbit: RabbitServer) -> None:
     async with tap(rabbit.port()) as wire:
-        minute = Minute(f"amqp://guest:guest@127.0.0.1:{wire.port}/")
+        minute = Minute(f"amqp://guest:guest@127.0.0.1:{wire.port}/", publish_timeout=300)
 
         async def cut() -> None:
             wire.cut_at(minute.ladder.entrance.encode())
@@ -631,6 +636,65 @@ async def test_a_broker_that_comes_back_finds_its_consumers_again(
     lost = [record for record in caplog.records if record.getMessage().startswith("RabbitMQ connection lost")]
     assert len(lost) == 1
     await client.close()
+
+
+@asynccontextmanager
+async def shortage(rabbit: RabbitServer) -> AsyncIterator[None]:
+    """The broker believes that it is short of memory: it reads nothing from connections that publish."""
+    limit = ("set_vm_memory_high_watermark", "absolute")
+    await asyncio.to_thread(rabbit.control, *limit, "1MB")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(rabbit.control, *limit, "1GB")
+
+
+@pytest.mark.requirement("S-3", "S-52", "X-68")
+async def test_a_broker_short_of_memory_is_waited_for(rabbit: RabbitServer) -> None:
+    """Its connection is kept: who breaks it gets every delivery again, as often as their limit allows."""
+    transport = RabbitMQTransport(rabbit.url, topology=Topology(delays=QUICK), publish_timeout=300)
+    client = MessagingClient(transport, policy=quick_policy(), concurrency=5, publish_deadline=2_000)
+    queue, urns = unique(), [f"urn:{number}" for number in range(20)]
+    runs: list[str] = []
+
+    async def handle(delivery: Delivery) -> None:
+        runs.append(delivery.urn)
+
+    async with RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK)) as sender:
+        for urn in urns:
+            await sender.produce(queue, "pay", {"urn": urn})
+    with listening() as heard:
+        async with shortage(rabbit):
+            with pytest.raises(PublishFailed, match="short of memory"):
+                await client.produce(queue, "pay", {"urn": "urn:late"})
+            await client.consume(queue, handle)
+            assert not await client.is_healthy()
+        async with asyncio.timeout(PATIENCE_S):
+            while not {*urns} <= {*runs}:  # noqa: ASYNC110 - the late one may have arrived as well
+                await asyncio.sleep(0.02)
+        assert [runs.count(urn) for urn in urns] == [1] * len(urns)
+        assert not heard.of("transport.disconnected")
+    assert await client.is_healthy()
+    await client.close()
+
+
+@pytest.mark.requirement("S-3")
+async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection() -> None:
+    """The driver cancels who waits when it gives a connection up; a consumer must not end of it. Ours is obeyed."""
+
+    async def wait_for(answer: asyncio.Future[None]) -> None:
+        with translated():
+            await answer
+
+    answers: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    theirs, ours = (asyncio.create_task(wait_for(answer)) for answer in answers)
+    await asyncio.sleep(0)
+    answers[0].cancel()
+    ours.cancel()
+    await asyncio.wait([theirs, ours])
+
+    assert isinstance(theirs.exception(), ConnectionLost)
+    assert ours.cancelled()
 
 
 async def test_a_frozen_broker_is_noticed(rabbit: RabbitServer) -> None:

@@ -23,7 +23,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from bullpen.errors import BullpenError
-from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate
+from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate, translated
 
 __all__ = ["MOST", "Outgoing", "send_all"]
 
@@ -59,20 +59,24 @@ async def send_all(link: Link, messages: Sequence[Outgoing], *, timeout_s: float
     """
     if not messages:
         return []
+    found: list[BaseException | None]
     try:
-        async with link.publishing() as channel:
-            underlay: Any = await channel.get_underlay_channel()
-            if not all(hasattr(underlay, name) for name in _NEEDED):
-                return None
-            found = await _publish(underlay, messages, timeout_s)
-            for problem in found:
-                link.note_refusal(channel, problem)
+        with translated():
+            async with link.publishing() as channel:
+                underlay: Any = await channel.get_underlay_channel()
+                if not all(hasattr(underlay, name) for name in _NEEDED):
+                    return None
+                try:
+                    found = await _publish(underlay, messages, timeout_s)
+                except TRANSLATED as error:
+                    found = [error] * len(messages)
+                for problem in found:
+                    link.note_refusal(channel, problem)
     except BullpenError as error:
         return [error] * len(messages)
-    except TRANSLATED as error:
-        found = [error] * len(messages)
     if any(isinstance(problem, TimeoutError) for problem in found):
-        await link.give_up("a publish was not confirmed in time")
+        unconfirmed = await link.silent("a publish was not confirmed in time")
+        found = [unconfirmed if isinstance(problem, TimeoutError) else problem for problem in found]
     if any(isinstance(problem, ChannelNotFoundEntity) for problem in found):
         link.forget_topology()  # somebody deleted an exchange
     return [None if problem is None else translate(problem) for problem in found]

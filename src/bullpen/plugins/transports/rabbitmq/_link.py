@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import aio_pika
@@ -33,6 +33,12 @@ from bullpen.ports.transport import NotTakenNow
 
 HEARTBEAT_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 5.0
+_DECLARE_TIMEOUT_S: Final = 20.0
+"""Not bound by the time for connecting: a cluster that elects leaders takes its time to declare."""
+_CLOSE_TIMEOUT_S: Final = 1.0
+_BLOCKED: Final = (
+    "RabbitMQ is short of memory or disk and takes nothing from publishers; its log and `rabbitmqctl status` say which"
+)
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """After a node is back, or another was elected, work must go on within 5 s."""
 
@@ -57,6 +63,33 @@ def translate(error: BaseException) -> BullpenError:
 
 TRANSLATED: Final = (*CONNECTION_EXCEPTIONS, TimeoutError)
 """What the driver may raise, on a connection that breaks at any moment."""
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Our errors for whatever the driver raises inside of the block.
+
+    When a connection breaks, the driver cancels whoever waits for an answer on it. Nobody asked for that: left as it
+    is, it would end the waiting task without a word, a consumer for example.
+    """
+    try:
+        yield
+    except BullpenError:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLost("connection to RabbitMQ: it broke while we waited for an answer") from error
+    except TRANSLATED as error:
+        raise translate(error) from error
+
+
+async def close_quietly(channel: AbstractChannel) -> None:
+    """Close a channel that may be broken already, or whose broker does not answer."""
+    with contextlib.suppress(BullpenError), translated():
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await channel.close()
 
 
 class Link:
@@ -119,30 +152,27 @@ class Link:
     async def _dial(self, url: URL) -> AbstractConnection:
         connection: AbstractConnection | None = None
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                connection = await aio_pika.connect(
-                    url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
-                    client_properties={"connection_name": self._name},
-                )
-            connection.close_callbacks.add(self._on_closed)
-            self._declared = set()
-            self._publisher = None
-            await self._declare_topology(connection)
-        except (BullpenError, *TRANSLATED) as error:
+            with translated():
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    connection = await aio_pika.connect(
+                        url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
+                        client_properties={"connection_name": self._name},
+                    )
+                connection.close_callbacks.add(self._on_closed)
+                self._declared = set()
+                self._publisher = None
+                await self._declare_topology(connection)
+        except BullpenError:
             if connection is not None:
-                with contextlib.suppress(*TRANSLATED):
-                    await connection.close()
-            raise translate(error) from error
+                await _hang_up(connection, _CLOSE_TIMEOUT_S)
+            raise
         return connection
 
     async def _declare_topology(self, connection: AbstractConnection) -> None:
         self._is_declared = False
-        try:
-            # Not bound by the time for connecting: a cluster that elects leaders takes its time to declare.
-            async with asyncio.timeout(4 * _CONNECT_TIMEOUT_S):
+        with translated():
+            async with asyncio.timeout(_DECLARE_TIMEOUT_S):
                 await self._declare(connection, self._topology.declarations())
-        except TRANSLATED as error:
-            raise translate(error) from error
         self._is_declared = True
 
     # ---- channels ---------------------------------------------------------------------------------------------
@@ -153,9 +183,13 @@ class Link:
         if key in self._declared:
             return
         try:
-            await self._declare(connection, declarations)
-        except TRANSLATED as error:
-            raise translate(error) from error
+            with translated():
+                async with asyncio.timeout(_DECLARE_TIMEOUT_S):
+                    await self._declare(connection, declarations)
+        except ConnectionLost as error:
+            if isinstance(error.__cause__, TimeoutError) and connection is self._connection:
+                raise await self.silent("a declaration was not answered in time") from error
+            raise
         if connection is self._connection:
             self._declared.add(key)
 
@@ -188,8 +222,7 @@ class Link:
             if not self._publishes[channel]:
                 del self._publishes[channel]
                 if self._publisher is not channel:
-                    with contextlib.suppress(*TRANSLATED):
-                        await channel.close()
+                    await close_quietly(channel)
 
     def note_refusal(self, channel: AbstractChannel, refusal: BaseException | None) -> None:
         """For whoever reads confirms himself: the next publish gets another channel, if this is a reason to."""
@@ -208,11 +241,9 @@ class Link:
     async def open_channel(
         self, connection: AbstractConnection, purpose: str, *, confirms: bool = False
     ) -> AbstractChannel:
-        try:
+        with translated():
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 channel = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
-        except TRANSLATED as error:
-            raise translate(error) from error
         self._reports.channel_opened(purpose)
         channel.close_callbacks.add(lambda *_: self._reports.channel_closed(purpose))
         return channel
@@ -222,29 +253,45 @@ class Link:
         """A channel for the length of a block. What was received on it and not acknowledged goes back."""
         channel = await self.open_channel(await self.connection(), purpose)
         try:
-            yield channel
-        except TRANSLATED as error:
-            raise translate(error) from error
+            with translated():
+                yield channel
         finally:
-            with contextlib.suppress(*TRANSLATED):
-                await channel.close()
+            await close_quietly(channel)
+
+    async def blocked_because(self) -> str:
+        """Why the broker reads nothing from us although the connection is open; empty when it does."""
+        underlay = None if self._connection is None else self._connection.transport
+        if underlay is None:
+            return ""
+        try:
+            async with asyncio.timeout(0):  # the driver only lets itself be waited for
+                await underlay.connection.ready()
+        except TimeoutError:
+            return _BLOCKED
+        return ""
+
+    async def silent(self, why: str) -> BullpenError:
+        """What it means that no answer came. A broker that is short of memory says so, and is waited for: who breaks
+        the connection then gets every delivery once more, and that as often as their limit allows. Else nobody is
+        there, and the connection is given up."""
+        blocked = await self.blocked_because()
+        if blocked:
+            return NotTakenNow(blocked)
+        await self.give_up(why)
+        return ConnectionLost("RabbitMQ did not answer in time")
 
     async def give_up(self, why: str) -> None:
         """Break the present connection: it is open, and nobody answers."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._note_lost(self._name, why)
-            with contextlib.suppress(*TRANSLATED, asyncio.TimeoutError):
-                async with asyncio.timeout(1):
-                    await connection.close()
+            await _hang_up(connection, _CLOSE_TIMEOUT_S)
 
     async def aclose(self) -> None:
         self._is_closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(*TRANSLATED):
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await connection.close()
+            await _hang_up(connection, _CONNECT_TIMEOUT_S)
             self._reports.closed(self._name)
 
     async def _declare(self, connection: AbstractConnection, declarations: Iterable[Declaration]) -> None:
@@ -271,6 +318,12 @@ class Link:
         if not self._is_lost and not self._is_closed:
             self._is_lost = True
             self._reports.disconnected(endpoint, reason)
+
+
+async def _hang_up(connection: AbstractConnection, timeout_s: float) -> None:
+    with contextlib.suppress(BullpenError), translated():
+        async with asyncio.timeout(timeout_s):
+            await connection.close()
 
 
 def _is_open(connection: AbstractConnection) -> bool:

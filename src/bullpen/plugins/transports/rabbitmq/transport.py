@@ -8,8 +8,8 @@ Elsewhere: queues and ladder (`topology`), connections (`_link`), format (`_mess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self, assert_never
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessage
@@ -24,7 +24,7 @@ from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.rabbitmq._batch import MOST, Outgoing, send_all
 from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters
-from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate
+from bullpen.plugins.transports.rabbitmq._link import Link, close_quietly, translated
 from bullpen.plugins.transports.rabbitmq._messages import (
     content_of,
     copy_of,
@@ -199,33 +199,35 @@ class RabbitMQTransport:
         try:
             match outcome:
                 case Completed():
-                    await held.message.ack()
+                    await held.ack()
                 case Retry(delay_ms=delay_ms):
-                    await self._again(held, delay_ms, failures=delivery.attempt)
+                    await self.park(held, delay_ms, failures=delivery.attempt)
                 case Delayed(delay_ms):
-                    await self._again(held, delay_ms, failures=delivery.attempt - 1)
+                    await self.park(held, delay_ms, failures=delivery.attempt - 1)
                 case Waiting(pause_ms):
-                    await self._again(held, pause_ms, failures=delivery.attempt - 1)
+                    await self.park(held, pause_ms, failures=delivery.attempt - 1)
                 case Failed():
                     settled = await self._bury(held, delivery, outcome)
                 case WaitingChildren():
                     raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
                 case _:
                     assert_never(outcome)
-        except BullpenError:  # first: our ConnectionLost is one of the driver's kinds too
+        except DeliveryLost:
+            raise
+        except BullpenError:
             # What should replace it has no place: the original comes again at once, with its old number, as often as
             # its delivery limit allows.
-            with suppress(*TRANSLATED):
-                await held.message.nack(requeue=True)
+            await held.give_back()
             raise
-        except TRANSLATED as error:
-            raise DeliveryLost(delivery.source, delivery.id, str(translate(error))) from error
         finally:
             held.consumption.forget(delivery)
         return settled
 
     async def check(self) -> Health:
         """A channel opened and closed: the broker answers, and nothing is left behind."""
+        blocked = await self._link.blocked_because()
+        if blocked:
+            return Health(False, blocked)
         try:
             async with self._link.channel("check"):
                 pass
@@ -295,48 +297,46 @@ class RabbitMQTransport:
             pause_s = min(2 * pause_s, 1.0)
 
     async def _send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
-        try:
-            async with self._link.publishing() as channel:
-                target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
-                async with asyncio.timeout(self._publish_timeout_s):
-                    await target.publish(message, routing_key, mandatory=True)
-        except TimeoutError as error:
-            await self._link.give_up("a publish was not confirmed in time")
-            raise translate(error) from error
-        except ChannelNotFoundEntity as error:
-            self._link.forget_topology()  # somebody deleted an exchange
-            raise translate(error) from error
-        except TRANSLATED as error:
-            raise translate(error) from error
+        with translated():
+            try:
+                async with self._link.publishing() as channel:
+                    to = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+                    async with asyncio.timeout(self._publish_timeout_s):
+                        await to.publish(message, routing_key, mandatory=True)
+            except TimeoutError as error:
+                raise await self._link.silent("a publish was not confirmed in time") from error
+            except ChannelNotFoundEntity:
+                self._link.forget_topology()  # somebody deleted an exchange
+                raise
 
     async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
         assert spec.letter_key is not None
         await self._send_patiently(spec, self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
 
-    async def park(self, message: AbstractIncomingMessage, spec: QueueSpec, delay_ms: int, *, failures: int) -> None:
+    async def park(self, held: _Held, delay_ms: int, *, failures: int) -> None:
         """Publish a copy that arrives after the delay, then acknowledge the original."""
+        spec = held.consumption.spec
         exchange, key, left_ms = _DEFAULT_EXCHANGE, spec.name, 0
         if delay_ms:
             exchange, key, left_ms = self._topology.delays.route(spec.name, delay_ms)
-        copy = copy_of(message, failures=failures, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
+        copy = copy_of(held.message, failures=failures, ready_in_ms=delay_ms - left_ms, delay_left_ms=left_ms)
         await self._send_patiently(spec, exchange, key, copy)
-        await message.ack()
-
-    async def _again(self, held: _Held, delay_ms: int, *, failures: int) -> None:
-        await self.park(held.message, held.consumption.spec, delay_ms, failures=failures)
+        await held.ack()
 
     async def _bury(self, held: _Held, delivery: Delivery, failed: Failed) -> Settled:
         spec = held.consumption.spec
         if spec.dead_letter_queue is None:
-            await held.message.ack()
+            await held.ack()
             return Settled()
         try:
             await self.put_letter(spec, letter_of(delivery, failed))
+        except NotTakenNow:
+            raise  # it comes again, fails again, and gets its letter then
         except (ServerRefused, InvalidOption) as error:
             # The broker dead-letters it itself, without our context: better a bare letter than none.
-            await held.message.reject(requeue=False)
+            await held.drop()
             return Settled(dead_letter_problem=str(error))
-        await held.message.ack()
+        await held.ack()
         return Settled(dead_letter=spec.dead_letter_queue)
 
 
@@ -347,6 +347,33 @@ class _Held:
 
     def __init__(self, consumption: _Consumption, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
         self.consumption, self.channel, self.message = consumption, channel, message
+
+    async def ack(self) -> None:
+        """Raises DeliveryLost when its channel broke: the broker delivers it again."""
+        with self._or_lost():
+            await self.message.ack()
+
+    async def drop(self) -> None:
+        """Let the broker dead-letter it."""
+        with self._or_lost():
+            await self.message.reject(requeue=False)
+
+    async def give_back(self) -> bool:
+        """Put it back into its queue; False: its channel is gone, and everything went back with it."""
+        try:
+            with self._or_lost():
+                await self.message.nack(requeue=True)
+        except DeliveryLost:
+            return False
+        return True
+
+    @contextmanager
+    def _or_lost(self) -> Iterator[None]:
+        try:
+            with translated():
+                yield
+        except BullpenError as error:
+            raise DeliveryLost(self.consumption.source, self.message.message_id or "", str(error)) from error
 
 
 class _Consumption:
@@ -359,6 +386,7 @@ class _Consumption:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: AbstractChannel | None = None
+        self._crash: Exception | None = None
 
     @property
     def source(self) -> str:
@@ -378,6 +406,8 @@ class _Consumption:
     async def __anext__(self) -> Delivery:
         while not self._stopping.is_set():
             held = await self._ready.get()
+            if self._crash is not None:
+                raise self._crash
             if held is None:
                 break
             if held.channel is not self._channel:
@@ -398,11 +428,8 @@ class _Consumption:
         self._stopping.set()
         while not self._ready.empty():
             held = self._ready.get_nowait()
-            if held is not None:
-                try:
-                    await held.message.reject(requeue=True)
-                except TRANSLATED:
-                    break  # the channel is gone, and everything goes back with it
+            if held is not None and not await held.give_back():
+                break
         self._ready.put_nowait(None)
 
     async def aclose(self) -> None:
@@ -413,18 +440,25 @@ class _Consumption:
         self._lose_all()
         channel, self._channel = self._channel, None
         if channel is not None:
-            with suppress(*TRANSLATED):
-                await channel.close()
+            await close_quietly(channel)
 
     def forget(self, delivery: Delivery) -> None:
         self._held.pop(delivery, None)
 
     async def _run(self) -> None:
+        try:
+            await self._consume_for_ever()
+        except Exception as error:  # noqa: BLE001 - a mistake of ours or the driver's: whoever iterates is told
+            self._crash = error
+            self._ready.put_nowait(None)
+
+    async def _consume_for_ever(self) -> None:
         while not self._stopping.is_set():
             try:
-                await self._consume_until_broken()
-            except ConnectionLost:
-                pass  # told by the link
+                with translated():
+                    await self._consume_until_broken()
+            except (ConnectionLost, NotTakenNow):
+                pass  # told by the link, or by whoever publishes
             except ServerRefused as error:
                 # Told once by the link as well; somebody may mend the broker's queues or rights.
                 self._transport_refused(error)
@@ -448,31 +482,28 @@ class _Consumption:
             queue = await channel.get_queue(self.source, ensure=False)
 
             async def receive(message: AbstractIncomingMessage) -> None:
+                held = _Held(self, channel, message)
                 if self._stopping.is_set():
-                    await message.reject(requeue=True)  # it was on its way when we cancelled
+                    await held.give_back()  # it was on its way when we cancelled
                 else:
-                    self._ready.put_nowait(_Held(self, channel, message))
+                    self._ready.put_nowait(held)
 
             tag = await queue.consume(receive)
             await _first(broken.wait(), self._stopping.wait())
             if self._stopping.is_set() and not broken.is_set():
                 await queue.cancel(tag)
-        except TRANSLATED as error:
-            raise translate(error) from error
         finally:
             if not self._stopping.is_set():
                 self._channel = None
-                with suppress(*TRANSLATED):
-                    await channel.close()
+                await close_quietly(channel)
 
     async def _send_on(self, held: _Held, left_ms: int) -> None:
         """A delay longer than the ladder goes round again."""
         failures = delivery_of(held.message, self.source, held).attempt - 1
         try:
-            await self._transport.park(held.message, self.spec, left_ms, failures=failures)
-        except (BullpenError, *TRANSLATED):
-            with suppress(*TRANSLATED):
-                await held.message.nack(requeue=True)
+            await self._transport.park(held, left_ms, failures=failures)
+        except BullpenError:
+            await held.give_back()
 
     def _lose_all(self) -> None:
         lost, self._held = self._held, {}
