@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from bullpen.errors import InvalidOption
 from bullpen.ledger.incidents import Incident
 from bullpen.ops.incidents import Judged, News, Telling, judge
-from bullpen.ops.signs import RULES, Limits, Sign
+from bullpen.ops.signs import RULES, Limits, QueueNames, Sign
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TELLING = Telling(repeat_ms=60_000, resolve_after_ms=10_000, growth=5, hold_ms=20_000)
@@ -108,3 +109,29 @@ def test_limits_that_make_no_sense_are_refused() -> None:
             Telling(**{name: 0})
     with pytest.raises(InvalidOption, match="hold_ms"):
         Telling(hold_ms=-1)
+
+
+async def test_queues_are_listed_as_often_as_it_costs_little() -> None:
+    """A walk over a million keys every half minute would be felt by everybody."""
+    now, listed = 0.0, 0
+
+    async def find() -> list[str]:
+        nonlocal now, listed
+        now, listed = now + 1.0, listed + 1
+        return ["mails", "old-dlq"]
+
+    names = QueueNames(find, lambda: now)
+    for _ in range(3):
+        assert await names() == ["mails", "mails-dlq", "old-dlq"]
+    assert listed == 1
+    now += 99.0
+    await names()
+    assert listed == 1
+    now += 1.0
+    await names()
+    assert listed == 2
+
+    quick = QueueNames(lambda: asyncio.sleep(0, ["mails"]), lambda: now)
+    await quick()
+    now += 0.001
+    assert await quick() == ["mails", "mails-dlq"]

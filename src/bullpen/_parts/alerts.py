@@ -22,10 +22,11 @@ from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
 from bullpen.ops.incidents import Telling
-from bullpen.ops.signs import Limits, Sign, Source, is_away, ledger_signs, queue_signs
+from bullpen.ops.signs import Limits, QueueNames, Sign, Source, is_away, ledger_signs, queue_signs
 from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue import Connection
+from bullpen.queue.browse import find_queues
 from bullpen.settings import Settings
 
 __all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
@@ -60,6 +61,8 @@ def make_watcher(
         hold_ms=chosen.hold_ms,
     )
 
+    names = QueueNames(lambda: find_queues(connection(), prefix))
+
     async def look() -> Seen:
         signs: list[Sign] = []
         readable: set[Source] = {"redis"}
@@ -68,7 +71,7 @@ def make_watcher(
         else:
             # Counting the letters of a Kafka topic is reading them all: nothing to do twice a minute.
             countable = [store for store in stores() if not getattr(store, "counts_by_reading", False)]
-            signs += await _read("queues", queue_signs(connection(), prefix, limits, countable), readable)
+            signs += await _read("queues", queue_signs(connection(), prefix, limits, countable, names), readable)
         signs += await _read("ledger", ledger_signs(ledger, limits), readable)
         return Seen(signs, frozenset(readable))
 

@@ -7,7 +7,8 @@ Elsewhere: who is told and when (`incidents`, `alerts`), advice about a server i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,12 +22,24 @@ from bullpen.queue.browse import find_queues
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
 
-__all__ = ["DEAD_SUFFIX", "RULES", "Limits", "Rule", "Sign", "is_away", "ledger_signs", "queue_signs", "signs_of_queue"]
+__all__ = [
+    "DEAD_SUFFIX",
+    "RULES",
+    "Limits",
+    "QueueNames",
+    "Rule",
+    "Sign",
+    "is_away",
+    "ledger_signs",
+    "queue_signs",
+    "signs_of_queue",
+]
 
 DEAD_SUFFIX: Final = "-dlq"
 _MS: Final = timedelta(milliseconds=1)
 _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200
+_LONGEST_UNLISTED_S: Final = 300.0
 
 Source = Literal["redis", "queues", "ledger"]
 
@@ -103,12 +116,38 @@ class Sign:
 # Queues -------------------------------------------------------------------------------------------------------------
 
 
+class QueueNames:
+    """The queues of a server, listed anew as often as that may cost a hundredth of the time, and every five minutes.
+
+    Listing walks over all keys: nothing on a small server, a second and more beside a million jobs. The dead letters of
+    a queue that is known are known too, so only a new queue is seen later.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[list[str]]], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._find, self._now_s = find, now_s
+        self._names: list[str] = []
+        self._again_at = float("-inf")
+
+    async def __call__(self) -> list[str]:
+        began = self._now_s()
+        if began >= self._again_at:
+            self._names = await self._find()
+            ended = self._now_s()
+            self._again_at = ended + min(_LONGEST_UNLISTED_S, (ended - began) * 100)
+        letters = [f"{name}{DEAD_SUFFIX}" for name in self._names if not name.endswith(DEAD_SUFFIX)]
+        return sorted({*self._names, *letters})
+
+
 async def queue_signs(
-    connection: Connection, prefix: str, limits: Limits, stores: Iterable[DeadLetterStore] = ()
+    connection: Connection,
+    prefix: str,
+    limits: Limits,
+    stores: Iterable[DeadLetterStore] = (),
+    names: Callable[[], Awaitable[list[str]]] | None = None,
 ) -> list[Sign]:
     """Signs of all queues, and of further stores of dead letters that can be counted without reading them whole."""
     found: list[Sign] = []
-    for name in await find_queues(connection, prefix):
+    for name in await (find_queues(connection, prefix) if names is None else names()):
         async with Queue(name, connection=connection, prefix=prefix) as queue:
             found += [sign async for sign in signs_of_queue(queue, limits)]
     for store in stores:
