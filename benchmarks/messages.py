@@ -246,7 +246,7 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
         with Course("messages.published", "count") as course:
             await rate(rows, enqueuer.run_once, found, "messages published and confirmed")
         course.tell(found, "messages published")
-        sent = min(rows, 20_000)
+        sent = min(rows, 5_000)
         waiting = asyncio.create_task(count_sent(ledger, sent))
         sender = messages.sender()
         await asyncio.sleep(0)
