@@ -64,7 +64,8 @@ async def test_what_cannot_go_on_is_found_with_its_fix(redis_url: str, redis_ser
     library = next(advice for advice in found if advice.check == "library")
     assert "last written by bullpen:" in library.message
     server = next(advice for advice in found if advice.check == "persistence")
-    assert server.level is Level.WARNING
+    assert (server.level, server.fix) == (Level.WARNING, "Set `appendonly yes`")
+    assert [advice for advice in found if advice.level > Level.GOOD and not advice.fix] == [], "each with its fix"
     assert {key: client.dump(key) for key in client.scan_iter("bull:*")} == before
     assert [advice.level for advice in found] == sorted((advice.level for advice in found), reverse=True)
 
@@ -98,6 +99,7 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
 async def test_a_server_that_is_away_is_told_and_nothing_else_is_asked() -> None:
     found = await ask("redis://127.0.0.1:1")
     assert [advice.level for advice in found] == [Level.BROKEN]
+    assert "BULLPEN_REDIS_URL" in found[0].fix
 
 
 async def test_a_ledger_is_asked_too(redis_url: str, ledger: Ledger) -> None:

@@ -38,6 +38,13 @@ class Level(IntEnum):
     BROKEN = 3
 
 
+_FIXES: Final = {
+    Level.UNKNOWN: "let this user run the command, or ask whoever runs the server",
+    Level.WARNING: "upgrade the server",
+    Level.BROKEN: "start or upgrade the server, or mend the way to it: BULLPEN_REDIS_URL, --redis",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """One answer."""
@@ -83,7 +90,14 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
         # A server that does not answer tells no version; everything else would only say so again.
         is_away = finding.check == "version" and finding.verdict is Verdict.CANNOT_TELL
         level = Level.BROKEN if is_away and not await connection.is_healthy() else levels[finding.verdict]
-        yield Advice(level, finding.server, finding.check, finding.message)
+        if level is Level.GOOD:
+            yield Advice(level, finding.server, finding.check, finding.message)
+        else:
+            # Where a finding says what to do, it does so in its last sentence.
+            message, _, fix = finding.message.rpartition(". ")
+            yield Advice(
+                level, finding.server, finding.check, message or finding.message, fix if message else _FIXES[level]
+            )
 
 
 async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice]:
