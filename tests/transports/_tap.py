@@ -37,6 +37,12 @@ class Tap:
         self._match, self._is_cutting = match, True
         self.struck.clear()
 
+    def cut(self) -> None:
+        """Cut every connection now, and take no new one until `heal`."""
+        self._match, self._is_cutting = None, True
+        self.struck.set()
+        self.close()
+
     def heal(self) -> None:
         self._match = None
         self.struck.clear()
