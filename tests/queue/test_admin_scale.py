@@ -71,11 +71,12 @@ class Large:
         self._began_s = self._processor_s()
 
     def misplace(self) -> None:
-        """A job that stands in no order of creation, as if it had been retried: in the middle of the line."""
+        """A job that stands in no order of creation, as if it had been retried, where it costs most: far from the
+        running end, and not so near to the other that it is seen there."""
         self.client.lrem(self.queue.keys.wait, 0, "odd")
         self.client.zrem(self.queue.keys.prioritized, "odd")
         self.client.hset(f"{self.queue.keys.base}odd", mapping={"name": "job", "data": "{}", "timestamp": 1})
-        self.client.linsert(self.queue.keys.wait, "BEFORE", str(JOBS // 2), "odd")
+        self.client.linsert(self.queue.keys.wait, "BEFORE", str(JOBS - 7_000), "odd")
 
     def ms_per_call(self) -> float:
         """Processor time of the server per script call since the jobs were stored. The steps of one operation are
