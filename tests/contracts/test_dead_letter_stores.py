@@ -60,8 +60,10 @@ class QueueLetters:
         return await asyncio.wait_for(self._done.get(), 15)
 
     async def nothing_comes(self) -> None:
-        counts = await self.queue.counts()
-        assert (counts.pending, counts.active, self._done.qsize()) == (0, 0, 0)
+        async with asyncio.timeout(15):
+            while (await self.queue.counts()).active:  # noqa: ASYNC110 - the last one tells before it is settled
+                await asyncio.sleep(0.01)
+        assert ((await self.queue.counts()).pending, self._done.qsize()) == (0, 0)
 
 
 @pytest.fixture
