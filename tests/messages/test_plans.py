@@ -46,7 +46,7 @@ async def ledger(postgres_url: str, make_ledger: MakeLedger) -> Ledger:
         ("queued", HISTORY, "QUEUED", "now() + interval '30 minutes'", "now() + interval '1 day'"),
         ("lost", DUE, "QUEUED", "now() - interval '2 days'", "now() - n * interval '1 second'"),
     )
-    async with opened.database.transaction() as connection:
+    async with opened.database.migration() as connection:
         await connection.exec_driver_sql(
             "INSERT INTO core_outbox.bullpen_recipients (id, zone, channel, address) "
             f"SELECT 'r' || n, 'UTC', 'email', 'r' || n FROM generate_series(1, {HISTORY}) n"
@@ -61,7 +61,7 @@ async def ledger(postgres_url: str, make_ledger: MakeLedger) -> Ledger:
     async with opened.database.engine.connect() as connection:
         free = await connection.execution_options(isolation_level="AUTOCOMMIT")
         await free.exec_driver_sql("VACUUM ANALYZE")
-    async with opened.database.transaction() as connection:
+    async with opened.database.migration() as connection:
         for name, count, status, due_at, again_at in kinds[3:]:
             await insert(connection, name, count, status, due_at, again_at)
     return opened
