@@ -155,7 +155,7 @@ class _Watch:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # or the terminal would stay as we have made it
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # or the terminal would stay as we have made it
             loop.add_signal_handler(number, self._end, 128 + number)
         with self._output.opened(), keys(self._on_key):
             tasks = [asyncio.ensure_future(work()) for work in (self._search, self._look, self._tick)]

@@ -31,7 +31,7 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
             on_key(key)
 
     before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)  # Ctrl-C still interrupts
+    tty.setcbreak(descriptor, termios.TCSADRAIN)  # keeps what was typed already; Ctrl-C still interrupts
     try:
         loop.add_reader(descriptor, read)
         yield
