@@ -208,8 +208,10 @@ class _Watch:
                 self._seen_at = time.monotonic()
             if self._output.redraws or self._view.problem or is_complete:
                 self._output.show(self._view)
+            # Not wait_for: before Python 3.12 it may swallow a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._again.wait(), self._view.interval_s)
+                async with asyncio.timeout(self._view.interval_s):
+                    await self._again.wait()
 
     async def _tick(self) -> None:
         """Redraw what a person looks at while a look takes long, so that a stuck server and a resized window show."""
