@@ -161,7 +161,8 @@ class AlertService:
                     logger.warning("nothing is watched until the database is back: %s", error)
                 told = True
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _RETRY_S)
+                    async with asyncio.timeout(_RETRY_S):
+                        await self._closing.wait()
             else:
                 return True
         return False

@@ -89,7 +89,8 @@ class Supervisor:
             "worker process %d (pid %d) ended with %s; starting it again in %g s", slot, pid, describe(code), pause_s
         )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._stopping.wait()
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1

@@ -26,6 +26,7 @@ import msgspec
 from bullpen._kernel import tracing
 from bullpen._kernel.backoff import from_option
 from bullpen._kernel.duration import check_int, is_text, to_ms
+from bullpen._kernel.ending import end
 from bullpen._kernel.ids import keyed_id
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.outcome import (
@@ -492,8 +493,7 @@ class _Consumer(Generic[ReceiptT]):
             for task in self._running.values():
                 task.cancel()
             await asyncio.wait([self._receiving], timeout=_CANCEL_GRACE_S)
-            self._receiving.cancel()
-            await asyncio.wait([self._receiving])
+            await end(self._receiving)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._reports.consumer_stopped(self._queue, None)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ending import end
 from bullpen.errors import ConnectionLost
 from bullpen.ports.entity import EntityBusy
 from bullpen.queue import Connection
@@ -72,8 +73,7 @@ class RedisLocks:
         try:
             yield
         finally:
-            renewing.cancel()
-            await asyncio.wait([renewing])
+            await end(renewing)
             # If it cannot be given back, it ends by itself.
             with contextlib.suppress(ConnectionLost):
                 await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])

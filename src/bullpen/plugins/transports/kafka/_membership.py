@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
+from bullpen._kernel.ending import end
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption
 from bullpen.plugins._kafka import Brokers, GroupMember, Partition, PartitionLost, Record
 from bullpen.plugins._reports import Reports
@@ -121,11 +122,7 @@ class Membership:
         self._is_closed = True
         for view in self._views.values():
             await view.stop()
-        tasks = [task for task in (self._task, self._watcher) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end(*(task for task in (self._task, self._watcher) if task is not None))
 
     # ---- settling ---------------------------------------------------------------------------------------------
 

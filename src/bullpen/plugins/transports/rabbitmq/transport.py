@@ -16,6 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessa
 from aio_pika.exceptions import ChannelNotFoundEntity
 
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ending import end
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters
@@ -435,8 +436,7 @@ class _Consumption:
     async def aclose(self) -> None:
         await self.stop()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end(self._task)
         self._lose_all()
         channel, self._channel = self._channel, None
         if channel is not None:
