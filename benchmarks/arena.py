@@ -206,10 +206,10 @@ class Run:
             worker.go()
         self._wait_for_count(workers, self.jobs)
         server_s = self._server_cpu_s() - server_before
-        latest = [worker.latest for worker in workers]
+        latest = [worker.latest for worker in workers if worker.latest["count"]]  # one may have come too late for any
         done = sum(line["count"] for line in latest)
         ended = latest[0]["goal_at"] if len(workers) == 1 else max(line["last_ended"] for line in latest)
-        seconds = ended - min(line["first_began"] for line in latest if line["count"])
+        seconds = ended - min(line["first_began"] for line in latest)
         for worker in workers:
             worker.end()
         self._check_books(finished=ids, active=held, done=done)

@@ -37,6 +37,7 @@ def logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
     yield
+    logging.disable(logging.NOTSET)
     root.setLevel(level)  # not the attribute: loggers remember what was switched off until they are told
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
     for handler in root.handlers[:]:

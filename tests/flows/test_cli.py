@@ -316,14 +316,14 @@ def test_without_any_configuration_the_embedded_server_keeps_the_jobs_between_co
 
 
 def test_the_configuration_is_shown_with_its_origins_and_without_passwords(tmp_path: Path) -> None:
-    env = {"BULLPEN_REDIS_URL": "redis://:secret@example:6379"}
+    env = {"BULLPEN_REDIS_URL": "redis://:hunter2@example:6379"}
 
     shown = cli("config", "show", cwd=tmp_path, env=env)
     described = json.loads(cli("config", "show", "--json", "--prefix", "shop", cwd=tmp_path, env=env).out)
 
     assert "redis://:***@example:6379" in shown.out
     assert "environment variable BULLPEN_REDIS_URL" in shown.out
-    assert "secret" not in shown.out
+    assert "hunter2" not in shown.out
     by_key = {each["key"]: each for each in described}
     assert (by_key["redis.prefix"]["value"], by_key["redis.prefix"]["origin"]) == ("shop", "argument redis_prefix")
 

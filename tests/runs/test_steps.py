@@ -178,9 +178,9 @@ async def test_no_connection_is_held_while_handlers_work(postgres_url: str, make
     async with stage.working(execute):
         async with asyncio.timeout(20):
             await all_work.wait()
-        in_use = ledger.database.engine.pool.checkedout()
+            # Dispatcher and others look now and then, at times together; what handlers held would stay.
+            while ledger.database.engine.pool.checkedout() > 0:  # noqa: ASYNC110 - a pool tells nobody
+                await asyncio.sleep(0.002)
         go_on.set()
         for each in wanted:
             await stage.until(each.run_id, RunStatus.COMPLETED)
-
-    assert in_use <= 1  # the dispatcher may be looking

@@ -35,6 +35,7 @@ end
 
 local function describe_duplicates(indexes)
   local described = {}
+  if #indexes == 0 then return described end
   local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", base .. "paused") + redis.call("LLEN", active_key)
   local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
   for position, index in ipairs(indexes) do
