@@ -281,6 +281,8 @@ async def test_a_stale_owner_cannot_fail_the_run_either(bench: Bench) -> None:
             ALICE, lambda runs: runs.start(run.id, job_timestamp=run.job.timestamp, job_fence=7)
         )
 
+    # Not the heartbeat, which would notice first: the end itself must.
+    bench.processor = RunProcessor(bench.transactions, bench._handle, heartbeat_ms=60_000)
     bench.before_end, job = is_taken_over, fake_job(wanted, attempts_made=2)
     await bench.fail(wanted, job, ValueError("mine"))
 

@@ -63,7 +63,9 @@ async def test_a_crash_between_effect_and_result_repeats_the_step_with_the_same_
 
 
 @pytest.mark.requirement("X-110", "X-120")
-async def test_an_owner_that_lost_the_run_stores_no_result(lite: Stage) -> None:
+async def test_an_owner_that_lost_the_run_stores_no_result(sqlite_url: str, make_ledger: Any, make_stage: Any) -> None:
+    # Not the heartbeat, which would notice first: the step itself must.
+    lite: Stage = make_stage(make_ledger(sqlite_url), heartbeat_ms=60_000)
     bank, interrupted = Bank(), list[BaseException]()
 
     async def execute(run: Run) -> None:
