@@ -6,13 +6,18 @@ The slot that is lent must come back whenever it is needed elsewhere, and nothin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from bullpen import sync
+from bullpen.queue import Job
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.wire.scripts import SCRIPTS
-from tests.queue._kit import Gate, Kit, nothing, soon
+from tests.queue._kit import Gate, Kit, Told, nothing, soon
 from tests.queue.test_wakeups import SLEEP_MS, idle
 
 EXCHANGE = SCRIPTS["exchange"].sha1
@@ -175,3 +180,88 @@ async def test_a_close_without_the_right_to_unblock_any_more_leaves_no_job_behin
         await other.finished()
     finally:
         kit.command("ACL", "DELUSER", "narrow")
+
+
+async def test_who_may_no_longer_unblock_does_not_ask_again_and_again(kit: Kit, redis_server: RedisServer) -> None:
+    """A paused worker wants its slot back; told that it may not, it waits for the read to end by itself."""
+    kit.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all")
+    try:
+        url = redis_server.url.replace("redis://", "redis://narrow:secret@")
+        told = await idle(kit, connection=url)
+        kit.command("ACL", "SETUSER", "narrow", "-client|unblock")
+        kit.command("CONFIG", "RESETSTAT")
+        told.worker.pause()
+        await kit.until(lambda: refused(kit), "it has asked")
+
+        job = await kit.queue().add("a")  # taken by the look that could not be ended, and given back
+        await kit.until(lambda: kit.ids("wait") == [job.id] and kit.fields(job.id).get("ats"), "it is back")
+
+        assert refused(kit) == 1
+        assert told.of("active") == []
+    finally:
+        kit.command("ACL", "DELUSER", "narrow")
+
+
+def refused(kit: Kit) -> int:
+    stats: Any = kit.redis.info("commandstats")
+    return int(stats.get("cmdstat_client|unblock", {}).get("rejected_calls", 0))
+
+
+class TestBlockedLoop:
+    """A handler blocks the loop while the server takes a job for the slot that is lent: nobody renews that lock."""
+
+    async def block(self, kit: Kit, lock_ms: int, meanwhile: Callable[[str], None]) -> tuple[Told, str]:
+        """Block the loop of a worker until a second job was taken for it and `meanwhile` is through; its id."""
+        is_blocked, taken_and_done, second = threading.Event(), threading.Event(), f"second-{lock_ms}"
+
+        async def handle(job: Job) -> None:
+            if job.id == "first":
+                await kit.until(lambda: any("bzpopmin" in line for line in kit.clients()), "another slot is lent")
+                is_blocked.set()
+                assert taken_and_done.wait(10)
+
+        def interfere() -> None:
+            assert is_blocked.wait(10)
+            with sync.Queue(kit.name, connection=kit.url) as queue:
+                queue.add("second", job_id=second)
+            wait_until(lambda: second in kit.ids("active"))
+            meanwhile(second)
+            taken_and_done.set()
+
+        told = await kit.work(handle, concurrency=3, lock=lock_ms, drain_delay=SLEEP_MS)
+        interfering = asyncio.get_running_loop().run_in_executor(None, interfere)
+        await kit.queue().add("first", job_id="first")
+        await interfering
+        return told, second
+
+    async def test_a_job_that_others_took_over_is_not_run_here(self, kit: Kit) -> None:
+        def take_over(job_id: str) -> None:
+            lock = f"{kit.base}{job_id}:lock"
+            wait_until(lambda: not kit.command("EXISTS", lock))
+            kit.command("SET", lock, "somebody else", "PX", 60_000)
+
+        told, second = await self.block(kit, 400, take_over)
+        await told.wait("completed")
+        await (await kit.queue().add("third")).result(10_000)  # a whole turn later
+
+        assert second not in told.ids("active")
+        assert kit.command("GET", f"{kit.base}{second}:lock") == b"somebody else"
+        kit.command("DEL", f"{kit.base}{second}:lock")
+        kit.command("LREM", kit.base + "active", 0, second)
+        kit.command("LPUSH", kit.base + "wait", second)
+
+    async def test_a_job_that_is_still_ours_goes_back_and_is_run_once(self, kit: Kit) -> None:
+        told, second = await self.block(kit, 2_000, lambda _: time.sleep(0.7))
+
+        await told.finished(2)
+
+        assert sorted(told.ids("completed")) == ["first", second]
+        assert kit.fields(second)["ats"] == "2"
+        assert told.of("stalled") == []
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)

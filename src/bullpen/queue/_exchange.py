@@ -127,7 +127,8 @@ class Exchange:
         return first, self._read(reply)
 
     async def void(self) -> ExchangeReply:
-        """End a call whose answer was not waited for: what it took is told, and if it was not run yet it never will."""
+        """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it
+        never will be."""
         make_args = partial(self._arguments, (), 0)
         reply = await self._caller.repeat(self._keys, make_args, queue=self._queue, deadline_s=None)
         self.is_unanswered = False

@@ -78,8 +78,8 @@ class Wakeups:
 
     @property
     def is_lent(self) -> bool:
-        """A blocked read holds a slot, and will look by itself when it ends."""
-        return self._is_lent
+        """A blocked read holds a slot, will look by itself when it ends, and can be ended."""
+        return self._is_lent and self._client_id is not None
 
     @property
     def is_limited(self) -> bool:
@@ -165,10 +165,10 @@ class Wakeups:
         Gives up when the server is away: the read then ends with its connection.
         """
         give_up_at = self._loop.time() + _UNBLOCK_WITHIN_S
-        while not self._read_ended.is_set() and self._loop.time() < give_up_at:
+        while self._client_id is not None and not self._read_ended.is_set() and self._loop.time() < give_up_at:
             # Again and again: the read may be on its way still, and then there is nothing to unblock yet.
             try:
-                await door.call("CLIENT", "UNBLOCK", self._client_id or 0, within_s=_UNBLOCK_WITHIN_S)
+                await door.call("CLIENT", "UNBLOCK", self._client_id, within_s=_UNBLOCK_WITHIN_S)
                 async with asyncio.timeout(0.02):
                     await self._read_ended.wait()
             except TimeoutError:
@@ -177,7 +177,7 @@ class Wakeups:
                 await asyncio.sleep(door.reconnect_wait_s())
                 return
             except ServerRefused:
-                return  # no longer allowed: the connection is dropped at our end after all
+                self._client_id = None  # no longer allowed: the read ends by its own time limit, or with its connection
 
     async def stop(self, door: Door, listener: asyncio.Task[None]) -> None:
         """End the blocked read so that no marker is lost with it.

@@ -484,7 +484,7 @@ class Worker:
                 self._asked -= take
             self._last_exchange = time.monotonic()
             self._on_codes(settlements, reply.codes)
-            self._start_all(reply.taken)
+            await self._start_in_time(exchange, reply)
             if take:
                 self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
 
@@ -497,7 +497,7 @@ class Worker:
         finally:
             self._asked -= 1
         self._last_exchange = time.monotonic()
-        self._start_all(reply.taken)
+        await self._start_in_time(self._lent, reply)
         self._plan_next_look(reply, called_meanwhile=self._wakeups.calls != calls)
         return read_reply
 
@@ -538,6 +538,26 @@ class Worker:
 
     # ---- one job ----------------------------------------------------------------------------------------------
 
+    async def _start_in_time(self, exchange: Exchange, reply: ExchangeReply) -> None:
+        """Run what an exchange brought, unless its answer lay unread while a handler blocked the loop.
+
+        Nobody renewed those locks, since nobody here knew of the jobs: others may run them by now. So the server is
+        asked which are still ours, and these go back.
+        """
+        age_ms = self._connection.clock.now_ms() + self.options.clock_offset_ms - reply.now_ms
+        if not reply.taken or age_ms <= self.options.lock_ms / 4:
+            self._start_all(reply.taken)
+            return
+        logger.warning("queue %r: an answer was read %d ms late; its jobs are given back", self.queue_name, age_ms)
+        try:
+            still_ours = (await exchange.void()).taken
+        except ServerRefused as error:
+            self._reports.tell_error(error)  # the locks run out
+            return
+        for job in still_ours:
+            self._start(job, is_late=True)
+        self._wakeups.changed.set()
+
     def _start_all(self, jobs: list[Job]) -> None:
         for job in jobs:
             self._start(job)
@@ -546,12 +566,12 @@ class Worker:
                 if job in self._running:
                     self._reports.tell("active", job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, *, is_late: bool = False) -> None:
         if job.id in self._tokens:
             # An earlier run of the same job lost its lock here and does not know yet.
             self._on_locks_lost([(job.id, self._tokens[job.id])])
         self._tokens[job.id] = job.token
-        if self._stopping or self._paused or self._suspects.is_alone:
+        if is_late or self._stopping or self._paused or self._suspects.is_alone:
             # It came with an exchange that was in flight; it has not begun, so it simply goes back.
             self._settled.append(Settlement(job, Waiting()))
             return
