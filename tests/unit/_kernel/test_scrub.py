@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel import scrub
 from bullpen._kernel.outcome import MAX_TEXT, describe
-from bullpen._kernel.scrub import scrub_lines
+from bullpen._kernel.scrub import is_clean, scrub_lines
 
 SECRETS = [
     ("cannot reach redis://worker:hunter2@cache:6379/0", "hunter2"),
@@ -71,6 +74,82 @@ def test_no_surroundings_bring_a_secret_through(before: str, after: str, secret:
     text = f"{before} {form.format(secret)} {after}"
 
     assert secret not in scrub_lines(text).replace(before, "").replace(after, "") or secret in before + after
+
+
+PIECES = [
+    *("password", "PassWd", "pwd", "SECRET", "ſecret", "to\u212aen", "signature", "ſIGNATURE", "api key", "API_KEY"),
+    *(
+        "ap\u0130-key",
+        "apıkey",
+        "accessKey",
+        "access-key",
+        "Bearer ",
+        "Basic\n",
+        "baſic ",
+        "eyJ",
+        "EYJ",
+        "whsec_",
+        "AKIA",
+    ),
+    *("akia", "sk-", "task_", "pk_", "rk-", "ghp_", "xoxb-", "+", "+49", "@", "://", "redis://u:p@h/", "a@b.c"),
+    *("4111 1111 1111 1111", "4111-1111-1111-1111", "5555555555554444", "1717171717171", "٤١١١١١١١١١١١١١١١", "1", "٣"),
+    *(
+        "=",
+        ":",
+        "'",
+        '"',
+        "&",
+        ";",
+        "/",
+        "-",
+        ".",
+        "*",
+        " ",
+        "\t",
+        "\n",
+        "é",
+        "日本",
+        "\ud800",
+        "\u0307",
+        "abcdefghi",
+        "aB3_",
+    ),
+]
+
+
+@pytest.mark.requirement("W-74")
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14).map("".join))
+def test_a_form_that_is_not_looked_for_would_not_have_been_found(text: str) -> None:
+    """Patterns are slow, so one is tried only where a hint of its form stands; all of them together say the same."""
+    expected = text
+    for form in scrub._SECRETS:
+        expected = form.pattern.sub(form.instead, expected)
+    expected = scrub._CARD.sub(scrub._hide_card, expected)
+
+    assert scrub_lines(text) == expected
+    if all(map(is_clean, text.split("\n"))):
+        assert expected == text
+
+
+def test_the_letters_that_patterns_take_for_others_are_known() -> None:
+    """A pattern that knows no capitals also takes these for letters; a new version of Unicode might bring more."""
+    beyond_ascii = "".join(map(chr, range(128, sys.maxunicode + 1)))
+
+    assert re.findall("(?i)[a-z]", beyond_ascii) == ["\u0130", "ı", "ſ", "\u212a"]
+    assert scrub._fold("\u0130ıſ\u212a") == "iisk"
+
+
+@pytest.mark.parametrize("text", [text for text, _ in SECRETS])
+def test_nothing_with_a_secret_is_called_clean(text: str) -> None:
+    assert not is_clean(text)
+
+
+def test_frames_of_programs_are_clean() -> None:
+    """Else all the looking for hints were in vain."""
+    assert is_clean(
+        '  File "/app/src/orders/handlers.py", line 217, in charge\n    await bank.charge(order, key=ref)\n'
+    )
+    assert is_clean("TimeoutError: order 4711 of customer 1234567: no answer from bank-2 within 30.0 s\n")
 
 
 def test_hostile_text_takes_no_time() -> None:
