@@ -6,11 +6,8 @@ Elsewhere: running the handler (`bullpen.queue._execute`), making the outcome tr
 
 from __future__ import annotations
 
-import linecache
 import random as _random
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, assert_never
@@ -21,6 +18,7 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.policy import RetryPolicy
 from bullpen._kernel.remote import RemoteError
 from bullpen._kernel.scrub import scrub_lines
+from bullpen._kernel.stack import format_stack, text_of
 from bullpen.errors import (
     DelayJob,
     InvalidOption,
@@ -36,10 +34,6 @@ MAX_TEXT: Final = 5_000
 
 _SCRUBBED: Final = 2 * MAX_TEXT
 """Characters that are looked at for secrets: more than are kept, so that none is cut in half unrecognised."""
-
-MAX_FRAMES: Final = 40
-MAX_CHAIN: Final = 5
-"""How many causes, and how many parts of a group, are followed."""
 
 
 class Cause(StrEnum):
@@ -167,7 +161,11 @@ def judge(
 
 def describe(error: BaseException) -> tuple[str, str]:
     """The text and the stack of an error, as they may be stored: bounded, scrubbed, never empty, always valid UTF-8."""
-    return _reason(error), _stack(error)
+    text = text_of(error)
+    stack, is_clean = _stack(error, text)
+    if text is None or not text.strip():
+        return type(error).__name__, stack
+    return cut(text if is_clean else scrub_lines(_storable(text[:_SCRUBBED]))), stack
 
 
 def cut(text: str, limit: int = MAX_TEXT) -> str:
@@ -229,45 +227,20 @@ def _failed(
     assert_never(backoff)
 
 
-def _reason(error: BaseException) -> str:
+def _stack(error: BaseException, text: str | None) -> tuple[str, bool]:
+    """The stack as it may be stored. True: it was clean as it came, and so is the text."""
+    is_clean = False
     try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - user code
-        text = ""
-    return cut(scrub_lines(_storable(text[:_SCRUBBED]))) if text.strip() else type(error).__name__
-
-
-def _stack(error: BaseException) -> str:
-    try:
-        text = error.stack if isinstance(error, RemoteError) else "".join(_format(error, depth=0)).rstrip()
-    except Exception:  # noqa: BLE001 - user code in __str__ or __cause__, or an endless chain
-        text = type(error).__name__
-    text = scrub_lines(_storable(text[-_SCRUBBED:]))
+        stack, is_clean = (error.stack, False) if isinstance(error, RemoteError) else format_stack(error, text)
+    except Exception:  # noqa: BLE001 - user code in __cause__ or __notes__, or an endless chain
+        stack = type(error).__name__
+    stack = stack[-_SCRUBBED:]
+    if not is_clean:
+        stack = scrub_lines(_storable(stack))
     # The end of a Python traceback has the error and the line that raised it.
-    return text if len(text) <= MAX_TEXT else "…" + text[-(MAX_TEXT - 1) :]
-
-
-def _format(error: BaseException, depth: int) -> Iterator[str]:
-    """Like `traceback.format_exception` without the markers under the code, and three times as fast as that even so:
-    finding the markers parses source for 100 µs, and its frames ask the disk for each file again."""
-    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if earlier is not None and depth < MAX_CHAIN:
-        yield from _format(earlier, depth + 1)
-        yield "\nwhich led to:\n\n"
-    if error.__traceback__ is not None:
-        yield "Traceback (most recent call last):\n"
-        for frame, line in deque(traceback.walk_tb(error.__traceback__), maxlen=MAX_FRAMES):
-            code = frame.f_code
-            yield f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
-            if source := linecache.getline(code.co_filename, line, frame.f_globals).strip():
-                yield f"    {source}\n"
-    yield from traceback.format_exception_only(error)
-    if isinstance(error, BaseExceptionGroup) and depth < MAX_CHAIN:
-        for number, part in enumerate(error.exceptions[:MAX_CHAIN], 1):
-            yield f"\npart {number} of {len(error.exceptions)}:\n"
-            yield from _format(part, depth + 1)
+    return stack if len(stack) <= MAX_TEXT else "…" + stack[-(MAX_TEXT - 1) :], is_clean
 
 
 def _storable(text: str) -> str:
     # Lone surrogates come from file names and broken decoders, and no UTF-8 field can hold them.
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
