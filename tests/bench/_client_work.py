@@ -58,11 +58,14 @@ async def main(url: str) -> dict[str, float]:
         with counted:
             await asyncio.gather(*(queue.add("bench", DATA) for _ in range(JOBS)))
         in_flight = counted.count / JOBS
-        drained = await _drain(url, 3 * JOBS, counted)
-    return {"bulk": bulk, "in_flight": in_flight, "drain": drained}
+        drained = await _drain(url, "work", 3 * JOBS, counted)
+    async with Queue("failing", connection=url, attempts=1) as queue:
+        await queue.add_many([("bench", DATA)] * JOBS)
+        failed = await _drain(url, "failing", JOBS, counted, fails=True)
+    return {"bulk": bulk, "in_flight": in_flight, "drain": drained, "failure": failed}
 
 
-async def _drain(url: str, jobs: int, counted: Instructions) -> float:
+async def _drain(url: str, queue: str, jobs: int, counted: Instructions, *, fails: bool = False) -> float:
     left, done = jobs, asyncio.Event()
     warm_at = jobs - 10 * SLOTS
 
@@ -74,8 +77,10 @@ async def _drain(url: str, jobs: int, counted: Instructions) -> float:
         if left == 0:
             counted.__exit__()
             done.set()
+        if fails:
+            raise RuntimeError("as told")
 
-    worker = Worker("work", handle, connection=url, concurrency=SLOTS)
+    worker = Worker(queue, handle, connection=url, concurrency=SLOTS)
     await worker.start()
     await done.wait()
     await worker.close()

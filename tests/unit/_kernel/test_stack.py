@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import sys
 import traceback
 import weakref
 from collections.abc import Callable
@@ -259,6 +260,22 @@ def test_a_text_that_needs_no_scrubbing_is_stored_as_it_is(text: str) -> None:
     whole = f"ValueError: {text}" if text else "ValueError"
     assert stack == scrubbed_by_every_pattern(whole.rstrip())
     assert reason == (scrubbed_by_every_pattern(text) if text.strip() else "ValueError")
+
+
+def test_an_error_without_hints_of_secrets_meets_no_pattern_and_no_disk() -> None:
+    """That was nearly all that a failed attempt cost. No timing: what is called is looked at."""
+    error = caught(lambda: nest(3, TimeoutError("order 4711: no answer within 30 s")))
+    describe(error)  # the first time its source is read
+    called: set[str] = set()
+
+    sys.setprofile(lambda _, event, what: called.add(what.__name__) if event == "c_call" else None)
+    try:
+        describe(error)
+    finally:
+        sys.setprofile(None)
+
+    assert "isascii" in called
+    assert called.isdisjoint({"sub", "search", "match", "stat", "open"})
 
 
 def test_equal_functions_of_two_files_are_told_apart() -> None:
