@@ -117,7 +117,6 @@ PIECES = [
 ]
 
 
-@pytest.mark.requirement("W-74")
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14).map("".join))
 def test_a_form_that_is_not_looked_for_would_not_have_been_found(text: str) -> None:
     """Patterns are slow, so one is tried only where a hint of its form stands; all of them together say the same."""
