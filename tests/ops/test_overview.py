@@ -11,7 +11,7 @@ from bullpen import Connection, Job, Queue, Worker
 from bullpen.errors import JobFailed
 from bullpen.ops.overview import Overview, QueueLook
 from bullpen.queue.events import QueueEvents
-from bullpen.queue.queue import NewJob
+from bullpen.queue.job import NewJob
 from bullpen.testing import RedisServer
 from tests.conftest import StartServer
 

@@ -515,7 +515,7 @@ class TestCoalescing:
 
         first = asyncio.ensure_future(queue.add("first"))
         adder = queue._adder
-        while adder._flushing is None or adder._waiting:  # noqa: ASYNC110 - a few ticks, until the call is under way
+        while not adder._in_flight:  # noqa: ASYNC110 - a few ticks, until the call is under way
             await asyncio.sleep(0)
         rest = [asyncio.ensure_future(queue.add("rest")) for _ in range(50)]
         await asyncio.gather(first, *rest)

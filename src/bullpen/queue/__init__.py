@@ -6,8 +6,8 @@ from bullpen.queue.browse import Children, ChildrenCounts, Metrics, SchedulerRec
 from bullpen.queue.dead_letter import DeadLetter, DeadLetterFilter, RedriveReport
 from bullpen.queue.durability import Durability
 from bullpen.queue.events import QueueEvents
-from bullpen.queue.job import Added, Job, JobState
-from bullpen.queue.queue import JobCounts, NewJob, Queue
+from bullpen.queue.job import Added, Job, JobState, NewJob
+from bullpen.queue.queue import JobCounts, Queue
 from bullpen.queue.worker import Worker
 from bullpen.queue.worker_options import RateLimit
 

@@ -19,7 +19,7 @@ from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
 from bullpen.queue._children import remove_pending_children
 from bullpen.queue._line import seeking
 from bullpen.queue._redis import Door
-from bullpen.queue.job import JobState
+from bullpen.queue.job import JobState, Mark
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
@@ -155,13 +155,13 @@ class QueueActions:
         """How many finished jobs were heard of so far; None while nobody listens."""
         return None if self._results is None else self._results.heard
 
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any:
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         from bullpen.queue.events import ResultListener
 
         timeout_ms = None if timeout is None else to_ms("timeout", timeout)
         if self._results is None:
             self._results = ResultListener(self._door.connection, self._keys, self)
-        return await self._results.wait(job_id, timeout_ms, heard)
+        return await self._results.wait(job_id, timeout_ms, mark)
 
     async def aclose(self) -> None:
         if self._results is not None:

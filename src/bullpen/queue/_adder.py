@@ -1,18 +1,22 @@
 """Send adds to the server: many callers share a call, and no call stores anything twice.
 
 Adds of one loop tick share one script call; what comes while it is in flight shares the next (group commit). A call
-whose reply was lost is repeated with its number. Two callers take turns, so that Python packs the next batch of a bulk
-add while the server stores the last one; both use one connection, which keeps their order.
-In: checked jobs with a future each. Out: every future gets its job, or the error.
-Elsewhere: checking options (`queue`), the script (`bullpen.wire.lua.add`).
+whose reply was lost is repeated with its number. Where more waits than fits into one call, two callers take turns, so
+that Python packs the next batch while the server stores the last; both use one connection, which keeps their order.
+
+The usual call is sent and answered straight from the loop, without a task of its own. Everything unusual (no
+connection yet, a lost reply, a refusal, a disk to wait for) goes on in a task. In: packed jobs. Out: every caller's
+future gets its jobs, or the error. Elsewhere: checking and packing (`_packing`), the script (`bullpen.wire.lua.add`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple
 
 from bullpen.errors import DurabilityUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
@@ -21,37 +25,98 @@ from bullpen.queue._packing import (
     CALL_TTL_MS,
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
-    JobArguments,
+    PackedJob,
+    Stored,
     add_arguments,
     add_keys,
-    read_duplicates,
+    count_fitting,
 )
 from bullpen.queue._redis import Door
+from bullpen.queue._wire import Wire
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
-from bullpen.queue.job import Added, BlockedBy, Job, JobState
+from bullpen.queue.job import Added, BlockedBy, Job, JobState, Mark
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.options import JobOptions
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
 
 
-class PackedJob(JobArguments):
-    """A checked job and the future of whoever waits for it."""
+class OneJob(NamedTuple):
+    """The job of one `add`. Nearly all submissions: kept small."""
 
-    __slots__ = ("durability", "future")
+    packed: PackedJob
+    durability: Durability
+    future: asyncio.Future[Job]
 
-    def __init__(
-        self,
-        name: str,
-        data: bytes,
-        options: JobOptions,
-        *,
-        durability: Durability,
-        replaces: bool,
-        future: asyncio.Future[Job],
-    ) -> None:
-        super().__init__(name, data, options, replaces=replaces)
-        self.durability, self.future = durability, future
+
+class ManyJobs:
+    """The jobs of one `add_many`, and the future that gets them when the fate of all is known."""
+
+    __slots__ = ("_failure", "_left", "_stored", "durability", "future", "packed", "sent")
+
+    def __init__(self, packed: list[PackedJob], durability: Durability, future: asyncio.Future[list[Job]]) -> None:
+        self.packed, self.durability, self.future = packed, durability, future
+        self.sent = 0
+        """How many of the jobs are in calls already."""
+        self._left = len(packed)
+        self._stored: dict[int, list[Job]] = {}
+        self._failure: Exception | None = None
+
+    def take(self, begin: int, jobs: list[Job]) -> None:
+        """These are stored. Pieces may come in any order: a lost reply holds up only its own."""
+        self._stored[begin] = jobs
+        self._settle(len(jobs))
+
+    def fail(self, count: int, error: Exception) -> None:
+        """So many met an error; the first one is told."""
+        self._failure = self._failure or error
+        self._settle(count)
+
+    def _settle(self, count: int) -> None:
+        self._left -= count
+        if self._left:
+            return
+        if self._failure is not None:
+            _fail(self.future, self._failure)
+        elif not self.future.done():
+            self.future.set_result([job for begin in sorted(self._stored) for job in self._stored[begin]])
+
+
+class _Batch:
+    """The jobs of one call, whose they are, and where its reply goes: a wire treats it like a future."""
+
+    __slots__ = ("adder", "caller", "heard", "jobs", "level", "parts", "sent_at", "wire")
+
+    def __init__(self, adder: Adder, level: Durability) -> None:
+        self.adder, self.level = adder, level
+        self.jobs: list[PackedJob] = []
+        self.parts: list[tuple[OneJob | ManyJobs, int, int]] = []
+        """Whose jobs, the first of them in this call, and how many."""
+        self.caller: Caller | None = None
+        self.wire: Wire | None = None
+        self.sent_at = 0.0
+        self.heard: int | None = None
+
+    def done(self) -> bool:
+        return False  # a call that was sent is answered, whoever stopped waiting for it
+
+    def set_result(self, reply: Any) -> None:
+        self.adder.on_reply(self, reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.adder.on_trouble(self, error)
+
+    def fail(self, error: Exception) -> None:
+        for owner, _, count in self.parts:
+            if isinstance(owner, OneJob):
+                _fail(owner.future, error)
+            else:
+                owner.fail(count, error)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # a caller that was cancelled does not ask; that is no bug
 
 
 class Adder:
@@ -66,8 +131,9 @@ class Adder:
         deadline_s: float,
         max_buffered: int,
         clock_offset_ms: int,
-        before_first: Callable[[], Any],
+        before_first: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._door = door
         self._keys = keys
         self._actions = actions
@@ -75,133 +141,246 @@ class Adder:
         self._max_buffered = max_buffered
         self._clock_offset_ms = clock_offset_ms
         self._before_first = before_first
-        self._callers = (Caller(door, SCRIPTS["add"]), Caller(door, SCRIPTS["add"]))
+        self._free = [Caller(door, SCRIPTS["add"]), Caller(door, SCRIPTS["add"])]
+        self._names = {caller.id: add_keys(keys, caller.id) for caller in self._free}
         self._durable: DurableCalls | None = None
-        self._waiting: list[PackedJob] = []
-        self._flushing: asyncio.Task[None] | None = None
+        self._waiting: deque[OneJob | ManyJobs] = deque()
+        self._buffered = 0  # jobs of `_waiting` that are in no call yet
+        self._in_flight = 0
+        self._is_exclusive = False  # the call in flight is one that no other may overtake
+        self._is_planned = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._when_idle: asyncio.Future[None] | None = None
 
-    def submit(self, jobs: Sequence[PackedJob], *, is_bulk: bool = False) -> None:
-        """Send these with the next call. Their futures tell what became of them."""
-        # A bulk add is as large as its caller made it; the bound is for many callers that do not see each other.
-        if not is_bulk and len(self._waiting) >= self._max_buffered:
+    def add(self, packed: PackedJob, durability: Durability) -> asyncio.Future[Job]:
+        """Send this job with the next call. The future tells what became of it."""
+        if self._buffered >= self._max_buffered:
             raise QueueFull(
                 f"queue {self._keys.name!r}: {self._max_buffered} adds wait for the server already; "
                 "await some of them first",
                 queue=self._keys.name,
             )
-        self._waiting.extend(jobs)
-        if self._flushing is None:
+        future: asyncio.Future[Job] = self._loop.create_future()
+        self._waiting.append(OneJob(packed, durability, future))
+        self._buffered += 1
+        self._plan()
+        return future
+
+    def add_many(self, packed: list[PackedJob], durability: Durability) -> asyncio.Future[list[Job]]:
+        """Send these with the next calls. As large as its caller made it: the bound above is for many callers that do
+        not see each other."""
+        future: asyncio.Future[list[Job]] = self._loop.create_future()
+        self._waiting.append(ManyJobs(packed, durability, future))
+        self._buffered += len(packed)
+        self._plan()
+        return future
+
+    def _plan(self) -> None:
+        if not self._is_planned:
             # Not sent at once: adds of the same loop tick come along.
-            self._flushing = asyncio.get_running_loop().create_task(self._flush())
+            self._is_planned = True
+            self._loop.call_soon(self._flush)
 
     async def aclose(self) -> None:
         """Send what still waits, then let go."""
-        if self._flushing is not None:
-            await self._flushing
+        if self._waiting or self._in_flight:
+            self._when_idle = self._loop.create_future()
+            await self._when_idle
         if self._durable is not None:
             self._durable.close()
 
-    async def _flush(self) -> None:
-        earlier: asyncio.Task[None] | None = None
-        turn = 0
-        try:
-            await self._before_first()
-            while self._waiting:
-                batch = self._next_batch()
-                turn = 1 - turn
-                if not self._waiting or batch[0].durability != MEMORY:
-                    if earlier is not None:
-                        await earlier
-                        earlier = None
-                    await self._send(batch, self._callers[turn])
-                    continue
-                sending = asyncio.get_running_loop().create_task(self._send(batch, self._callers[turn]))
-                if earlier is not None:
-                    await earlier
-                earlier = sending
-            if earlier is not None:
-                await earlier
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-            _fail(self._waiting, error)
-            self._waiting = []
-        finally:
-            self._flushing = None
+    # ---- sending ----------------------------------------------------------------------------------------------
 
-    def _next_batch(self) -> list[PackedJob]:
+    def _flush(self) -> None:
+        """Send what waits, as far as it may go out now; the end of a call comes back here."""
+        self._is_planned = False
+        while self._waiting and self._may_send(self._waiting[0]):
+            self._send(self._next_batch())
+        if self._when_idle is not None and not self._waiting and not self._in_flight and not self._when_idle.done():
+            self._when_idle.set_result(None)
+
+    def _may_send(self, first: OneJob | ManyJobs) -> bool:
+        if not self._in_flight:
+            return True
+        if self._is_exclusive or not self._free or first.durability != MEMORY:
+            return False
+        # A few that come while a call is in flight wait for its end and gather company; a full load need not.
+        return isinstance(first, ManyJobs) or self._buffered >= MOST_JOBS_PER_CALL
+
+    def _next_batch(self) -> _Batch:
         """At most 200 jobs and 1 MiB of one durability, at least one."""
-        waiting, size, count = self._waiting, 0, 0
+        waiting = self._waiting
         level = waiting[0].durability
-        for packed in waiting[:MOST_JOBS_PER_CALL]:
-            size += packed.size
-            if count and (
-                size > MOST_BYTES_PER_CALL
-                # Nearly always the very same, and comparing fields takes longer than the rest.
-                or (packed.durability is not level and packed.durability != level)
-            ):
+        batch = _Batch(self, level)
+        jobs, room, bytes_left = batch.jobs, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL
+        while waiting and room:
+            owner = waiting[0]
+            # Nearly always the very same, and comparing fields takes longer than the rest.
+            if owner.durability is not level and owner.durability != level:
                 break
-            count += 1
-        self._waiting = waiting[count:]
-        return waiting[:count]
+            if type(owner) is OneJob:
+                packed = owner.packed
+                bytes_left -= len(packed.data) + len(packed.options_json)
+                if bytes_left < 0 and jobs:
+                    break
+                jobs.append(packed)
+                batch.parts.append((owner, 0, 1))
+                room -= 1
+                waiting.popleft()
+                continue
+            assert isinstance(owner, ManyJobs)
+            begin = owner.sent
+            count, size = count_fitting(owner.packed, begin, room, bytes_left, at_least=0 if jobs else 1)
+            if not count:
+                break
+            jobs += owner.packed[begin : begin + count]
+            batch.parts.append((owner, begin, count))
+            owner.sent += count
+            room, bytes_left = room - count, bytes_left - size
+            if owner.sent == len(owner.packed):
+                waiting.popleft()
+        self._buffered -= len(jobs)
+        return batch
 
-    async def _send(self, batch: list[PackedJob], caller: Caller) -> None:
-        """One call; never raises."""
+    def _send(self, batch: _Batch) -> None:
+        self._in_flight += 1
+        batch.sent_at, batch.heard = time.monotonic(), self._actions.heard
+        if batch.level != MEMORY or self._before_first is not None:
+            self._is_exclusive = True
+            self._start(self._send_with_care(batch))
+            return
+        caller = batch.caller = self._free.pop()
+        batch.wire = caller.send_soon(self._names[caller.id], partial(self._arguments, batch), batch)
+        if batch.wire is None:
+            self._start(self._repeat(batch, caller, may_have_run=False))
+
+    def _arguments(self, batch: _Batch, number: int, is_repeat: bool) -> list[Any]:
+        return add_arguments(self._keys, batch.jobs, number, is_repeat=is_repeat, clock_offset_ms=self._clock_offset_ms)
+
+    # ---- what became of a call --------------------------------------------------------------------------------
+
+    def on_reply(self, batch: _Batch, reply: Any) -> None:
+        """The usual end. The next call goes out first: the server stores it while we hand out this one's jobs."""
+        self._end(batch)
+        self._hand_out(batch, reply, is_late=False)
+
+    def on_trouble(self, batch: _Batch, error: BaseException) -> None:
+        """The call was refused, or its reply is lost."""
+        self._start(self._recover(batch, error))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _recover(self, batch: _Batch, error: BaseException) -> None:
+        caller, wire = batch.caller, batch.wire
+        assert caller is not None
+        assert wire is not None
         try:
-            level = batch[0].durability
-            sent_at, heard = time.monotonic(), self._actions.heard
-            reply, is_late = await self._call(batch, caller, level)
-            now_ms, first_number, taken = reply
-            self._door.connection.clock.observe(now_ms - self._clock_offset_ms, sent_at, time.monotonic())
-            duplicates = read_duplicates(taken)
-            confirmed = None if level == MEMORY else str(level)
-            for index, packed in enumerate(batch):
-                if packed.future.done():
-                    continue
-                if index in duplicates:
-                    job = self._duplicate(packed, *duplicates[index])
-                else:
-                    job = Job(self._actions, packed.created(first_number + index, now_ms))
-                    if heard is not None:
-                        job.heard = heard
-                if is_late:
-                    packed.future.set_exception(DurabilityUnknown(self._keys.name, job, str(level)))
-                    continue
-                if confirmed is not None:
-                    job.durability = confirmed
-                packed.future.set_result(job)
+            may_have_run = await caller.may_have_run(error, wire)
+        except Exception as refusal:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+            self._end(batch)
+            batch.fail(refusal)
+        else:
+            await self._repeat(batch, caller, may_have_run=may_have_run)
+
+    async def _repeat(self, batch: _Batch, caller: Caller, *, may_have_run: bool) -> None:
+        try:
+            reply = await caller.repeat(
+                self._names[caller.id],
+                partial(self._arguments, batch),
+                queue=self._keys.name,
+                deadline_s=self._deadline_s,
+                since=batch.sent_at,
+                may_have_run=may_have_run,
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-            _fail(batch, error)
+            self._end(batch)
+            batch.fail(error)
+        else:
+            self._end(batch)
+            self._hand_out(batch, reply, is_late=False)
 
-    async def _call(self, batch: list[PackedJob], caller: Caller, level: Durability) -> tuple[Any, bool]:
+    async def _send_with_care(self, batch: _Batch) -> None:
+        """Alone: the first call of all, and those that have to be durable."""
+        try:
+            if self._before_first is not None:
+                await self._before_first()
+                self._before_first = None
+            if batch.level == MEMORY:
+                caller = batch.caller = self._free.pop()
+                caller.next_number()
+                await self._repeat(batch, caller, may_have_run=False)
+                return
+            reply, is_late = await self._call_durably(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+            self._end(batch)
+            batch.fail(error)
+        else:
+            self._end(batch)
+            self._hand_out(batch, reply, is_late=is_late)
+
+    async def _call_durably(self, batch: _Batch) -> tuple[Any, bool]:
         """The reply, and whether its durability was not confirmed in time."""
-        keys = self._keys
-
-        def make_args(number: int) -> list[Any]:
-            return add_arguments(keys, batch, number, self._clock_offset_ms)
-
-        names = add_keys(keys, caller.id)
-        if level == MEMORY:
-            return await caller.call(names, make_args, queue=keys.name, deadline_s=self._deadline_s), False
         if self._durable is None:
-            door = Door(self._door.connection, key=keys.base)
+            door = Door(self._door.connection, key=self._keys.base)
             self._durable = DurableCalls(door, Caller(door, SCRIPTS["add"]))
+        names = add_keys(self._keys, self._durable.caller_id)
         try:
             reply = await self._durable.call(
-                level, names, CALL_TTL_MS, make_args, queue=keys, deadline_s=self._deadline_s
+                batch.level,
+                names,
+                CALL_TTL_MS,
+                partial(self._arguments, batch),
+                queue=self._keys,
+                deadline_s=self._deadline_s,
             )
         except NotDurableInTime as error:
             return error.args[0], True
         return reply, False
 
-    def _duplicate(self, packed: PackedJob, state: bytes, flat: list[bytes]) -> Job:
-        job_id = packed.options.job_id or ""
+    def _end(self, batch: _Batch) -> None:
+        self._in_flight -= 1
+        self._is_exclusive = False
+        if batch.caller is not None:
+            self._free.append(batch.caller)
+        self._flush()
+
+    def _hand_out(self, batch: _Batch, reply: Any, *, is_late: bool) -> None:
+        """Give everybody its jobs; never raises."""
+        try:
+            stored = Stored(*reply)
+            self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, time.monotonic())
+            actions = self._actions
+            jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
+            for index, state, flat in stored.duplicates():
+                jobs[index] = self._duplicate(jobs[index].id, state, flat)
+            if batch.heard is not None:
+                mark = Mark(batch.heard, stored.last_event)
+                for job in jobs:
+                    job.mark = mark
+            level = None if batch.level == MEMORY else str(batch.level)
+            if level is not None and not is_late:
+                for job in jobs:
+                    job.durability = level
+            if is_late:
+                batch.fail(DurabilityUnknown(self._keys.name, jobs[0], str(batch.level)))
+                return
+            at = 0
+            for owner, begin, count in batch.parts:
+                if type(owner) is OneJob:
+                    if not owner.future.done():
+                        owner.future.set_result(jobs[at])
+                else:
+                    assert isinstance(owner, ManyJobs)
+                    owner.take(begin, jobs[at : at + count])
+                at += count
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+            batch.fail(error)
+
+    def _duplicate(self, job_id: str, state: JobState, flat: list[bytes]) -> Job:
         job = Job(self._actions, JobRecord.parse(job_id, flat))
         job.added = Added.DUPLICATE
-        job.blocked_by = BlockedBy(job_id, JobState(state.decode()))
+        job.blocked_by = BlockedBy(job_id, state)
         return job
-
-
-def _fail(batch: list[PackedJob], error: Exception) -> None:
-    for packed in batch:
-        if not packed.future.done():
-            packed.future.set_exception(error)
-            packed.future.exception()  # a caller that was cancelled does not ask; that is no bug

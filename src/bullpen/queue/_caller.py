@@ -15,7 +15,11 @@ from bullpen._kernel.ids import new_token
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
+from bullpen.queue._wire import Receiver, ReplyError, Wire
 from bullpen.wire.scripts import Script
+
+MakeArguments = Callable[[int, bool], list[Any]]
+"""The arguments of a call, from its number and whether it may have been executed before."""
 
 
 class Caller:
@@ -34,7 +38,7 @@ class Caller:
     async def call(
         self,
         keys: Sequence[str | bytes],
-        make_args: Callable[[int], list[Any]],
+        make_args: MakeArguments,
         *,
         queue: str,
         deadline_s: float | None,
@@ -43,15 +47,41 @@ class Caller:
 
         After `deadline_s` (None: never) raises ConnectionLost if it cannot have been executed, else OutcomeUnknown.
         """
+        self.next_number()
+        return await self.repeat(keys, make_args, queue=queue, deadline_s=deadline_s, may_have_run=False)
+
+    def next_number(self) -> int:
+        """Begin a new call."""
         self._number += 1
-        return await self.repeat(keys, make_args, queue=queue, deadline_s=deadline_s)
+        return self._number
+
+    def send_soon(self, keys: Sequence[str | bytes], make_args: MakeArguments, receiver: Receiver) -> Wire | None:
+        """The next call, without waiting: the receiver is told the reply from within the loop. Returns the wire it went
+        to, None when none is open. What the receiver cannot use is for `may_have_run` and `repeat`."""
+        number = self.next_number()
+        wire = self._door.open_wire
+        if wire is not None:
+            args = make_args(number, False)
+            self._door.evaluate_soon(wire, self._script, keys, args, receiver)
+        return wire
+
+    async def may_have_run(self, error: BaseException, wire: Wire) -> bool:
+        """Whether a call that ended with this error may have been executed. Raises what the server refused it with."""
+        if not isinstance(error, ReplyError):
+            return True
+        if str(error).startswith("NOSCRIPT"):
+            return False
+        refusal = await self._door.script_refusal(error, wire)
+        if not isinstance(refusal, Unavailable):
+            raise refusal
+        return False
 
     async def call_after(
         self,
         door: Door,
         command: Sequence[str | bytes | int | float],
         keys: Sequence[str | bytes],
-        make_args: Callable[[int], list[Any]],
+        make_args: MakeArguments,
         *,
         queue: str,
         within_s: float,
@@ -66,7 +96,7 @@ class Caller:
         first: Any = None
         try:
             first, reply = await door.call_then_evaluate(
-                command, self._script, keys, make_args(self._number), within_s=within_s
+                command, self._script, keys, make_args(self._number, False), within_s=within_s
             )
             if not isinstance(reply, Exception):
                 return first, reply
@@ -79,15 +109,17 @@ class Caller:
     async def repeat(
         self,
         keys: Sequence[str | bytes],
-        make_args: Callable[[int], list[Any]],
+        make_args: MakeArguments,
         *,
         queue: str,
         deadline_s: float | None,
+        since: float | None = None,
+        may_have_run: bool = True,
     ) -> Any:
-        """Send the call with the present number, again and again until it is answered."""
-        args = make_args(self._number)
-        give_up_at = None if deadline_s is None else time.monotonic() + deadline_s
-        may_have_run = False
+        """Send the call with the present number, again and again until it is answered, or `deadline_s` after `since`
+        (now)."""
+        args = make_args(self._number, may_have_run)
+        give_up_at = None if deadline_s is None else (time.monotonic() if since is None else since) + deadline_s
         while True:
             opened = False
             try:
@@ -99,6 +131,7 @@ class Caller:
                     raise  # the server said that it did nothing
                 except ConnectionLost:
                     may_have_run = True
+                    args = make_args(self._number, True)
                     raise
             except (ConnectionLost, ServerRefused) as error:
                 if isinstance(error, ServerRefused) and (opened or deadline_s is not None):

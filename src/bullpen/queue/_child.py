@@ -35,7 +35,7 @@ from bullpen.errors import (
     RateLimited,
 )
 from bullpen.queue._execute import is_async, run_async, run_thread
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.job import Job, JobState, Mark
 from bullpen.wire.records import JobRecord
 
 _LENGTH: Final = struct.Struct(">I")
@@ -99,7 +99,7 @@ class ParentActions:
     async def remove_unprocessed_children(self, job_id: str) -> int:
         return int(await self._ask("remove_unprocessed_children", job_id))
 
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any:
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
 
 

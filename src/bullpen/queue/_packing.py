@@ -6,15 +6,17 @@ Elsewhere: sending them (`_adder`, `bullpen.sync`), the script itself (`bullpen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from bullpen import _version
 from bullpen._kernel import json, tracing
-from bullpen.errors import require
+from bullpen.errors import InvalidOption, require
+from bullpen.queue.job import JobState, NewJob
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions, make_options
-from bullpen.wire.records import JobRecord, check_job_name
+from bullpen.wire.records import JobRecord, LateRecord, check_job_name
 
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
@@ -22,77 +24,108 @@ CALL_TTL_MS: Final = 600_000
 VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 
 
-class JobArguments:
-    """A checked job, ready for the script."""
+class PackedJob(NamedTuple):
+    """A checked job: the arguments that the script takes, in its order, and the options they were made from."""
 
-    __slots__ = ("data", "name", "options", "replaces", "size")
-
-    def __init__(self, name: str, data: bytes, options: JobOptions, *, replaces: bool) -> None:
-        self.name, self.data, self.options, self.replaces = name, data, options, replaces
-        self.size = len(data) + len(options.wire_json)
-
-    def append_to(self, args: list[Any]) -> None:
-        options = self.options
-        timestamp_ms, delay_ms, at_ms, priority = options.placement
-        args.extend(
-            (
-                options.job_id or "",
-                self.name,
-                self.data,
-                options.wire_json,
-                "" if timestamp_ms is None else timestamp_ms,
-                delay_ms,
-                "" if at_ms is None else at_ms,
-                priority,
-                ("3" if options.lifo else "2") if self.replaces else "1" if options.lifo else "",
-            )
-        )
-
-    def created(self, number: int, now_ms: int) -> JobRecord:
-        """The record that the script stored."""
-        options = self.options
-        timestamp_ms, delay_ms, at_ms, priority = options.placement
-        return JobRecord(
-            options.job_id or str(number),
-            {
-                b"name": self.name.encode(),
-                b"data": self.data,
-                b"opts": options.wire_json,
-                b"timestamp": b"%d" % (timestamp_ms or now_ms),
-                b"delay": b"%d" % (delay_ms if at_ms is None else max(0, at_ms - now_ms)),
-                b"priority": b"%d" % priority,
-            },
-        )
+    job_id: str
+    """Empty: the server counts."""
+    name: str
+    data: bytes
+    options_json: bytes
+    place: str
+    options: JobOptions
 
 
-def check_job(name: str, data: Any, defaults: JobOptions, given: dict[str, Any]) -> tuple[str, bytes, JobOptions, bool]:
-    """Name, data, options and whether a finished job is replaced, checked and encoded. Uses up `given`."""
+class Stored(NamedTuple):
+    """The script's reply."""
+
+    now_ms: int
+    first_number: int
+    taken: list[Any]
+    """Index from 1, state and stored fields, flat, of each job whose id was taken."""
+    last_event: bytes
+    """Id of the last event of the call; empty when it is not known, after a lost reply."""
+
+    def records(self, jobs: Iterable[PackedJob]) -> list[JobRecord]:
+        """What the script stored, written out when somebody asks: few callers look at more than the id."""
+        now_ms = self.now_ms
+        return [
+            LateRecord(job.job_id or str(number), partial(_fields, job, now_ms))
+            for number, job in enumerate(jobs, self.first_number)
+        ]
+
+    def duplicates(self) -> Iterator[tuple[int, JobState, list[bytes]]]:
+        """Place in the call, state and stored fields of the jobs whose id was taken."""
+        rest = iter(self.taken)
+        for index, state, flat in zip(rest, rest, rest, strict=True):
+            yield index - 1, JobState(state.decode()), flat
+
+
+def _fields(job: PackedJob, now_ms: int) -> dict[bytes, bytes]:
+    options = job.options
+    at_ms = options.at_ms
+    return {
+        b"name": job.name.encode(),
+        b"data": job.data,
+        b"opts": job.options_json,
+        b"timestamp": b"%d" % (options.timestamp_ms or now_ms),
+        b"delay": b"%d" % (options.delay_ms if at_ms is None else max(0, at_ms - now_ms)),
+        b"priority": b"%d" % options.wire_priority,
+    }
+
+
+def pack_job(name: str, data: Any, defaults: JobOptions, given: dict[str, Any]) -> PackedJob:
+    """Check and encode one job. Uses up `given`. Raises InvalidOption, NotJson or PayloadTooLarge."""
     replaces = given.pop("replace_finished", False)
     if tracing.tracer is not None and "tm" not in given and (context := tracing.as_text(tracing.carrier())):
         given["tm"] = context
     options = make_options(defaults, **given) if given else defaults
+    place = options.place
     if replaces:
         require("replace_finished", replaces is True, "True or False", replaces)
         require("replace_finished", options.job_id is not None, "a job_id whose place is taken", replaces)
-    raw = json.encode({} if data is None else data)
-    json.check_payload_size(len(raw), len(options.wire_json))
-    return check_job_name(name), raw, options, replaces
+        place = options.place_of(replaces=True)
+    raw, options_json = json.encode({} if data is None else data), options.wire_json
+    json.check_payload_size(len(raw), len(options_json))
+    return PackedJob(options.job_id or "", check_job_name(name), raw, options_json, place, options)
+
+
+def pack_jobs(jobs: Iterable[NewJob | tuple[str, Any]], defaults: JobOptions) -> list[PackedJob]:
+    """Check and encode many jobs, all before the first can be sent."""
+    packed = []
+    for job in jobs:
+        if isinstance(job, NewJob):
+            packed.append(pack_job(job.name, job.data, defaults, dict(job.options)))
+        elif isinstance(job, tuple) and len(job) == 2:
+            packed.append(pack_job(job[0], job[1], defaults, {}))
+        else:
+            raise InvalidOption("jobs", "NewJob or (name, data)", job)
+    return packed
+
+
+def count_fitting(
+    jobs: Sequence[PackedJob], begin: int, most: int, most_bytes: int, *, at_least: int
+) -> tuple[int, int]:
+    """How many of these, from the one at `begin` on, still fit into a call, and their size."""
+    size = 0
+    end = min(len(jobs), begin + most)
+    for at in range(begin, end):
+        job = jobs[at]
+        more = len(job.data) + len(job.options_json)
+        if size + more > most_bytes and at - begin >= at_least:
+            return at - begin, size
+        size += more
+    return end - begin, size
 
 
 def add_keys(keys: QueueKeys, caller_id: str) -> list[str]:
-    return [
-        *(keys.meta, keys.id, keys.wait, keys.prioritized, keys.pc, keys.marker, keys.events, keys.active),
-        keys.call(caller_id),
-    ]
+    return [keys.meta, keys.id, keys.wait, keys.marker, keys.events, keys.call(caller_id)]
 
 
-def add_arguments(keys: QueueKeys, jobs: Iterable[JobArguments], number: int, clock_offset_ms: int) -> list[Any]:
-    args: list[Any] = [keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD]
+def add_arguments(
+    keys: QueueKeys, jobs: Iterable[PackedJob], number: int, *, is_repeat: bool, clock_offset_ms: int = 0
+) -> list[Any]:
+    args: list[Any] = [keys.base, clock_offset_ms, number, "1" if is_repeat else "", CALL_TTL_MS, VERSION_FIELD]
     for job in jobs:
-        job.append_to(args)
+        args += job[:5]
     return args
-
-
-def read_duplicates(taken: list[Any]) -> dict[int, tuple[bytes, list[bytes]]]:
-    """State and stored fields of the jobs whose id was taken, by their place in the call."""
-    return {taken[at] - 1: (taken[at + 1], taken[at + 2]) for at in range(0, len(taken), 3)}

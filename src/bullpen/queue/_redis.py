@@ -38,7 +38,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
-from bullpen.queue._wire import FOREIGN_KEY, ONE_SLOT, Moved, ReplyError, Wire, pack, translate
+from bullpen.queue._wire import FOREIGN_KEY, ONE_SLOT, Moved, Receiver, ReplyError, Wire, pack, translate
 from bullpen.queue.checks import Facts, Verdict, judge_facts
 from bullpen.wire.keys import DEFAULT_PREFIX, hash_tag, slot
 from bullpen.wire.scripts import Script
@@ -510,14 +510,32 @@ class Door:
             return await wire.send(pack(("EVALSHA", script.sha1, len(keys), *keys, *args)), within_s=seconds)
         except ReplyError as error:
             if not str(error).startswith("NOSCRIPT"):
-                refusal = await self._script_refusal(error, wire)
+                refusal = await self.script_refusal(error, wire)
                 if not isinstance(refusal, Moved):
                     raise refusal from None
                 wire = await self.wire()
         try:
             return await wire.send(pack(("EVAL", script.body, len(keys), *keys, *args)), within_s=seconds)
         except ReplyError as error:
-            raise await self._script_refusal(error, wire) from None
+            raise await self.script_refusal(error, wire) from None
+
+    @property
+    def open_wire(self) -> Wire | None:
+        """The wire, if it is open at this moment."""
+        wire = self._wire
+        return None if self.closed or wire is None or wire.broken else wire
+
+    def evaluate_soon(
+        self,
+        wire: Wire,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[str | bytes | int],
+        receiver: Receiver,
+    ) -> None:
+        """One script call, once, on an open wire; the receiver gets the reply as it came, or ConnectionLost."""
+        packed = pack(("EVALSHA", script.sha1, len(keys), *keys, *args))
+        wire.send_to(receiver, packed, within_s=self.connection.command_timeout_s)
 
     async def call_then_evaluate(
         self,
@@ -580,7 +598,8 @@ class Door:
             self._leave(wire, refusal)
         return refusal
 
-    async def _script_refusal(self, error: BaseException, wire: Wire) -> Exception:
+    async def script_refusal(self, error: BaseException, wire: Wire) -> Exception:
+        """Our error for the error reply to a script."""
         if FOREIGN_KEY in str(error) and self.connection.is_cluster:
             # Either a part of the queue is on its way to another server, which waiting cures; or the script was led
             # to a key that lies in another slot for good.

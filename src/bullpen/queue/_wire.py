@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import hiredis
 
@@ -81,6 +81,17 @@ def translate(error: BaseException) -> Exception:
     return ServerRefused(f"the server refused the command: {text}")
 
 
+class Receiver(Protocol):
+    """What gets a reply, from within the loop: a future, or something that acts at once. It must not raise."""
+
+    def done(self) -> bool:
+        """Nobody waits any more: the reply is dropped."""
+
+    def set_result(self, reply: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None:
+        """An error reply as it came, or ConnectionLost."""
+
+
 class Wire(asyncio.Protocol):
     """One socket to the server. Replies come in the order of the calls; a call without reply in time breaks the
     wire."""
@@ -89,7 +100,7 @@ class Wire(asyncio.Protocol):
         self.endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._reader = new_reader()
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._waiting: deque[tuple[Receiver, float]] = deque()
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._is_retired = False
@@ -120,12 +131,16 @@ class Wire(asyncio.Protocol):
     def send(self, packed: bytes, *, within_s: float) -> asyncio.Future[Any]:
         """Write one packed command; the future gets its reply, an error reply, or ConnectionLost."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        if self.broken or self._transport is None:
-            future.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
-            return future
-        self._waiting.append((future, self._loop.time() + within_s))
-        self._transport.write(packed)
+        self.send_to(future, packed, within_s=within_s)
         return future
+
+    def send_to(self, receiver: Receiver, packed: bytes, *, within_s: float) -> None:
+        """Write one packed command; the receiver gets what the future of `send` would."""
+        if self.broken or self._transport is None:
+            receiver.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
+            return
+        self._waiting.append((receiver, self._loop.time() + within_s))
+        self._transport.write(packed)
 
     def send_two(
         self, packed: bytes, behind: bytes, *, within_s: float

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
-from bullpen.queue._caller import Caller
+from bullpen.queue._caller import Caller, MakeArguments
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
 from bullpen.queue.checks import parse_info
@@ -66,12 +65,16 @@ class DurableCalls:
         self._caller = caller
         self._always_synced: bool | None = None
 
+    @property
+    def caller_id(self) -> str:
+        return self._caller.id
+
     async def call(
         self,
         level: Durability,
         keys: list[str],
         call_ttl_ms: int,
-        make_args: Callable[[int], list[Any]],
+        make_args: MakeArguments,
         *,
         queue: QueueKeys,
         deadline_s: float,
@@ -81,7 +84,6 @@ class DurableCalls:
         NotDurableInTime (with the reply as argument)."""
         give_up_at = time.monotonic() + deadline_s
         call_key = queue.call(self._caller.id)
-        keys = [*keys[:-1], call_key]  # the record of this caller, not of the one for level memory
         if level.kind == "fsync":
             await self._check_fsync()
         reply = await self._caller.call(keys, make_args, queue=queue.name, deadline_s=deadline_s)

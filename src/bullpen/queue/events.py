@@ -20,6 +20,7 @@ from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClo
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._redis import Connection, Door
+from bullpen.queue.job import Mark
 from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
@@ -30,6 +31,7 @@ _BLOCK_MS = 5_000
 _SECONDS_AFTER_BLOCK = 2.0
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
+_NOTHING_YET = object()
 
 
 class _Closed(Exception):
@@ -50,6 +52,14 @@ class EventStream:
     def position(self) -> str:
         """Id of the last event that was read."""
         return self._position or "0-0"
+
+    def jump(self, event_id: str) -> None:
+        """Go on behind this event, wherever we were. Not while a page is waited for."""
+        self._position, self._read_so_far, self._in_doubt = event_id, -1, False
+
+    def is_behind(self, event_id: bytes) -> bool:
+        """Whether we have read further than this event."""
+        return not _after(event_id, self.position) and event_id.decode() != self.position
 
     async def start(self) -> None:
         """Fix the position; waits for a server that is away."""
@@ -123,6 +133,20 @@ class EventStream:
         if self._door.closed:
             raise _Closed
         await asyncio.sleep(self._door.reconnect_wait_s())
+
+
+async def _within(future: asyncio.Future[Any], seconds: float) -> Any:
+    """The future's result, or _NOTHING_YET after so long. Without a task or a second future, unlike asyncio's own."""
+
+    def give_up() -> None:
+        if not future.done():
+            future.set_result(_NOTHING_YET)
+
+    timer = future.get_loop().call_later(seconds, give_up)
+    try:
+        return await future
+    finally:
+        timer.cancel()
 
 
 def _after(entry_id: bytes, position: str) -> bool:
@@ -202,7 +226,11 @@ class QueueEvents:
 
 
 class ResultListener:
-    """Resolves waits for results from one event stream per queue object; started by the first wait."""
+    """Resolves waits for results from one event stream per queue object; started by the first wait.
+
+    It reads only while somebody waits. A job that was added here knows the event it was added with, so the next wait
+    goes on from there: what came between two waits is neither read nor missed.
+    """
 
     def __init__(self, connection: Connection, keys: QueueKeys, actions: QueueActions) -> None:
         self._keys = keys
@@ -213,26 +241,31 @@ class ResultListener:
         self._heard = 0
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._is_resting = False
+        self._wanted = asyncio.Event()
 
     @property
     def heard(self) -> int | None:
         """How many finished jobs were heard of so far; None while the position is not fixed."""
         return self._heard if self._ready is not None and self._ready.done() else None
 
-    async def wait(self, job_id: str, timeout_ms: int | None, heard: int | None) -> Any:
-        """`heard` is our count from before the job was sent, if there was one. When nothing was heard of since, the
-        job's end is still to come, and asking for it would be in vain: that spares a third of the commands of a short
-        job. But whoever removes a job need not say so, hence a look when nothing comes for a while."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    async def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Any:
+        """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the
+        commands of a short job. But whoever removes a job need not say so, hence a look when nothing comes for a
+        while."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         waits = self._waits.setdefault(job_id, [])
         waits.append(future)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000) as limit:
-                await self._listen()
-                if heard is not None and heard == self._heard:
-                    await asyncio.wait([future], timeout=_ASK_AFTER_S)
-                    if future.done():
-                        return future.result()
+                if await self._listen(mark):
+                    value = await _within(future, _ASK_AFTER_S)
+                    if value is not _NOTHING_YET:
+                        return value
+                    waits.remove(future)
+                    future = loop.create_future()
+                    waits.append(future)
                 # After the position is fixed: either the job has finished already, or its event is still to come.
                 try:
                     finished, value = await self._actions.read_result(job_id)
@@ -271,39 +304,61 @@ class ResultListener:
                     why = f"queue {self._keys.name!r} was closed while the result of job {job_id!r} was waited for"
                     future.set_exception(QueueClosed(why, queue=self._keys.name, job_id=job_id))
 
-    async def _listen(self) -> None:
+    async def _listen(self, mark: Mark | None) -> bool:
+        """Have the events read from now on, or from the mark. True: the end of the job with this mark cannot have been
+        missed."""
         if self._ready is None:
             self._ready = asyncio.create_task(self._stream.start())
             self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._ready)
+        if not self._ready.done():
+            await asyncio.shield(self._ready)
+            return False
+        if not self._is_resting:
+            return mark is not None and (
+                mark.heard == self._heard or (mark.event != b"" and not self._stream.is_behind(mark.event))
+            )
+        self._is_resting = False
+        self._wanted.set()
+        if mark is None or not mark.event:
+            return False
+        self._stream.jump(mark.event.decode())
+        self._heard += 1  # what was skipped may have been the end of another job that has a mark: that one must ask
+        return True
 
     async def _read(self) -> None:
         assert self._ready is not None
         await self._ready
         while True:
+            heard = self._heard
             lost, entries = await self._stream.next_page()
             for entry_id, fields in entries:
                 self._resolve(entry_id, fields)
             if lost:
                 await self._ask_again()
+            if heard != self._heard:
+                await asyncio.sleep(0)  # whoever has its result goes on first, and perhaps nobody waits any more
+            if not self._waits:
+                self._is_resting = True
+                self._wanted.clear()
+                await self._wanted.wait()
 
-    def _resolve(self, entry_id: bytes, fields: list[bytes]) -> None:
-        kind = fields[1]
+    def _resolve(self, entry_id: bytes, flat: list[bytes]) -> None:
+        kind = flat[1]
         if kind not in (b"completed", b"failed"):
             return
         self._heard += 1
         if not self._waits:
             return
-        event = Event.parse(entry_id, fields)
-        for future in self._waits.get(event.job_id or "", ()):
+        fields = dict(zip(flat[::2], flat[1::2], strict=False))
+        job_id = fields.get(b"jobId", b"").decode("utf-8", "surrogateescape")
+        for future in self._waits.get(job_id, ()):
             if future.done():
                 continue
             if kind == b"failed":
-                future.set_exception(
-                    JobFailed(self._keys.name, event.job_id or "", str(event.data.get("failedReason", "")))
-                )
+                reason = fields.get(b"failedReason", b"").decode("utf-8", "replace")
+                future.set_exception(JobFailed(self._keys.name, job_id, reason))
             else:
-                future.set_result(_value(fields))
+                future.set_result(_value(fields.get(b"returnvalue", b"null")))
 
     async def _look_behind_position(self) -> None:
         """Resolve from events that were not read yet. Not through our own door, which may be blocked."""
@@ -327,8 +382,7 @@ class ResultListener:
                     future.set_result(value)
 
 
-def _value(fields: list[bytes]) -> Any:
-    raw = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"returnvalue", b"null")
+def _value(raw: bytes) -> Any:
     try:
         return json.decode(raw, what="return value")
     except NotJson:

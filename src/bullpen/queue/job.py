@@ -8,9 +8,11 @@ them (`worker`), what the fields mean (`bullpen.wire.records`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bullpen._kernel import json
 from bullpen.errors import BullpenError
@@ -56,6 +58,24 @@ class BlockedBy:
         return f"BlockedBy(job_id={self.job_id!r}, state={self.state.value!r})"
 
 
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One job for `add_many`. `options` are those of `add`, except its durability."""
+
+    name: str
+    data: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mark(NamedTuple):
+    """Where a queue's events stood when a job was added: its end can only come later."""
+
+    heard: int
+    """How many finished jobs the listener had heard of just before."""
+    event: bytes
+    """Id of an event of the add itself; empty when it is not known."""
+
+
 class JobActions(Protocol):
     """What a job needs of its queue."""
 
@@ -65,7 +85,7 @@ class JobActions(Protocol):
     async def add_log(self, job_id: str, line: str, keep: int) -> int: ...
     async def update_data(self, job_id: str, data: bytes) -> None: ...
     async def state_of(self, job_id: str) -> JobState: ...
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None, heard: int | None = None) -> Any: ...
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any: ...
     async def read_logs(self, job_id: str) -> list[str]: ...
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
@@ -83,15 +103,15 @@ class Job:
         "blocked_by",
         "cancelled",
         "durability",
-        "heard",
         "id",
+        "mark",
         "record",
         "token",
     )
 
-    heard: int
-    """Of a job that was added here while results were listened to: how many had been heard of just before. Else not
-    set: nearly no job needs it, and all would pay."""
+    mark: Mark
+    """Of a job that was added here while results were listened to. Else not set: nearly no job needs it, and all would
+    pay."""
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
         self._actions = actions
@@ -246,7 +266,7 @@ class Job:
         Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
         is gone.
         """
-        return await self._actions.wait_result(self.id, timeout, getattr(self, "heard", None))
+        return await self._actions.wait_result(self.id, timeout, getattr(self, "mark", None))
 
     @property
     def sync(self) -> SyncJob:

@@ -8,8 +8,8 @@ Elsewhere: sending adds (`_adder`), reading (`browse`), administration (`maintai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,30 +17,21 @@ from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, QueueClosed
 from bullpen.queue._actions import QueueActions
-from bullpen.queue._adder import Adder, PackedJob
+from bullpen.queue._adder import Adder
 from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._packing import check_job
+from bullpen.queue._packing import pack_job, pack_jobs
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue.browse import Browsing
 from bullpen.queue.dead_letter import DeadLetters
 from bullpen.queue.durability import MEMORY, Durability
 from bullpen.queue.failed_set import FailedSetStore
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.job import Job, JobState, NewJob
 from bullpen.queue.limits import Limits
 from bullpen.queue.maintain import Maintenance
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 
 _COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
-
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """One job for `add_many`. `options` are those of `add`, except its durability."""
-
-    name: str
-    data: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +129,9 @@ class Queue(Browsing, Maintenance, Limits):
         """
         if replace_finished:
             options["replace_finished"] = replace_finished
-        packed = self._pack(name, data, options, durability)
-        self._adder.submit((packed,))
-        return await packed.future
+        self._must_be_open()
+        packed = pack_job(name, data, self._defaults, options)
+        return await self._sender().add(packed, self._level(durability))
 
     async def add_many(
         self, jobs: Iterable[NewJob | tuple[str, Any]], *, durability: Durability | str | None = None
@@ -150,41 +141,16 @@ class Queue(Browsing, Maintenance, Limits):
         Each call is atomic, the whole is not: when the server goes away in between, an error is raised although
         earlier ones are stored.
         """
-        checked = []
-        for job in jobs:
-            if isinstance(job, NewJob):
-                checked.append(self._pack(job.name, job.data, dict(job.options), durability))
-            elif isinstance(job, tuple) and len(job) == 2:
-                checked.append(self._pack(job[0], job[1], {}, durability))
-            else:
-                raise InvalidOption("jobs", "NewJob or (name, data)", job)
-        if not checked:
-            return []
-        self._adder.submit(checked, is_bulk=True)
-        # One after the other and not gathered: all but the first few are done when their turn comes.
-        stored: list[Job] = []
-        failure: Exception | None = None
-        for packed in checked:
-            try:
-                stored.append(await packed.future)
-            except Exception as error:  # noqa: BLE001 - raised below, when the fate of all is known
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return stored
-
-    def _pack(self, name: str, data: Any, given: dict[str, Any], durability: Durability | str | None) -> PackedJob:
         self._must_be_open()
-        checked, raw, options, replaces = check_job(name, data, self._defaults, given)
-        level = self._durability if durability is None else Durability.read(durability)
-        return PackedJob(
-            checked,
-            raw,
-            options,
-            durability=level,
-            replaces=replaces,
-            future=self._running_loop().create_future(),
-        )
+        packed = pack_jobs(jobs, self._defaults)
+        return await self._sender().add_many(packed, self._level(durability)) if packed else []
+
+    def _level(self, durability: Durability | str | None) -> Durability:
+        return self._durability if durability is None else Durability.read(durability)
+
+    def _sender(self) -> Adder:
+        self._running_loop()
+        return self._adder
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -200,7 +166,7 @@ class Queue(Browsing, Maintenance, Limits):
                 deadline_s=self._deadline_s,
                 max_buffered=self._max_buffered,
                 clock_offset_ms=self._clock_offset_ms,
-                before_first=self._write_options,
+                before_first=None if self._events_max_len is None else self._write_options,
             )
         return loop
 

@@ -18,7 +18,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from types import TracebackType
@@ -44,15 +44,17 @@ from bullpen.queue._line import seeking
 from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
-    JobArguments,
+    PackedJob,
+    Stored,
     add_arguments,
     add_keys,
-    check_job,
-    read_duplicates,
+    count_fitting,
+    pack_job,
+    pack_jobs,
 )
 from bullpen.queue._redis import Connection
-from bullpen.queue.job import Added, BlockedBy, JobState
-from bullpen.queue.queue import JobCounts, NewJob
+from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
+from bullpen.queue.queue import JobCounts
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS, WireOptions, make_options
 from bullpen.wire.records import JobRecord
@@ -155,44 +157,34 @@ class Queue:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         if replace_finished:
             options["replace_finished"] = replace_finished
-        (job,) = self._store([self._pack(name, data, options)])
+        (job,) = self._store((pack_job(name, data, self._defaults, options),))
         return job
 
     def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
         the whole is not."""
-        checked: list[JobArguments] = []
-        for job in jobs:
-            if isinstance(job, NewJob):
-                checked.append(self._pack(job.name, job.data, dict(job.options)))
-            elif isinstance(job, tuple) and len(job) == 2:
-                checked.append(self._pack(job[0], job[1], {}))
-            else:
-                raise InvalidOption("jobs", "NewJob or (name, data)", job)
-        return [stored for batch in _batches(checked) for stored in self._store(batch)]
+        packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
+        while len(stored) < len(packed):
+            begin = len(stored)
+            count, _ = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
+            stored += self._store(packed[begin : begin + count])
+        return stored
 
-    def _pack(self, name: str, data: Any, given: dict[str, Any]) -> JobArguments:
-        checked, raw, options, replaces = check_job(name, data, self._defaults, given)
-        return JobArguments(checked, raw, options, replaces=replaces)
-
-    def _store(self, batch: Sequence[JobArguments]) -> list[Job]:
+    def _store(self, batch: Sequence[PackedJob]) -> list[Job]:
         with self._lock:
             self._ready()
             self._number += 1
-            names, args = self._add_keys, add_arguments(self._keys, batch, self._number, 0)
-            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
-        now_ms, first_number, taken = reply
-        duplicates = read_duplicates(taken)
-        stored = []
-        for index, packed in enumerate(batch):
-            if index in duplicates:
-                state, flat = duplicates[index]
-                job = Job(self, JobRecord.parse(packed.options.job_id or "", flat))
-                job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, JobState(state.decode()))
-            else:
-                job = Job(self, packed.created(first_number + index, now_ms))
-            stored.append(job)
-        return stored
+            reply = self._call(lambda wire, is_repeat: self._add(wire, batch, is_repeat))
+        stored = Stored(*reply)
+        jobs = [Job(self, record) for record in stored.records(batch)]
+        for index, state, flat in stored.duplicates():
+            job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
+            job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
+        return jobs
+
+    def _add(self, wire: BlockingWire, batch: Sequence[PackedJob], is_repeat: bool) -> Any:
+        args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
+        return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -306,7 +298,7 @@ class Queue:
     def _locked(self, ask: Callable[[BlockingWire], Any]) -> Any:
         with self._lock:
             self._ready()
-            return self._call(ask)
+            return self._call(lambda wire, _: ask(wire))
 
     def _ready(self) -> None:
         if self._closed:
@@ -315,8 +307,9 @@ class Queue:
             # The parent's socket stays open in the parent; here it is only forgotten.
             self._begin()
 
-    def _call(self, ask: Callable[[BlockingWire], Any]) -> Any:
-        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
+    def _call(self, ask: Callable[[BlockingWire, bool], Any]) -> Any:
+        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered; it
+        is told whether it may have been executed before."""
         give_up_at = time.monotonic() + self._deadline_s
         may_have_run, wait_s = False, _FIRST_WAIT_S
         while True:
@@ -325,7 +318,7 @@ class Queue:
                 if self._wire is None:
                     self._wire = open_wire(self._connection, self._keys.base)
                 opened = True
-                return ask(self._wire)
+                return ask(self._wire, may_have_run)
             except Unavailable as error:
                 cause: Exception = error  # the server said that it did nothing; another one or another moment will do
             except ConnectionLost as error:
@@ -387,20 +380,6 @@ class _Listener:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
-
-
-def _batches(jobs: Sequence[JobArguments]) -> Iterator[list[JobArguments]]:
-    """At most 200 jobs and 1 MiB each, at least one."""
-    batch: list[JobArguments] = []
-    size = 0
-    for job in jobs:
-        if batch and (len(batch) == MOST_JOBS_PER_CALL or size + job.size > MOST_BYTES_PER_CALL):
-            yield batch
-            batch, size = [], 0
-        batch.append(job)
-        size += job.size
-    if batch:
-        yield batch
 
 
 def _fill_default() -> None:

@@ -21,8 +21,8 @@ import msgspec
 from bullpen._kernel.outcome import Raised
 from bullpen.errors import InvalidOption, PermanentError
 from bullpen.queue._execute import run_thread
-from bullpen.queue.job import Job
-from bullpen.queue.queue import NewJob, Queue
+from bullpen.queue.job import Job, NewJob
+from bullpen.queue.queue import Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.wire.records import check_job_name
 

@@ -107,8 +107,8 @@ class JobOptions:
     """What happens to a `remove_on_*` above 10000 jobs. Not written."""
     wire_json: bytes = field(init=False, repr=False, compare=False)
     """The `opts` field of the job, ready to store."""
-    placement: tuple[int | None, int, int | None, int] = field(init=False, repr=False, compare=False)
-    """`timestamp_ms`, `delay_ms`, `at_ms` and `wire_priority`: made once, because thousands of jobs share them."""
+    place: str = field(init=False, repr=False, compare=False)
+    """When and where the job runs, as the `add` script takes it; made once, because thousands of jobs share it."""
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -124,7 +124,7 @@ class JobOptions:
         _check_size("remove_on_complete", self.remove_on_complete, self.large_retention)
         _check_size("remove_on_fail", self.remove_on_fail, self.large_retention)
         object.__setattr__(self, "wire_json", json.encode_checked(self.to_wire()))
-        object.__setattr__(self, "placement", (self.timestamp_ms, self.delay_ms, self.at_ms, self.wire_priority))
+        object.__setattr__(self, "place", self.place_of(replaces=False))
 
     @property
     def at_ms(self) -> int | None:
@@ -135,6 +135,15 @@ class JobOptions:
     def wire_priority(self) -> int:
         """The priority that Redis sees, from whichever of the two ways it was given."""
         return urgency_to_priority(self.urgency) if self.urgency else self.priority
+
+    def place_of(self, *, replaces: bool) -> str:
+        """Five words for the `add` script, or nothing for a job that just waits in line. `replaces`: it takes the place
+        of a finished job with its id."""
+        at_ms, flags = self.at_ms, (2 if replaces else 0) + (1 if self.lifo else 0)
+        words = (self.timestamp_ms, self.delay_ms, at_ms, self.wire_priority, flags)
+        if words == (None, 0, None, 0, 0):
+            return ""
+        return " ".join("-" if word is None else str(word) for word in words)
 
     def to_wire(self) -> dict[str, Any]:
         """The options as BullMQ stores them, with its names; what changes nothing is left out.

@@ -6,7 +6,7 @@ survives whatever stands there. Elsewhere: its options (`options`), writing a jo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from bullpen._kernel import json
@@ -270,6 +270,27 @@ def read_int(raw: bytes | str) -> int:
         return int(float(raw))
     except (ValueError, OverflowError):
         return 0
+
+
+class LateRecord(JobRecord):
+    """A record whose fields are made when the first one is read."""
+
+    __slots__ = ("_make",)
+
+    _make: Callable[[], Mapping[bytes, bytes | None]]
+
+    def __init__(self, job_id: str, make: Callable[[], Mapping[bytes, bytes | None]]) -> None:
+        put = object.__setattr__
+        put(self, "id", job_id)
+        put(self, "_data", _MISSING)
+        put(self, "_make", make)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute != "_fields":  # the one slot that is empty at first
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+        fields = self._make()
+        object.__setattr__(self, "_fields", fields)
+        return fields
 
 
 def check_job_name(name: Any) -> str:

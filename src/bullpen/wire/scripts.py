@@ -51,8 +51,8 @@ def _assemble(name: str) -> str:
 _TABLE = (
     Script(
         "add",
-        keys=("meta", "id", "wait", "prioritized", "pc", "marker", "events", "active", "call"),
-        args=("base", "clock_offset", "call_number", "call_ttl_ms", "version"),
+        keys=("meta", "id", "wait", "marker", "events", "call"),
+        args=("base", "clock_offset", "call_number", "is_repeat", "call_ttl_ms", "version"),
     ),
     Script(
         "exchange",

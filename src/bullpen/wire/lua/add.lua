@@ -3,12 +3,16 @@
   Why a script: hash, membership, events and marker must appear together, or Node runs a job without a name.
   Why batched: the fixed cost of a call (reading meta, trimming, marker, list push) is paid once for all.
   A caller that lost the reply repeats its number and gets the first answer again; nothing is stored twice.
+  A single add is mostly the price of its commands (2 to 4 us each before they begin), so none is called that another can do: the
+  record of the last call is read by the command that writes the next one, events are trimmed by the first that is added.
 
-  KEYS   1 meta   2 id   3 wait   4 prioritized   5 pc   6 marker   7 events   8 active   9 call
-  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version
-         then per job: custom_id ("" = next number)   name   data   opts   timestamp ("" = now)   delay_ms
-         at_ms ("" = use delay_ms)   priority   flags ("1" = lifo, "2" = replace a finished job with this id, "3" = both)
-  Reply  { now, number of the first job, { index, state, flat hash, … of jobs whose id was taken already } }
+  KEYS   1 meta   2 id   3 wait   4 marker   5 events   6 call
+  ARGV   1 base   2 clock_offset   3 call_number   4 is_repeat ("" or "1")   5 call_ttl_ms   6 version
+         then per job: custom_id ("" = next number)   name   data   opts
+         place ("" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
+         priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both))
+  Reply  { now, number of the first job, { index, state, flat hash, … of jobs whose id was taken already },
+           id of the last event ("" = unknown) }
 ]]
 --#include lib/clock
 --#include lib/bound
@@ -19,10 +23,9 @@
 --#include lib/state
 --#include lib/remove
 
-local meta_key, id_key, wait_key, prioritized_key, pc_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local marker_key, events_key, active_key, call_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local base, call_number, call_ttl_ms, version = ARGV[1], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local first_arg, stride = 6, 9
+local meta_key, id_key, wait_key, marker_key, events_key, call_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local base, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[5]
+local first_arg, stride = 7, 5
 local count = (#ARGV - first_arg + 1) / stride
 
 -- Looked for in short lines, and while one call has not passed too many ids. Else it is as good as certain by elimination: in no set
@@ -36,7 +39,7 @@ end
 local function describe_duplicates(indexes)
   local described = {}
   if #indexes == 0 then return described end
-  local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", base .. "paused") + redis.call("LLEN", active_key)
+  local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", base .. "paused") + redis.call("LLEN", base .. "active")
   local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
   for position, index in ipairs(indexes) do
     local job_id = ARGV[first_arg + (index - 1) * stride]
@@ -63,62 +66,90 @@ local function clear_finished(job_id)
   return true
 end
 
-local record = redis.call("GET", call_key)
-if record then
+-- answer_again: what the last call was told, if this is a copy of it; an error if this is a copy of an older one.
+local function answer_again(record)
   local number, now_ms, first_number, taken = string.match(record, "^(%d+) (%d+) (%d+) (.*)$")
-  if tonumber(number) == call_number then
+  if number == call_number then
     local indexes = {}
     for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
-    return { tonumber(now_ms), tonumber(first_number), describe_duplicates(indexes) }
-  elseif tonumber(number) > call_number then
+    return { tonumber(now_ms), tonumber(first_number), describe_duplicates(indexes), "" }
+  elseif tonumber(number) > tonumber(call_number) then
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
 end
 
+-- Whoever repeats a call must be answered even when memory is full, so it looks before it writes.
+if ARGV[4] ~= "" then
+  local record = redis.call("GET", call_key)
+  local answer = record and answer_again(record)
+  if answer then return answer end
+end
+
 local now_ms = server_now(ARGV[2])
-local now_text = string.format("%.0f", now_ms)
+local now_text = string.format("%d", now_ms)
 local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
-local concurrency = tonumber(meta[2])
 -- First write: refused when memory is full, with nothing written yet.
 local first_number = redis.call("INCRBY", id_key, count) - count + 1
+local new_record = string.format("%s %s %d ", call_number, now_text, first_number)
+local old_record = redis.call("SET", call_key, new_record, "GET", "PX", call_ttl_ms)
+if old_record then
+  -- A first copy that comes after its repetition: it lay in a connection that its caller had given up.
+  local answer = answer_again(old_record)
+  if answer then
+    redis.call("DECRBY", id_key, count)
+    redis.call("SET", call_key, old_record, "PX", call_ttl_ms)
+    return answer
+  end
+end
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
-if not meta[4] then redis.call("HSET", meta_key, "version", version) end
-redis.call("XTRIM", events_key, "MAXLEN", "~", stream_bound(meta[3]))
+if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[6]) end
 
+local most_events = stream_bound(meta[3])
 local back, front, duplicates = {}, {}, {}
 local stored_ready, stored_delayed = false, false
+local last_event
+
+-- emit: the first event of a job; that of the first job also trims the stream.
+local function emit(index, event, job_id, ...)
+  if index > 1 then return redis.call("XADD", events_key, "*", "event", event, "jobId", job_id, ...) end
+  return redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", event, "jobId", job_id, ...)
+end
+
 for index = 1, count do
   local arg = first_arg + (index - 1) * stride
-  local job_id, flags = ARGV[arg], ARGV[arg + 8]
+  local job_id, name, place = ARGV[arg], ARGV[arg + 1], ARGV[arg + 4]
+  local timestamp, delay_ms, at_ms, priority, flags = now_text, "0", "-", "0", "0"
+  if place ~= "" then
+    timestamp, delay_ms, at_ms, priority, flags = string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)$")
+    if timestamp == "-" then timestamp = now_text end
+    if at_ms ~= "-" then delay_ms = math.max(0, tonumber(at_ms) - now_ms) end
+  end
   local is_free = true
   if job_id == "" then
-    job_id = string.format("%.0f", first_number + index - 1)
+    job_id = string.format("%d", first_number + index - 1)
   elseif redis.call("EXISTS", base .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
-    redis.call("XADD", events_key, "*", "event", "duplicated", "jobId", job_id)
+    last_event = emit(index, "duplicated", job_id)
   end
   if is_free then
-    local name, timestamp, delay_ms, priority = ARGV[arg + 1], ARGV[arg + 4], ARGV[arg + 5], ARGV[arg + 7]
-    if timestamp == "" then timestamp = now_text end
-    if ARGV[arg + 6] ~= "" then delay_ms = math.max(0, tonumber(ARGV[arg + 6]) - now_ms) end
     redis.call("HSET", base .. job_id, "name", name, "data", ARGV[arg + 2], "opts", ARGV[arg + 3],
       "timestamp", timestamp, "delay", delay_ms, "priority", priority)
-    redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
-    if tonumber(delay_ms) > 0 then
+    last_event = emit(index, "added", job_id, "name", name)
+    if delay_ms ~= "0" and tonumber(delay_ms) > 0 then
       -- Counted from now, not from a timestamp the caller may have set: the promise is "not before this delay".
       place_delayed(base, job_id, now_ms + tonumber(delay_ms))
       stored_delayed = true
     else
       if priority ~= "0" then
-        local counter = redis.call("INCR", pc_key) % 4294967296
-        redis.call("ZADD", prioritized_key, tonumber(priority) * 4294967296 + counter, job_id)
+        local counter = redis.call("INCR", base .. "pc") % 4294967296
+        redis.call("ZADD", base .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
       elseif flags == "1" or flags == "3" then
         front[#front + 1] = job_id
       else
         back[#back + 1] = job_id
       end
-      redis.call("XADD", events_key, "*", "event", "waiting", "jobId", job_id)
+      last_event = redis.call("XADD", events_key, "*", "event", "waiting", "jobId", job_id)
       stored_ready = true
     end
   end
@@ -126,9 +157,11 @@ end
 if #back > 0 then redis.call("LPUSH", wait_key, unpack(back)) end
 if #front > 0 then redis.call("RPUSH", wait_key, unpack(front)) end
 if stored_delayed then wake_when_due(base) end
-if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", active_key) >= concurrency) then
-  redis.call("ZADD", marker_key, 0, "0")
+local concurrency = tonumber(meta[2])
+if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", base .. "active") >= concurrency) then
+  redis.call("ZADD", marker_key, "0", "0")
 end
-redis.call("SET", call_key, string.format("%.0f %.0f %.0f %s", call_number, now_ms, first_number,
-  table.concat(duplicates, ",")), "PX", call_ttl_ms)
-return { now_ms, first_number, describe_duplicates(duplicates) }
+if #duplicates > 0 then
+  redis.call("SET", call_key, new_record .. table.concat(duplicates, ","), "PX", call_ttl_ms)
+end
+return { now_ms, first_number, describe_duplicates(duplicates), last_event }
