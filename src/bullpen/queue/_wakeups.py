@@ -104,10 +104,14 @@ class Wakeups:
         self._cancel_timer()
         self._look_at(self._limited_until)
 
+    def arm(self) -> None:
+        """We have a free slot to lend, so producers may wake us."""
+        self._armed.set()
+
     async def wait(self, *, for_marker: bool) -> None:
-        """Sleep until something changes. `for_marker`: we have a free slot to lend, so producers may wake us."""
+        """Sleep until something changes, also by a producer if `for_marker`."""
         if for_marker:
-            self._armed.set()
+            self.arm()
         await self.changed.wait()
 
     async def listen(self) -> None:

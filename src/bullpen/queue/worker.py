@@ -462,20 +462,25 @@ class Worker:
         await self._bound_events()
         wakeups = self._wakeups
         while True:
-            take = self._free_slots()
-            if wakeups.is_lent and not self._settled and (not self._may_take() or (wakeups.should_look and not take)):
+            free = self._free_slots()
+            if wakeups.is_lent and not self._settled and (not self._may_take() or (wakeups.should_look and not free)):
                 await wakeups.release(self._door)
                 continue
-            must_look = wakeups.should_look if take else wakeups.has_marker
+            must_look = wakeups.should_look if free else wakeups.has_marker
             if not self._settled and not must_look:
                 if self._abandoned:
                     return
                 wakeups.changed.clear()
-                await wakeups.wait(for_marker=take > 0)
+                await wakeups.wait(for_marker=free > 0)
                 continue
             settlements, self._settled = self._settled[:MOST_JOBS], self._settled[MOST_JOBS:]
             # A marker that we took but cannot use is passed on: an exchange sets it again when work is left.
             wakeups.has_marker = False
+            # When nothing is known to wait, the look is left to the blocked read, which goes out right behind this
+            # call and not after its answer.
+            take = free if wakeups.should_look else 0
+            if take < free:
+                wakeups.arm()
             self._asked += take
             calls = wakeups.calls
             try:

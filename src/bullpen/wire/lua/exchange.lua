@@ -317,7 +317,7 @@ if take > 0 then
       limited_ms = left_ms
     else -- at its end, or a counter without end: it would grow for ever, and no window would be opened again
       redis.call("DEL", limiter_key)
-      started = 0
+      started, limiter = 0, false
     end
   end
   if max and max - started < take then take = max - started end
@@ -380,8 +380,9 @@ end
 if not stopped and may_have_more and redis.call("EXISTS", wait_key, prioritized_key) > 0 then
   if limited_ms == 0 then more = 1 end
   redis.pcall("ZADD", marker_key, 0, "0")
-elseif completed + failed > 0 and #taken == 0 and not stopped and limited_ms == 0 and next_due_ms == 0
-  and redis.call("EXISTS", active_key) == 0 then
+elseif completed + failed > 0 and #taken == 0 and not stopped and limited_ms == 0
+  and (tonumber(limiter) or 0) < (tonumber(meta[3]) or tonumber(ARGV[10]) or MANUAL_LIMIT)
+  and redis.call("EXISTS", active_key, delayed_key) == 0 then
   redis.pcall("XADD", events_key, "*", "event", "drained")
 end
 
