@@ -16,36 +16,34 @@
 ]]
 --#include lib/clock
 --#include lib/bound
---#include lib/delayed
---#include lib/due_marker
---#include lib/line
---#include lib/sets
---#include lib/state
---#include lib/remove
 
 local meta_key, id_key, wait_key, marker_key, events_key, call_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local base, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[5]
+local queue, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[5]
 local first_arg, stride = 7, 5
 local count = (#ARGV - first_arg + 1) / stride
 
--- Looked for in short lines, and while one call has not passed too many ids. Else it is as good as certain by elimination: in no set
--- and not locked, so it waits, unless nothing lists it at all.
-local IDS_LOOKED_AT = 200000
-local function state_of_taken(job_id, looks)
-  if looks > 0 then return state_of(base, job_id) or "waiting" end
-  return set_of(base, job_id) or (redis.call("EXISTS", base .. job_id .. ":lock") == 1 and "active") or "waiting"
-end
+-- What few calls need stands inside of functions: a script makes its functions anew in each call, and these would be a tenth of it.
 
+-- describe_duplicates: where the jobs are whose ids were taken, and what they hold. Looked for in short lines, and while one call
+-- has not passed too many ids. Else it is as good as certain by elimination: in no set and not locked, so it waits, unless nothing
+-- lists it at all.
 local function describe_duplicates(indexes)
+--#include lib/line
+--#include lib/sets
+--#include lib/state
+  local IDS_LOOKED_AT = 200000
+  local function state_of_taken(job_id, looks)
+    if looks > 0 then return state_of(queue, job_id) or "waiting" end
+    return set_of(queue, job_id) or (redis.call("EXISTS", queue .. job_id .. ":lock") == 1 and "active") or "waiting"
+  end
   local described = {}
-  if #indexes == 0 then return described end
-  local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", base .. "paused") + redis.call("LLEN", base .. "active")
+  local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", queue .. "paused") + redis.call("LLEN", queue .. "active")
   local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
   for position, index in ipairs(indexes) do
     local job_id = ARGV[first_arg + (index - 1) * stride]
     described[#described + 1] = index
     described[#described + 1] = state_of_taken(job_id, looks - position)
-    described[#described + 1] = redis.call("HGETALL", base .. job_id)
+    described[#described + 1] = redis.call("HGETALL", queue .. job_id)
   end
   return described
 end
@@ -53,13 +51,14 @@ end
 -- clear_finished: make room for a job whose id a finished one still holds. A child that its parent waits for is not cleared: the
 -- new job is nobody's child, and the parent would wait for ever.
 local function clear_finished(job_id)
-  local job_key = base .. job_id
+--#include lib/remove
+  local job_key = queue .. job_id
   local parent_key = redis.call("HGET", job_key, "parentKey")
   if parent_key and redis.call("SISMEMBER", parent_key .. ":dependencies", job_key) == 1 then return false end
   local state = "completed"
-  if redis.call("ZREM", base .. state, job_id) == 0 then
+  if redis.call("ZREM", queue .. state, job_id) == 0 then
     state = "failed"
-    if redis.call("ZREM", base .. state, job_id) == 0 then return false end
+    if redis.call("ZREM", queue .. state, job_id) == 0 then return false end
   end
   remove_job_keys(job_key)
   redis.call("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", state)
@@ -69,20 +68,22 @@ end
 -- answer_again: what the last call was told, if this is a copy of it; an error if this is a copy of an older one.
 local function answer_again(record)
   local number, now_ms, first_number, taken = string.match(record, "^(%d+) (%d+) (%d+) (.*)$")
-  if number == call_number then
-    local indexes = {}
-    for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
-    return { tonumber(now_ms), tonumber(first_number), describe_duplicates(indexes), "" }
-  elseif tonumber(number) > tonumber(call_number) then
+  if number ~= call_number then
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
+  local indexes = {}
+  for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
+  return { tonumber(now_ms), tonumber(first_number), #indexes > 0 and describe_duplicates(indexes) or indexes, "" }
+end
+
+local function is_answered(record)
+  return record and tonumber(string.match(record, "^%d+")) >= tonumber(call_number)
 end
 
 -- Whoever repeats a call must be answered even when memory is full, so it looks before it writes.
 if ARGV[4] ~= "" then
   local record = redis.call("GET", call_key)
-  local answer = record and answer_again(record)
-  if answer then return answer end
+  if is_answered(record) then return answer_again(record) end
 end
 
 local now_ms = server_now(ARGV[2])
@@ -92,34 +93,33 @@ local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLen
 local first_number = redis.call("INCRBY", id_key, count) - count + 1
 local new_record = string.format("%s %s %d ", call_number, now_text, first_number)
 local old_record = redis.call("SET", call_key, new_record, "GET", "PX", call_ttl_ms)
-if old_record then
+if is_answered(old_record) then
   -- A first copy that comes after its repetition: it lay in a connection that its caller had given up.
-  local answer = answer_again(old_record)
-  if answer then
-    redis.call("DECRBY", id_key, count)
-    redis.call("SET", call_key, old_record, "PX", call_ttl_ms)
-    return answer
-  end
+  redis.call("DECRBY", id_key, count)
+  redis.call("SET", call_key, old_record, "PX", call_ttl_ms)
+  return answer_again(old_record)
 end
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
 if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[6]) end
 
 local most_events = stream_bound(meta[3])
 local back, front, duplicates = {}, {}, {}
-local stored_ready, stored_delayed = false, false
+local stored_ready = false
 local last_event
 
--- emit: the first event of a job; that of the first job also trims the stream.
-local function emit(index, event, job_id, ...)
-  if index > 1 then return redis.call("XADD", events_key, "*", "event", event, "jobId", job_id, ...) end
-  return redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", event, "jobId", job_id, ...)
+-- delay: put a job aside until it is due. Made for the first job that needs it.
+local function new_delay()
+--#include lib/delayed
+  return place_delayed
 end
+local delay
 
 for index = 1, count do
   local arg = first_arg + (index - 1) * stride
   local job_id, name, place = ARGV[arg], ARGV[arg + 1], ARGV[arg + 4]
-  local timestamp, delay_ms, at_ms, priority, flags = now_text, "0", "-", "0", "0"
+  local timestamp, delay_ms, priority, flags = now_text, "0", "0", "0"
   if place ~= "" then
+    local at_ms
     timestamp, delay_ms, at_ms, priority, flags = string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)$")
     if timestamp == "-" then timestamp = now_text end
     if at_ms ~= "-" then delay_ms = math.max(0, tonumber(at_ms) - now_ms) end
@@ -127,23 +127,27 @@ for index = 1, count do
   local is_free = true
   if job_id == "" then
     job_id = string.format("%d", first_number + index - 1)
-  elseif redis.call("EXISTS", base .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
+  elseif redis.call("EXISTS", queue .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
-    last_event = emit(index, "duplicated", job_id)
+    last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "duplicated", "jobId", job_id)
   end
   if is_free then
-    redis.call("HSET", base .. job_id, "name", name, "data", ARGV[arg + 2], "opts", ARGV[arg + 3],
+    redis.call("HSET", queue .. job_id, "name", name, "data", ARGV[arg + 2], "opts", ARGV[arg + 3],
       "timestamp", timestamp, "delay", delay_ms, "priority", priority)
-    last_event = emit(index, "added", job_id, "name", name)
+    if index > 1 then
+      last_event = redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
+    else -- trims the stream for all
+      last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "added", "jobId", job_id, "name", name)
+    end
     if delay_ms ~= "0" and tonumber(delay_ms) > 0 then
       -- Counted from now, not from a timestamp the caller may have set: the promise is "not before this delay".
-      place_delayed(base, job_id, now_ms + tonumber(delay_ms))
-      stored_delayed = true
+      delay = delay or new_delay()
+      delay(queue, job_id, now_ms + tonumber(delay_ms))
     else
       if priority ~= "0" then
-        local counter = redis.call("INCR", base .. "pc") % 4294967296
-        redis.call("ZADD", base .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
+        local counter = redis.call("INCR", queue .. "pc") % 4294967296
+        redis.call("ZADD", queue .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
       elseif flags == "1" or flags == "3" then
         front[#front + 1] = job_id
       else
@@ -156,12 +160,15 @@ for index = 1, count do
 end
 if #back > 0 then redis.call("LPUSH", wait_key, unpack(back)) end
 if #front > 0 then redis.call("RPUSH", wait_key, unpack(front)) end
-if stored_delayed then wake_when_due(base) end
+if delay then
+--#include lib/due_marker
+  wake_when_due(queue)
+end
 local concurrency = tonumber(meta[2])
-if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", base .. "active") >= concurrency) then
+if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
   redis.call("ZADD", marker_key, "0", "0")
 end
 if #duplicates > 0 then
   redis.call("SET", call_key, new_record .. table.concat(duplicates, ","), "PX", call_ttl_ms)
 end
-return { now_ms, first_number, describe_duplicates(duplicates), last_event }
+return { now_ms, first_number, #duplicates > 0 and describe_duplicates(duplicates) or duplicates, last_event }
