@@ -354,8 +354,9 @@ class Adder:
             self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, time.monotonic())
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
-            for index, state, flat in stored.duplicates():
-                jobs[index] = self._duplicate(jobs[index].id, state, flat)
+            if stored.taken:
+                for index, state, flat in stored.duplicates():
+                    jobs[index] = self._duplicate(jobs[index].id, state, flat)
             if batch.heard is not None:
                 mark = Mark(batch.heard, stored.last_event)
                 for job in jobs:

@@ -37,8 +37,7 @@ class BlockingWire:
         self._socket = _connect(endpoint, connect_timeout_s)
         try:
             _limit(self._socket, connect_timeout_s)
-            greeting = (*endpoint.greeting(None), ("PING",))
-            for reply in self._converse(greeting):
+            for reply in self._converse((*endpoint.greeting(None), ("PING",))):
                 if isinstance(reply, ReplyError):
                     raise translate(reply)
             _limit(self._socket, command_timeout_s)
@@ -48,14 +47,14 @@ class BlockingWire:
 
     def call(self, *command: str | bytes | int | float) -> Any:
         """One command, once."""
-        (reply,) = self._converse((command,))
+        reply = self._ask(pack(command))
         if isinstance(reply, ReplyError):
             raise self._refusal(reply)
         return reply
 
     def call_many(self, commands: Iterable[Command]) -> list[Any]:
         """Several commands in one write. Raises the first error among their replies."""
-        replies = self._converse(tuple(commands))
+        replies = self._converse(commands)
         for reply in replies:
             if isinstance(reply, ReplyError):
                 raise self._refusal(reply)
@@ -63,10 +62,10 @@ class BlockingWire:
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """One script call. A server that has forgotten the script gets its text; it then ran exactly once."""
-        (reply,) = self._converse((("EVALSHA", script.sha1, len(keys), *keys, *args),))
-        if isinstance(reply, ReplyError) and str(reply).startswith("NOSCRIPT"):
-            (reply,) = self._converse((("EVAL", script.body, len(keys), *keys, *args),))
+        reply = self._ask(pack(("EVALSHA", script.sha1, len(keys), *keys, *args)))
         if isinstance(reply, ReplyError):
+            if str(reply).startswith("NOSCRIPT"):
+                return self.call("EVAL", script.body, len(keys), *keys, *args)
             raise self._refusal(reply)
         return reply
 
@@ -78,20 +77,24 @@ class BlockingWire:
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    def _converse(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def _converse(self, commands: Iterable[Command]) -> list[Any]:
+        packed = [pack(tuple(command)) for command in commands]
+        return [self._ask(b"" if at else b"".join(packed)) for at in range(len(packed))]
+
+    def _ask(self, packed: bytes) -> Any:
+        """Write this, if anything, and read the next reply."""
         reader = self._reader
-        replies: list[Any] = []
         try:
-            self._socket.sendall(b"".join([pack(tuple(command)) for command in commands]))
-            while len(replies) < len(commands):
-                reply = reader.gets()
-                if reply is not NOT_YET:
-                    replies.append(reply)
-                    continue
+            if packed:
+                self._socket.sendall(packed)
+            reply = reader.gets()
+            while reply is NOT_YET:
                 data = self._socket.recv(_CHUNK)
                 if not data:
                     raise ConnectionLost(f"{self.endpoint}: closed by the server")
                 reader.feed(data)
+                reply = reader.gets()
+            return reply
         except ConnectionLost:
             self.close()
             raise
@@ -104,7 +107,6 @@ class BlockingWire:
         except BaseException:
             self.close()
             raise
-        return replies
 
     @staticmethod
     def _refusal(error: ReplyError) -> Exception:

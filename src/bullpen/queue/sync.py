@@ -157,8 +157,7 @@ class Queue:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         if replace_finished:
             options["replace_finished"] = replace_finished
-        (job,) = self._store((pack_job(name, data, self._defaults, options),))
-        return job
+        return self._store((pack_job(name, data, self._defaults, options),))[0]
 
     def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
@@ -174,17 +173,19 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-            reply = self._call(lambda wire, is_repeat: self._add(wire, batch, is_repeat))
+
+            def send(wire: BlockingWire, is_repeat: bool) -> Any:
+                args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
+                return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
+
+            reply = self._call(send)
         stored = Stored(*reply)
         jobs = [Job(self, record) for record in stored.records(batch)]
-        for index, state, flat in stored.duplicates():
-            job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
-            job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
+        if stored.taken:
+            for index, state, flat in stored.duplicates():
+                job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
+                job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
         return jobs
-
-    def _add(self, wire: BlockingWire, batch: Sequence[PackedJob], is_repeat: bool) -> Any:
-        args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
-        return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
