@@ -162,14 +162,16 @@ class Exchange:
             case Completed(value_json):
                 args.extend((job.id, job.token, "completed", self._rule(job)[0], value_json))
             case Failed():
-                limit = job.opts.stack_trace_limit
-                args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason))
-                args.extend((json.encode(outcome.stack), "" if limit is None else limit, job.opts.attempts))
+                opts, stack = job.opts, json.encode_checked(outcome.stack)
+                limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit
+                args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason, stack))
+                args.extend((limit, opts.attempts))
                 args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters else ("",) * 6)
             case Retry():
-                limit = job.opts.stack_trace_limit
-                args.extend((job.id, job.token, "retry", outcome.delay_ms, outcome.reason, json.encode(outcome.stack)))
-                args.extend(("" if limit is None else limit, "1" if job.opts.lifo or outcome.keeps_turn else ""))
+                opts, stack = job.opts, json.encode_checked(outcome.stack)
+                limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit
+                args.extend((job.id, job.token, "retry", outcome.delay_ms, outcome.reason, stack))
+                args.extend((limit, "1" if opts.lifo or outcome.keeps_turn else ""))
             case Delayed(delay_ms):
                 args.extend((job.id, job.token, "delayed", delay_ms))
             case Waiting(pause_ms):
