@@ -563,15 +563,11 @@ class Door:
         than `call_many`, where latency counts: one task waits, for the second reply."""
         wire = await self.wire()
         first, second = wire.send_two(pack(tuple(command)), pack(tuple(behind)), within_s=within_s)
-        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # read below, or given up with us
         try:
             reply = await second
         except ReplyError as error:
             reply = self._refusal(error, wire)
-        refused = first.exception()
-        if isinstance(refused, ReplyError):
-            return self._refusal(refused, wire), reply
-        return first.result(), reply
+        return self._refusal(first.reply, wire) if isinstance(first.reply, ReplyError) else first.reply, reply
 
     def reconnect_wait_s(self) -> float:
         """How long to wait before the next attempt: short first, so that a brief cut costs little."""

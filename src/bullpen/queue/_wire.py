@@ -92,6 +92,24 @@ class Receiver(Protocol):
         """An error reply as it came, or ConnectionLost."""
 
 
+class Kept:
+    """A receiver that nobody waits for: the reply is looked at when a later one has come."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self) -> None:
+        self.reply: Any = None
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        self.reply = reply
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self.reply = error
+
+
 class Wire(asyncio.Protocol):
     """One socket to the server. Replies come in the order of the calls; a call without reply in time breaks the
     wire."""
@@ -142,17 +160,13 @@ class Wire(asyncio.Protocol):
         self._waiting.append((receiver, self._loop.time() + within_s))
         self._transport.write(packed)
 
-    def send_two(
-        self, packed: bytes, behind: bytes, *, within_s: float
-    ) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
-        """Two packed commands in one write; both have to be answered in time."""
-        first: asyncio.Future[Any] = self._loop.create_future()
+    def send_two(self, packed: bytes, behind: bytes, *, within_s: float) -> tuple[Kept, asyncio.Future[Any]]:
+        """Two packed commands in one write; both have to be answered in time. Only the second is waited for: the first
+        is answered before it, or lost with it."""
+        first = Kept()
         if not self.broken:
             self._waiting.append((first, self._loop.time() + within_s))
-        second = self.send(packed + behind, within_s=within_s)
-        if second.done():  # the wire is closed, and both know why
-            first.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
-        return first, second
+        return first, self.send(packed + behind, within_s=within_s)
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""

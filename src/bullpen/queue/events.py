@@ -47,6 +47,7 @@ class EventStream:
         self._position = position
         self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
         self._in_doubt = True  # whether something may be missing between our position and what the stream holds
+        self._is_new = False  # the position is an event that was written just now
 
     @property
     def position(self) -> str:
@@ -54,8 +55,8 @@ class EventStream:
         return self._position or "0-0"
 
     def jump(self, event_id: str) -> None:
-        """Go on behind this event, wherever we were. Not while a page is waited for."""
-        self._position, self._read_so_far, self._in_doubt = event_id, -1, False
+        """Go on behind this event, which was written just now, wherever we were. Not while a page is waited for."""
+        self._position, self._read_so_far, self._in_doubt, self._is_new = event_id, -1, False, True
 
     def is_behind(self, event_id: bytes) -> bool:
         """Whether we have read further than this event."""
@@ -116,10 +117,14 @@ class EventStream:
         Both commands go in one write, and a server runs what one client sent together without another in between.
         """
         assert self._position is not None
+        within_s = _BLOCK_MS / 1000 + _SECONDS_AFTER_BLOCK
+        read = ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position)
+        if self._is_new:
+            self._is_new = False
+            reply = await self._door.call(*read, within_s=within_s)
+            return False, list(reply[0][1]) if reply else []
         known, reply = await self._door.call_two(
-            ("XRANGE", self._keys.events, self._position, self._position),
-            ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position),
-            within_s=_BLOCK_MS / 1000 + _SECONDS_AFTER_BLOCK,
+            ("XRANGE", self._keys.events, self._position, self._position), read, within_s=within_s
         )
         for answer in (known, reply):
             if isinstance(answer, Exception):
