@@ -414,6 +414,39 @@ async def test_a_result_is_not_missed_over_lost_connections(kit: Kit, proxy: Fau
     assert lost.count <= 1
 
 
+@pytest.mark.requirement("Q-65")
+async def test_a_wait_for_a_job_whose_add_was_repeated_asks_for_its_result(kit: Kit, proxy: FaultProxy) -> None:
+    """An add that is answered from its record does not know its event any more, from which others go on listening."""
+    queue = kit.queue(connection=proxy.url)
+    await kit.work(nothing)
+    await (await queue.add("first")).result(5_000)
+    lost = proxy.lose_reply(call("add"), times=1)
+
+    job = await soon(queue.add("a"))
+
+    await lost.happened()
+    assert await soon(job.result(5_000)) is None
+
+
+@pytest.mark.requirement("Q-14", "Q-65")
+async def test_the_pieces_of_a_bulk_add_come_back_in_order_although_one_was_repeated(
+    kit: Kit, proxy: FaultProxy
+) -> None:
+    """A lost reply holds up its own piece only, and the caller gets the jobs as it gave them."""
+    queue = kit.queue(connection=proxy.url)
+    await queue.add("warm")
+    lost = proxy.lose_reply(call("add"), times=1)
+
+    jobs = await soon(queue.add_many([("mail", number) for number in range(450)]))
+
+    await lost.happened()
+    assert [job.data for job in jobs] == list(range(450))
+    assert sorted(int(job.id) for job in jobs) == list(range(2, 452))
+    assert {job.id: job.data for job in jobs} == {
+        job_id: int(kit.fields(job_id)["data"]) for job_id in kit.ids("wait") if job_id != "1"
+    }
+
+
 # ---- late copies ----------------------------------------------------------------------------------------------------
 
 

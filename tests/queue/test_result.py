@@ -249,3 +249,33 @@ class TestWithoutAsking:
 
         with pytest.raises(JobNotFound):
             await job.result(10_000)
+
+    async def test_between_two_waits_no_event_is_read(self, kit: Kit) -> None:
+        """A producer that asks for a result now and then is not woken by all that happens in between."""
+        queue = await self.listening(kit)
+        await (await queue.add("second")).result(5_000)  # the first one was asked for, with a read still under way
+        kit.reset_statistics()
+
+        jobs = await queue.add_many([("a", number) for number in range(30)])
+        await kit.until(lambda: jobs[-1].id in kit.zset("completed"), "they are done")
+        assert "cmdstat_xread" not in kit.redis.info("commandstats")
+
+        assert await (await queue.add("b")).result(5_000) is None
+        assert kit.redis.info("commandstats")["cmdstat_xread"]["calls"] >= 1
+
+    async def test_waits_for_many_jobs_of_one_call_all_end(self, kit: Kit) -> None:
+        """The first wait goes to where the call's events stand; the others find that nothing was missed, or ask."""
+        queue = await self.listening(kit)
+
+        for count in (2, 30, 450):
+            jobs = await queue.add_many([("a", number) for number in range(count)])
+            assert await soon(asyncio.gather(*(job.result(5_000) for job in jobs))) == [None] * count
+
+    async def test_an_add_whose_event_was_trimmed_already_is_answered_after_a_while(self, kit: Kit) -> None:
+        """A stream that is far too short: its reader starts from an event that is gone, with all that followed."""
+        queue = await self.listening(kit)
+        job = await queue.add("a")
+        await kit.until(lambda: job.id in kit.zset("completed"), "it is done")
+        kit.redis.xtrim(kit.base + "events", maxlen=0, approximate=False)
+
+        assert await job.result(5_000) is None
