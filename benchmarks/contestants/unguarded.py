@@ -12,14 +12,20 @@ from bullpen.wire.scripts import SCRIPTS, Script
 
 _ADD_IS_RECORDED = re.compile(r'redis\.call\("SET", call_key, new_record, "GET", "PX", call_ttl_ms\)')
 _EXCHANGE_IS_RECORDED = re.compile(r'redis\.p?call\("SET", call_key, .*?call_ttl_ms\)', re.DOTALL)
-_CHILDREN_ARE_SOUGHT = re.compile(r'#child_keys > 0 and redis\.call\("EXISTS", unpack\(child_keys\)\) > 0')
+_CHILDREN_ARE_SOUGHT = re.compile(r'seldom_keys\[#seldom_keys \+ 1\] = job_key \.\. ":dependencies"')
+_FAILED_CHILDREN_ARE_SOUGHT = re.compile(r'seldom_keys\[#seldom_keys \+ 1\] = job_key \.\. ":unsuccessful"')
 
 
 @functools.cache  # once: a second time nothing would be left to take out
 def replace_scripts() -> None:
     """From now on this process works without a net."""
     SCRIPTS["add"] = _changed(SCRIPTS["add"], (_ADD_IS_RECORDED, "false"))
-    SCRIPTS["exchange"] = _changed(SCRIPTS["exchange"], (_EXCHANGE_IS_RECORDED, ""), (_CHILDREN_ARE_SOUGHT, "false"))
+    SCRIPTS["exchange"] = _changed(
+        SCRIPTS["exchange"],
+        (_EXCHANGE_IS_RECORDED, ""),
+        (_CHILDREN_ARE_SOUGHT, ""),
+        (_FAILED_CHILDREN_ARE_SOUGHT, ""),
+    )
 
 
 def _changed(script: Script, *changes: tuple[re.Pattern[str], str]) -> Script:

@@ -144,8 +144,8 @@ class TestLostLock:
         slow = await kit.work(first)
         job = await first.reached()
         kit.redis.delete(f"{kit.base}{job.id}:lock")
-        check_stalled(kit)
-        assert check_stalled(kit)[1] == [job.id]
+        # Twice: one marks it, unless the worker's own first check has done so, the other finds it marked.
+        assert check_stalled(kit)[1] + check_stalled(kit)[1] == [job.id]
         quick = await kit.work(second)
         again = await second.reached()
 

@@ -68,6 +68,10 @@ class TestTable:
 
         later = [line for line in lines[bound:] if re.search(r"KEYS\[\d+\]", line)]
         used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code)}
+        if all_at_once := re.search(r"^local ([\w\s,]+) = unpack\(KEYS\)$", code, re.MULTILINE):
+            names = [name.strip() for name in all_at_once[1].split(",")]
+            assert names == [f"{key}_key" for key in script.keys]
+            used = set(range(1, len(names) + 1))
 
         assert later == []
         assert used == set(range(1, len(script.keys) + 1))

@@ -15,7 +15,7 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Waiting
 from bullpen._kernel.policy import RetryPolicy
-from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait, WaitForChildren
+from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait, ServerRefused, WaitForChildren
 from bullpen.queue import Connection, Job, JobState, RateLimit
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._exchange import Exchange, Settlement
@@ -160,6 +160,19 @@ class TestTaking:
 
         assert told.ids("completed") == [job.id]
         kit.redis.delete(kit.base + "odd")
+
+    @pytest.mark.parametrize("key", ["prioritized", "delayed"])
+    async def test_a_place_of_another_type_costs_no_waiting_job(self, kit: Kit, exchange: Any, key: str) -> None:
+        """What was popped before the server refused the next command goes back; else it would be in no list."""
+        await kit.queue().add_many([("n", 1), ("n", 2)])
+        kit.redis.set(kit.base + key, "no sorted set")
+
+        with pytest.raises(ServerRefused, match="WRONGTYPE"):
+            await exchange().run([], 5)
+
+        assert kit.ids("wait") == ["1", "2"]
+        kit.redis.delete(kit.base + key)
+        await kit.drain(nothing, 2)
 
     async def test_the_byte_budget_puts_the_rest_back_in_order(self, kit: Kit, exchange: Any) -> None:
         """Eight MiB per call: a reply of hundreds of megabytes would block the server and the worker."""
@@ -950,6 +963,23 @@ class TestBatches:
         for job_id in ("2", "3", "4", "5"):
             kit.redis.delete(f"{kit.base}{job_id}", f"{kit.base}{job_id}:lock")
             kit.redis.lrem(kit.base + "active", 0, job_id)
+
+    @pytest.mark.parametrize("priority", [0, 3])
+    async def test_what_a_job_frees_is_taken_by_the_call_that_settles_it(
+        self, kit: Kit, exchange: Any, priority: int
+    ) -> None:
+        """An idle queue is not asked twice what it holds, unless a settled job may have put something there."""
+        kit.seed("parent", to="waiting-children", score=1, priority=priority)
+        kit.seed("child", parentKey=f"{kit.base}parent", parent="{}")
+        kit.redis.sadd(f"{kit.base}parent:dependencies", f"{kit.base}child")
+        calls = exchange()
+        [child] = (await calls.run([], 5)).taken
+
+        reply = await calls.run([Settlement(child, Completed(b"1"))], 5)
+
+        assert [job.id for job in reply.taken] == ["parent"]
+        assert not kit.has("pc")
+        await calls.run([Settlement(job, Completed(b"1")) for job in reply.taken], 0)
 
     async def test_settle_and_take_is_one_call(self, kit: Kit) -> None:
         """At concurrency 1 that is one round trip per job."""

@@ -138,8 +138,8 @@ class TestClose:
         assert left_behind == ([job.id], [])
         assert told.of("completed") == []
         await kit.until(lambda: kit.lock(job.id) is None, "the lock runs out")
-        check_stalled(kit)
-        assert check_stalled(kit)[1] == [job.id]
+        # Twice: one marks it, unless the worker's own first check has done so, the other finds it marked.
+        assert check_stalled(kit)[1] + check_stalled(kit)[1] == [job.id]
 
     async def test_closed_at_any_moment_nothing_stays_active(self, kit: Kit) -> None:
         """Whichever step a close meets (connecting, taking, starting a handler), the job is done or back in line."""
