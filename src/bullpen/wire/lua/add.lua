@@ -86,8 +86,7 @@ if ARGV[4] ~= "" then
   if is_answered(record) then return answer_again(record) end
 end
 
-local now_ms = server_now(ARGV[2])
-local now_text = string.format("%d", now_ms)
+local now_ms, now_text = server_now(ARGV[2])
 local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
 -- First write: refused when memory is full, with nothing written yet.
 local first_number = redis.call("INCRBY", id_key, count) - count + 1
