@@ -95,6 +95,20 @@ async def test_an_unconfirmed_level_raises_with_the_job(start_server: StartServe
         assert stored.data == {"n": 1}
 
 
+async def test_each_caller_of_an_unconfirmed_call_hears_of_its_own_job(
+    start_server: StartServer, queue_name: str
+) -> None:
+    """They share one call to the server, and nothing else."""
+    server = start_server("valkey")
+    async with Queue(queue_name, connection=server.url, add_deadline_ms=300) as queue:
+        level = Durability.replicated(1)
+        errors = await asyncio.gather(
+            *(queue.add("charge", number, durability=level) for number in range(3)), return_exceptions=True
+        )
+
+        assert [error.job.data for error in errors if isinstance(error, DurabilityUnknown)] == [0, 1, 2]
+
+
 async def test_one_call_holds_one_level(start_server: StartServer, queue_name: str) -> None:
     """Adds of one tick are coalesced; a plain one must not wait for somebody else's disk."""
     server = start_server("valkey", args=EVERY_SECOND)

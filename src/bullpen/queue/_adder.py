@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bullpen.errors import DurabilityUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
@@ -38,6 +38,9 @@ from bullpen.queue.job import Added, BlockedBy, Job, JobState, Mark
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
+
+_OBSERVE_EVERY_S: Final = 0.1
+"""How often the server's clock is learned from replies: a clock does not change from one add to the next."""
 
 
 class OneJob(NamedTuple):
@@ -86,10 +89,15 @@ class _Batch:
 
     __slots__ = ("adder", "caller", "heard", "jobs", "level", "parts", "sent_at", "wire")
 
-    def __init__(self, adder: Adder, level: Durability) -> None:
-        self.adder, self.level = adder, level
-        self.jobs: list[PackedJob] = []
-        self.parts: list[tuple[OneJob | ManyJobs, int, int]] = []
+    def __init__(
+        self,
+        adder: Adder,
+        level: Durability,
+        jobs: list[PackedJob],
+        parts: list[tuple[OneJob | ManyJobs, int, int]],
+    ) -> None:
+        self.adder, self.level, self.jobs = adder, level, jobs
+        self.parts = parts
         """Whose jobs, the first of them in this call, and how many."""
         self.caller: Caller | None = None
         self.wire: Wire | None = None
@@ -107,10 +115,14 @@ class _Batch:
 
     def fail(self, error: Exception) -> None:
         for owner, _, count in self.parts:
-            if isinstance(owner, OneJob):
-                _fail(owner.future, error)
-            else:
-                owner.fail(count, error)
+            _fail_part(owner, count, error)
+
+
+def _fail_part(owner: OneJob | ManyJobs, count: int, error: Exception) -> None:
+    if isinstance(owner, OneJob):
+        _fail(owner.future, error)
+    else:
+        owner.fail(count, error)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
@@ -149,6 +161,7 @@ class Adder:
         self._in_flight = 0
         self._is_exclusive = False  # the call in flight is one that no other may overtake
         self._is_planned = False
+        self._observe_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._when_idle: asyncio.Future[None] | None = None
 
@@ -195,14 +208,20 @@ class Adder:
         """Send what waits, as far as it may go out now; the end of a call comes back here."""
         self._is_planned = False
         while self._waiting and self._may_send(self._waiting[0]):
-            self._send(self._next_batch())
+            batch = self._next_batch()
+            self._in_flight += 1
+            try:
+                self._send(batch)
+            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+                self._let_go(batch)
+                batch.fail(error)
         if self._when_idle is not None and not self._waiting and not self._in_flight and not self._when_idle.done():
             self._when_idle.set_result(None)
 
     def _may_send(self, first: OneJob | ManyJobs) -> bool:
         if not self._in_flight:
             return True
-        if self._is_exclusive or not self._free or first.durability != MEMORY:
+        if self._is_exclusive or not self._free or first.durability is not MEMORY:
             return False
         # A few that come while a call is in flight wait for its end and gather company; a full load need not.
         return isinstance(first, ManyJobs) or self._buffered >= MOST_JOBS_PER_CALL
@@ -210,12 +229,17 @@ class Adder:
     def _next_batch(self) -> _Batch:
         """At most 200 jobs and 1 MiB of one durability, at least one."""
         waiting = self._waiting
-        level = waiting[0].durability
-        batch = _Batch(self, level)
-        jobs, room, bytes_left = batch.jobs, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL
+        owner = waiting[0]
+        level = owner.durability
+        if len(waiting) == 1 and type(owner) is OneJob:  # a caller that is alone shall not pay for a crowd
+            waiting.popleft()
+            self._buffered = 0
+            return _Batch(self, level, [owner.packed], [(owner, 0, 1)])
+        jobs: list[PackedJob] = []
+        parts: list[tuple[OneJob | ManyJobs, int, int]] = []
+        room, bytes_left = MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL
         while waiting and room:
             owner = waiting[0]
-            # Nearly always the very same, and comparing fields takes longer than the rest.
             if owner.durability is not level and owner.durability != level:
                 break
             if type(owner) is OneJob:
@@ -224,7 +248,7 @@ class Adder:
                 if bytes_left < 0 and jobs:
                     break
                 jobs.append(packed)
-                batch.parts.append((owner, 0, 1))
+                parts.append((owner, 0, 1))
                 room -= 1
                 waiting.popleft()
                 continue
@@ -234,18 +258,17 @@ class Adder:
             if not count:
                 break
             jobs += owner.packed[begin : begin + count]
-            batch.parts.append((owner, begin, count))
+            parts.append((owner, begin, count))
             owner.sent += count
             room, bytes_left = room - count, bytes_left - size
             if owner.sent == len(owner.packed):
                 waiting.popleft()
         self._buffered -= len(jobs)
-        return batch
+        return _Batch(self, level, jobs, parts)
 
     def _send(self, batch: _Batch) -> None:
-        self._in_flight += 1
         batch.sent_at, batch.heard = time.monotonic(), self._actions.heard
-        if batch.level != MEMORY or self._before_first is not None:
+        if batch.level is not MEMORY or self._before_first is not None:
             self._is_exclusive = True
             self._start(self._send_with_care(batch))
             return
@@ -308,7 +331,7 @@ class Adder:
             if self._before_first is not None:
                 await self._before_first()
                 self._before_first = None
-            if batch.level == MEMORY:
+            if batch.level is MEMORY:
                 caller = batch.caller = self._free.pop()
                 caller.next_number()
                 await self._repeat(batch, caller, may_have_run=False)
@@ -341,17 +364,23 @@ class Adder:
         return reply, False
 
     def _end(self, batch: _Batch) -> None:
+        self._let_go(batch)
+        self._flush()
+
+    def _let_go(self, batch: _Batch) -> None:
         self._in_flight -= 1
         self._is_exclusive = False
         if batch.caller is not None:
             self._free.append(batch.caller)
-        self._flush()
 
     def _hand_out(self, batch: _Batch, reply: Any, *, is_late: bool) -> None:
         """Give everybody its jobs; never raises."""
         try:
             stored = Stored(*reply)
-            self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, time.monotonic())
+            now = time.monotonic()
+            if now >= self._observe_at:
+                self._observe_at = now + _OBSERVE_EVERY_S
+                self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, now)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
             if stored.taken:
@@ -361,16 +390,14 @@ class Adder:
                 mark = Mark(batch.heard, stored.last_event)
                 for job in jobs:
                     job.mark = mark
-            level = None if batch.level == MEMORY else str(batch.level)
-            if level is not None and not is_late:
+            if batch.level is not MEMORY and not is_late:
                 for job in jobs:
-                    job.durability = level
-            if is_late:
-                batch.fail(DurabilityUnknown(self._keys.name, jobs[0], str(batch.level)))
-                return
+                    job.durability = str(batch.level)
             at = 0
             for owner, begin, count in batch.parts:
-                if type(owner) is OneJob:
+                if is_late:
+                    _fail_part(owner, count, DurabilityUnknown(self._keys.name, jobs[at], str(batch.level)))
+                elif type(owner) is OneJob:
                     if not owner.future.done():
                         owner.future.set_result(jobs[at])
                 else:

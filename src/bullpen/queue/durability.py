@@ -36,9 +36,9 @@ class Durability:
     @classmethod
     def read(cls, value: Durability | str) -> Durability:
         """What a caller wrote: a Durability, "memory" or "fsync"."""
-        if isinstance(value, Durability):
+        if isinstance(value, Durability) and value.kind != "memory":
             return value
-        if value == "memory":
+        if value in ("memory", MEMORY):  # one object for all of them, so that the path of every add need not compare
             return MEMORY
         if value == "fsync":
             return FSYNC
