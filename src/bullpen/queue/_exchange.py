@@ -39,6 +39,7 @@ _FIELDS: Final = (
     *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
 )
 _ATS: Final = _FIELDS.index(b"ats")
+_STC, _DEFA, _RJK = (_FIELDS.index(name) for name in (b"stc", b"defa", b"rjk"))
 
 
 class Settlement(NamedTuple):
@@ -201,7 +202,9 @@ class Exchange:
         ats = fields[_ATS]
         fields[_ATS] = ats if type(ats) is bytes else b"%d" % ats
         stored = dict(zip(_FIELDS, fields, strict=True))
-        return Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
+        job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
+        job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
+        return job
 
 
 def _rule_text(keep: KeepJobs) -> str:

@@ -104,11 +104,15 @@ class Job:
         "cancelled",
         "durability",
         "id",
+        "is_ordinary",
         "mark",
         "record",
         "token",
     )
 
+    is_ordinary: bool
+    """Of a job that a worker took: it never stalled, no failure waits for it, and no scheduler made it. Seen once,
+    where its fields are at hand, because nearly all jobs are."""
     mark: Mark
     """Of a job that was added here while results were listened to. Else not set: nearly no job needs it, and all would
     pay."""

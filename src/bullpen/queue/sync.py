@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
@@ -173,12 +174,7 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-
-            def send(wire: BlockingWire, is_repeat: bool) -> Any:
-                args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
-                return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
-
-            reply = self._call(send)
+            reply = self._call(partial(self._send, batch))
         stored = Stored(*reply)
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
@@ -186,6 +182,10 @@ class Queue:
                 job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
                 job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
         return jobs
+
+    def _send(self, batch: Sequence[PackedJob], wire: BlockingWire, is_repeat: bool) -> Any:
+        args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
+        return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 

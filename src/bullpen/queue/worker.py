@@ -589,7 +589,7 @@ class Worker:
             outcome = self._refusal(job)
             if outcome is None:
                 # A child that dies takes nobody with it, so with processes a suspect runs like any other.
-                is_dangerous = is_suspect(job) and self._processes is None
+                is_dangerous = not job.is_ordinary and is_suspect(job) and self._processes is None
                 outcome = await (self._run_alone(job) if is_dangerous else self._run_handler(job))
         except asyncio.CancelledError as error:
             outcome = self._given_up_outcome(job) if job in self._given_up else self._judge(job, Raised(error))
@@ -633,7 +633,7 @@ class Worker:
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""
-        if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
+        if not job.is_ordinary and job.record.scheduler_id is not None and not await self._advance_scheduler(job):
             return Waiting()
         result = await (self._execute(job, self.options.timeout_s) if tracing.tracer is None else self._traced(job))
         if job in self._given_up:  # cancelled, but the handler caught it and came back
@@ -671,13 +671,14 @@ class Worker:
 
     def _refusal(self, job: Job) -> Failed | None:
         """A job that must fail without being run."""
-        deferred = job.record.deferred_failure
-        if deferred is not None:
-            return Failed(deferred, deferred, Cause.DEFERRED)
-        stalls = job.stalled_count if self.options.count_stalls_as_attempts else 0
-        if stalls and job.attempts_made + stalls >= job.opts.attempts:
-            reason = f"stalled {stalls} times and failed {job.attempts_made} times of {job.opts.attempts} attempts"
-            return Failed(reason, reason, Cause.EXHAUSTED)
+        if not job.is_ordinary:
+            deferred = job.record.deferred_failure
+            if deferred is not None:
+                return Failed(deferred, deferred, Cause.DEFERRED)
+            stalls = job.stalled_count if self.options.count_stalls_as_attempts else 0
+            if stalls and job.attempts_made + stalls >= job.opts.attempts:
+                reason = f"stalled {stalls} times and failed {job.attempts_made} times of {job.opts.attempts} attempts"
+                return Failed(reason, reason, Cause.EXHAUSTED)
         try:
             _ = job.data
         except NotJson as error:
