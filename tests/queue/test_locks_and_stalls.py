@@ -318,6 +318,7 @@ class TestRecovery:
 
         told = await kit.work(nothing, stalled_interval=30)
         await told.finished()
+        await told.wait("stalled")  # by another thread, whose report may come after the end
 
         assert told.of("stalled") == [("lost",)]
         assert told.ids("completed") == ["lost"]
