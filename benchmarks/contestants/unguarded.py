@@ -10,8 +10,7 @@ import re
 
 from bullpen.wire.scripts import SCRIPTS, Script
 
-_ADD_IS_RECORDED = re.compile(r'redis\.call\("SET", call_key, new_record, "GET", "PX", call_ttl_ms\)')
-_EXCHANGE_IS_RECORDED = re.compile(r'redis\.p?call\("SET", call_key, .*?call_ttl_ms\)', re.DOTALL)
+_RECORD_IS_WRITTEN = re.compile(r'redis\.p?call\("SET", call_key, .*?call_ttl_ms\)', re.DOTALL)
 _CHILDREN_ARE_SOUGHT = re.compile(r'seldom_keys\[#seldom_keys \+ 1\] = job_key \.\. ":dependencies"')
 _FAILED_CHILDREN_ARE_SOUGHT = re.compile(r'seldom_keys\[#seldom_keys \+ 1\] = job_key \.\. ":unsuccessful"')
 
@@ -19,10 +18,10 @@ _FAILED_CHILDREN_ARE_SOUGHT = re.compile(r'seldom_keys\[#seldom_keys \+ 1\] = jo
 @functools.cache  # once: a second time nothing would be left to take out
 def replace_scripts() -> None:
     """From now on this process works without a net."""
-    SCRIPTS["add"] = _changed(SCRIPTS["add"], (_ADD_IS_RECORDED, "false"))
+    SCRIPTS["add"] = _changed(SCRIPTS["add"], (_RECORD_IS_WRITTEN, ""))
     SCRIPTS["exchange"] = _changed(
         SCRIPTS["exchange"],
-        (_EXCHANGE_IS_RECORDED, ""),
+        (_RECORD_IS_WRITTEN, ""),
         (_CHILDREN_ARE_SOUGHT, ""),
         (_FAILED_CHILDREN_ARE_SOUGHT, ""),
     )

@@ -22,7 +22,7 @@ DONE = Completed(b"null")
 # Commands that the scripts run: per job, and once per call. The protocol itself demands 3 per added job, 4 per taken
 # and 4 per completed one. Exact, not only bounds: who saves a command writes it down here, so that it stays saved.
 COMMANDS = {
-    "add": (3, 6),
+    "add": (3, 7),
     "take": (4, 8),
     "complete": (4, 9),
     "complete and take": (8, 11),

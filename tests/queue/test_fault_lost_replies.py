@@ -464,7 +464,6 @@ class RawCaller:
             "base": self._keys.base,
             "clock_offset": 0,
             "call_number": number,
-            "is_repeat": "",
             "call_ttl_ms": 60_000,
             "version": "bullpen:test",
             "token": f"{self._identity}:{number}",
@@ -490,23 +489,21 @@ def _everything(kit: Kit) -> dict[bytes, bytes]:
 
 
 @pytest.mark.requirement("Q-14", "Q-65")
-@pytest.mark.parametrize("is_repeat", ["", "1"])
-def test_a_late_copy_of_an_old_add_is_refused(kit: Kit, is_repeat: str) -> None:
+def test_a_late_copy_of_an_old_add_is_refused(kit: Kit) -> None:
     """A call that hung in the network for a minute must not add its job again after we have moved on."""
     caller = RawCaller(kit)
     caller.send("add", 1, *JOB)
     caller.send("add", 2, *JOB)
 
     with pytest.raises(redis.ResponseError, match="BPSTALE"):
-        caller.send("add", 1, *JOB, is_repeat=is_repeat)
+        caller.send("add", 1, *JOB)
 
     assert kit.ids("wait") == ["1", "2"]
     assert caller.send("add", 3, *JOB)[1] == 3
 
 
 @pytest.mark.requirement("Q-14", "Q-65")
-@pytest.mark.parametrize("is_repeat", ["", "1"])
-def test_a_copy_of_the_last_add_gets_its_answer_and_changes_nothing(kit: Kit, is_repeat: str) -> None:
+def test_a_copy_of_the_last_add_gets_its_answer_and_changes_nothing(kit: Kit) -> None:
     """The first copy may come after its repetition: it lay in a connection that the caller had given up."""
     caller = RawCaller(kit)
     own = ("mine", *JOB[1:])
@@ -515,7 +512,7 @@ def test_a_copy_of_the_last_add_gets_its_answer_and_changes_nothing(kit: Kit, is
     stored = _everything(kit)
 
     for _ in range(2):
-        again = caller.send("add", 2, *JOB, *own, *JOB, is_repeat=is_repeat)
+        again = caller.send("add", 2, *JOB, *own, *JOB)
         assert again[:3] == first[:3]
     assert _everything(kit) == stored
 
@@ -531,7 +528,7 @@ def test_a_repeated_add_is_answered_although_memory_is_full(kit: Kit) -> None:
     try:
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             caller.send("add", 2, *JOB)
-        assert caller.send("add", 1, *JOB, is_repeat="1")[:2] == first[:2]
+        assert caller.send("add", 1, *JOB)[:2] == first[:2]
     finally:
         kit.command("CONFIG", "SET", "maxmemory", 0)
     assert kit.ids("wait") == ["1"]

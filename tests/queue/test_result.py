@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import InvalidOption, JobFailed, JobNotFound, PermanentError, QueueClosed, ResultTimeout
-from bullpen.queue import Job, JobState, Queue
+from bullpen.queue import Added, Job, JobState, Queue
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
 
@@ -270,6 +270,19 @@ class TestWithoutAsking:
         for count in (2, 30, 450):
             jobs = await queue.add_many([("a", number) for number in range(count)])
             assert await soon(asyncio.gather(*(job.result(5_000) for job in jobs))) == [None] * count
+
+    async def test_a_duplicate_of_a_finished_job_answers_at_once(
+        self, kit: Kit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its end came long before the add that found the id taken, so nobody will tell of it."""
+        monkeypatch.setattr("bullpen.queue.events._ASK_AFTER_S", 3_600.0)
+        queue = await self.listening(kit)
+        await (await queue.add("a", job_id="mine")).result(5_000)
+
+        again = await queue.add("a", job_id="mine")
+
+        assert again.added is Added.DUPLICATE
+        assert await again.result(5_000) is None
 
     async def test_an_add_whose_event_was_trimmed_already_is_answered_after_a_while(self, kit: Kit) -> None:
         """A stream that is far too short: its reader starts from an event that is gone, with all that followed."""

@@ -277,8 +277,8 @@ class Adder:
         if batch.wire is None:
             self._start(self._repeat(batch, caller, may_have_run=False))
 
-    def _arguments(self, batch: _Batch, number: int, is_repeat: bool) -> list[Any]:
-        return add_arguments(self._keys, batch.jobs, number, is_repeat=is_repeat, clock_offset_ms=self._clock_offset_ms)
+    def _arguments(self, batch: _Batch, number: int) -> list[Any]:
+        return add_arguments(self._keys, batch.jobs, number, self._clock_offset_ms)
 
     # ---- what became of a call --------------------------------------------------------------------------------
 
@@ -383,13 +383,13 @@ class Adder:
                 self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, now)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
-            if stored.taken:
-                for index, state, flat in stored.duplicates():
-                    jobs[index] = self._duplicate(jobs[index].id, state, flat)
             if batch.heard is not None:
                 mark = Mark(batch.heard, stored.last_event)
                 for job in jobs:
                     job.mark = mark
+            if stored.taken:
+                for index, state, flat in stored.duplicates():  # without a mark: such a job may have ended long ago
+                    jobs[index] = self._duplicate(jobs[index].id, state, flat)
             if batch.level is not MEMORY and not is_late:
                 for job in jobs:
                     job.durability = str(batch.level)

@@ -18,8 +18,8 @@ from bullpen.queue._redis import Door
 from bullpen.queue._wire import Receiver, ReplyError, Wire
 from bullpen.wire.scripts import Script
 
-MakeArguments = Callable[[int, bool], list[Any]]
-"""The arguments of a call, from its number and whether it may have been executed before."""
+MakeArguments = Callable[[int], list[Any]]
+"""The arguments of a call, from its number."""
 
 
 class Caller:
@@ -61,7 +61,7 @@ class Caller:
         number = self.next_number()
         wire = self._door.open_wire
         if wire is not None:
-            args = make_args(number, False)
+            args = make_args(number)
             self._door.evaluate_soon(wire, self._script, keys, args, receiver)
         return wire
 
@@ -96,7 +96,7 @@ class Caller:
         first: Any = None
         try:
             first, reply = await door.call_then_evaluate(
-                command, self._script, keys, make_args(self._number, False), within_s=within_s
+                command, self._script, keys, make_args(self._number), within_s=within_s
             )
             if not isinstance(reply, Exception):
                 return first, reply
@@ -118,7 +118,7 @@ class Caller:
     ) -> Any:
         """Send the call with the present number, again and again until it is answered, or `deadline_s` after `since`
         (now)."""
-        args = make_args(self._number, may_have_run)
+        args = make_args(self._number)
         give_up_at = None if deadline_s is None else (time.monotonic() if since is None else since) + deadline_s
         while True:
             opened = False
@@ -131,7 +131,6 @@ class Caller:
                     raise  # the server said that it did nothing
                 except ConnectionLost:
                     may_have_run = True
-                    args = make_args(self._number, True)
                     raise
             except (ConnectionLost, ServerRefused) as error:
                 if isinstance(error, ServerRefused) and (opened or deadline_s is not None):

@@ -135,7 +135,7 @@ class Exchange:
         self.is_unanswered = False
         return self._read(reply)
 
-    def _arguments(self, settlements: Sequence[Settlement], take: int, number: int, _is_repeat: bool) -> list[Any]:
+    def _arguments(self, settlements: Sequence[Settlement], take: int, number: int) -> list[Any]:
         # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same job.
         self._token = f"{self._caller.id}:{number}"
         args: list[Any] = [

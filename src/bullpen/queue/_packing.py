@@ -122,10 +122,8 @@ def add_keys(keys: QueueKeys, caller_id: str) -> list[str]:
     return [keys.meta, keys.id, keys.wait, keys.marker, keys.events, keys.call(caller_id)]
 
 
-def add_arguments(
-    keys: QueueKeys, jobs: Iterable[PackedJob], number: int, *, is_repeat: bool, clock_offset_ms: int = 0
-) -> list[Any]:
-    args: list[Any] = [keys.base, clock_offset_ms, number, "1" if is_repeat else "", CALL_TTL_MS, VERSION_FIELD]
+def add_arguments(keys: QueueKeys, jobs: Iterable[PackedJob], number: int, clock_offset_ms: int = 0) -> list[Any]:
+    args: list[Any] = [keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD]
     for job in jobs:
         args += job[:5]
     return args

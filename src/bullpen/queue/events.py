@@ -58,7 +58,7 @@ class EventStream:
         """Go on behind this event, which was written just now, wherever we were. Not while a page is waited for."""
         self._position, self._read_so_far, self._in_doubt, self._is_new = event_id, -1, False, True
 
-    def is_behind(self, event_id: bytes) -> bool:
+    def has_passed(self, event_id: bytes) -> bool:
         """Whether we have read further than this event."""
         return not _after(event_id, self.position) and event_id.decode() != self.position
 
@@ -320,7 +320,7 @@ class ResultListener:
             return False
         if not self._is_resting:
             return mark is not None and (
-                mark.heard == self._heard or (mark.event != b"" and not self._stream.is_behind(mark.event))
+                mark.heard == self._heard or (mark.event != b"" and not self._stream.has_passed(mark.event))
             )
         self._is_resting = False
         self._wanted.set()

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
@@ -174,7 +173,8 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-            reply = self._call(partial(self._send, batch))
+            names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
+            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
         stored = Stored(*reply)
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
@@ -182,10 +182,6 @@ class Queue:
                 job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
                 job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
         return jobs
-
-    def _send(self, batch: Sequence[PackedJob], wire: BlockingWire, is_repeat: bool) -> Any:
-        args = add_arguments(self._keys, batch, self._number, is_repeat=is_repeat)
-        return wire.evaluate(SCRIPTS["add"], self._add_keys, args)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -299,7 +295,7 @@ class Queue:
     def _locked(self, ask: Callable[[BlockingWire], Any]) -> Any:
         with self._lock:
             self._ready()
-            return self._call(lambda wire, _: ask(wire))
+            return self._call(ask)
 
     def _ready(self) -> None:
         if self._closed:
@@ -308,9 +304,8 @@ class Queue:
             # The parent's socket stays open in the parent; here it is only forgotten.
             self._begin()
 
-    def _call(self, ask: Callable[[BlockingWire, bool], Any]) -> Any:
-        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered; it
-        is told whether it may have been executed before."""
+    def _call(self, ask: Callable[[BlockingWire], Any]) -> Any:
+        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
         give_up_at = time.monotonic() + self._deadline_s
         may_have_run, wait_s = False, _FIRST_WAIT_S
         while True:
@@ -319,7 +314,7 @@ class Queue:
                 if self._wire is None:
                     self._wire = open_wire(self._connection, self._keys.base)
                 opened = True
-                return ask(self._wire, may_have_run)
+                return ask(self._wire)
             except Unavailable as error:
                 cause: Exception = error  # the server said that it did nothing; another one or another moment will do
             except ConnectionLost as error:

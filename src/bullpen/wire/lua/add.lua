@@ -3,11 +3,11 @@
   Why a script: hash, membership, events and marker must appear together, or Node runs a job without a name.
   Why batched: the fixed cost of a call (reading meta, trimming, marker, list push) is paid once for all.
   A caller that lost the reply repeats its number and gets the first answer again; nothing is stored twice.
-  A single add is mostly the price of its commands (2 to 4 us each before they begin), so none is called that another can do: the
-  record of the last call is read by the command that writes the next one, events are trimmed by the first that is added.
+  The record of the call is written last: what raises before (a slot that is on its way to another server) leaves none, and the
+  repetition does the work.
 
   KEYS   1 meta   2 id   3 wait   4 marker   5 events   6 call
-  ARGV   1 base   2 clock_offset   3 call_number   4 is_repeat ("" or "1")   5 call_ttl_ms   6 version
+  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version
          then per job: custom_id ("" = next number)   name   data   opts
          place ("" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
          priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both))
@@ -18,11 +18,12 @@
 --#include lib/bound
 
 local meta_key, id_key, wait_key, marker_key, events_key, call_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local queue, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[5]
-local first_arg, stride = 7, 5
+local queue, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[4]
+local first_arg, stride = 6, 5
 local count = (#ARGV - first_arg + 1) / stride
 
 -- What few calls need stands inside of functions: a script makes its functions anew in each call, and these would be a tenth of it.
+-- Events are trimmed by the first one that is added.
 
 -- describe_duplicates: where the jobs are whose ids were taken, and what they hold. Looked for in short lines, and while one call
 -- has not passed too many ids. Else it is as good as certain by elimination: in no set and not locked, so it waits, unless nothing
@@ -65,41 +66,24 @@ local function clear_finished(job_id)
   return true
 end
 
--- answer_again: what the last call was told, if this is a copy of it; an error if this is a copy of an older one.
-local function answer_again(record)
+local record = redis.call("GET", call_key)
+if record then
   local number, now_ms, first_number, taken = string.match(record, "^(%d+) (%d+) (%d+) (.*)$")
-  if number ~= call_number then
+  if number == call_number then
+    local indexes = {}
+    for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
+    return { tonumber(now_ms), tonumber(first_number), #indexes > 0 and describe_duplicates(indexes) or indexes, "" }
+  elseif tonumber(number) > tonumber(call_number) then
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
-  local indexes = {}
-  for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
-  return { tonumber(now_ms), tonumber(first_number), #indexes > 0 and describe_duplicates(indexes) or indexes, "" }
-end
-
-local function is_answered(record)
-  return record and tonumber(string.match(record, "^%d+")) >= tonumber(call_number)
-end
-
--- Whoever repeats a call must be answered even when memory is full, so it looks before it writes.
-if ARGV[4] ~= "" then
-  local record = redis.call("GET", call_key)
-  if is_answered(record) then return answer_again(record) end
 end
 
 local now_ms, now_text = server_now(ARGV[2])
 local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
 -- First write: refused when memory is full, with nothing written yet.
 local first_number = redis.call("INCRBY", id_key, count) - count + 1
-local new_record = string.format("%s %s %d ", call_number, now_text, first_number)
-local old_record = redis.call("SET", call_key, new_record, "GET", "PX", call_ttl_ms)
-if is_answered(old_record) then
-  -- A first copy that comes after its repetition: it lay in a connection that its caller had given up.
-  redis.call("DECRBY", id_key, count)
-  redis.call("SET", call_key, old_record, "PX", call_ttl_ms)
-  return answer_again(old_record)
-end
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
-if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[6]) end
+if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[5]) end
 
 local most_events = stream_bound(meta[3])
 local back, front, duplicates = {}, {}, {}
@@ -167,7 +151,6 @@ local concurrency = tonumber(meta[2])
 if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
   redis.call("ZADD", marker_key, "0", "0")
 end
-if #duplicates > 0 then
-  redis.call("SET", call_key, new_record .. table.concat(duplicates, ","), "PX", call_ttl_ms)
-end
+redis.call("SET", call_key, string.format("%s %s %d %s", call_number, now_text, first_number, table.concat(duplicates, ",")),
+  "PX", call_ttl_ms)
 return { now_ms, first_number, #duplicates > 0 and describe_duplicates(duplicates) or duplicates, last_event }
