@@ -143,7 +143,8 @@ async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(kafka: M
     await client.close()
 
     assert len({run.key for run in runs}) == sent, "who remembers the keys applies nothing twice"
-    assert len(runs) - sent <= 40, "only what was in flight or not committed yet may run again"
+    # A member that must give up a partition, and one that dies: each repeats at most what was sent since it began.
+    assert len(runs) - sent <= 2 * 40, "only what was in flight or not committed yet may run again"
 
 
 class Load:
