@@ -43,6 +43,10 @@ _OBSERVE_EVERY_S: Final = 0.1
 """How often the server's clock is learned from replies: a clock does not change from one add to the next."""
 
 
+_Answer = tuple[Any, bool]
+"""The reply of a call, and whether its durability was not confirmed in time."""
+
+
 class OneJob(NamedTuple):
     """The job of one `add`. Nearly all submissions: kept small."""
 
@@ -270,12 +274,12 @@ class Adder:
         batch.sent_at, batch.heard = time.monotonic(), self._actions.heard
         if batch.level is not MEMORY or self._before_first is not None:
             self._is_exclusive = True
-            self._start(self._send_with_care(batch))
+            self._start(batch, self._send_with_care(batch))
             return
         caller = batch.caller = self._free.pop()
         batch.wire = caller.send_soon(self._names[caller.id], partial(self._arguments, batch), batch)
         if batch.wire is None:
-            self._start(self._repeat(batch, caller, may_have_run=False))
+            self._start(batch, self._repeat(batch, caller, may_have_run=False))
 
     def _arguments(self, batch: _Batch, number: int) -> list[Any]:
         return add_arguments(self._keys, batch.jobs, number, self._clock_offset_ms)
@@ -289,54 +293,17 @@ class Adder:
 
     def on_trouble(self, batch: _Batch, error: BaseException) -> None:
         """The call was refused, or its reply is lost."""
-        self._start(self._recover(batch, error))
+        self._start(batch, self._recover(batch, error))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+    def _start(self, batch: _Batch, work: Coroutine[Any, Any, _Answer]) -> None:
+        task = self._loop.create_task(self._finish(batch, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _recover(self, batch: _Batch, error: BaseException) -> None:
-        caller, wire = batch.caller, batch.wire
-        assert caller is not None
-        assert wire is not None
+    async def _finish(self, batch: _Batch, work: Coroutine[Any, Any, _Answer]) -> None:
+        """The end of a call that went on in a task; as `on_reply`, or everybody hears of the error."""
         try:
-            may_have_run = await caller.may_have_run(error, wire)
-        except Exception as refusal:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-            self._end(batch)
-            batch.fail(refusal)
-        else:
-            await self._repeat(batch, caller, may_have_run=may_have_run)
-
-    async def _repeat(self, batch: _Batch, caller: Caller, *, may_have_run: bool) -> None:
-        try:
-            reply = await caller.repeat(
-                self._names[caller.id],
-                partial(self._arguments, batch),
-                queue=self._keys.name,
-                deadline_s=self._deadline_s,
-                since=batch.sent_at,
-                may_have_run=may_have_run,
-            )
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-            self._end(batch)
-            batch.fail(error)
-        else:
-            self._end(batch)
-            self._hand_out(batch, reply, is_late=False)
-
-    async def _send_with_care(self, batch: _Batch) -> None:
-        """Alone: the first call of all, and those that have to be durable."""
-        try:
-            if self._before_first is not None:
-                await self._before_first()
-                self._before_first = None
-            if batch.level is MEMORY:
-                caller = batch.caller = self._free.pop()
-                caller.next_number()
-                await self._repeat(batch, caller, may_have_run=False)
-                return
-            reply, is_late = await self._call_durably(batch)
+            reply, is_late = await work
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
             self._end(batch)
             batch.fail(error)
@@ -344,8 +311,35 @@ class Adder:
             self._end(batch)
             self._hand_out(batch, reply, is_late=is_late)
 
-    async def _call_durably(self, batch: _Batch) -> tuple[Any, bool]:
-        """The reply, and whether its durability was not confirmed in time."""
+    async def _recover(self, batch: _Batch, error: BaseException) -> _Answer:
+        caller, wire = batch.caller, batch.wire
+        assert caller is not None
+        assert wire is not None
+        return await self._repeat(batch, caller, may_have_run=await caller.may_have_run(error, wire))
+
+    async def _repeat(self, batch: _Batch, caller: Caller, *, may_have_run: bool) -> _Answer:
+        reply = await caller.repeat(
+            self._names[caller.id],
+            partial(self._arguments, batch),
+            queue=self._keys.name,
+            deadline_s=self._deadline_s,
+            since=batch.sent_at,
+            may_have_run=may_have_run,
+        )
+        return reply, False
+
+    async def _send_with_care(self, batch: _Batch) -> _Answer:
+        """Alone: the first call of all, and those that have to be durable."""
+        if self._before_first is not None:
+            await self._before_first()
+            self._before_first = None
+        if batch.level is not MEMORY:
+            return await self._call_durably(batch)
+        caller = batch.caller = self._free.pop()
+        caller.next_number()
+        return await self._repeat(batch, caller, may_have_run=False)
+
+    async def _call_durably(self, batch: _Batch) -> _Answer:
         if self._durable is None:
             door = Door(self._door.connection, key=self._keys.base)
             self._durable = DurableCalls(door, Caller(door, SCRIPTS["add"]))

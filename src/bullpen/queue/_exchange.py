@@ -2,7 +2,7 @@
 
 In: finished jobs with their outcomes, and how many jobs may be taken. Out: one code per settled job and the taken jobs.
 Packing and unpacking only: what to do about a code is the worker's matter, what an outcome is was decided before.
-Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`_redis.Caller`).
+Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`_caller`).
 """
 
 from __future__ import annotations
