@@ -466,6 +466,7 @@ class RawCaller:
             "call_number": number,
             "call_ttl_ms": 60_000,
             "version": "bullpen:test",
+            **dict.fromkeys(("name", "opts", "place"), ""),
             "token": f"{self._identity}:{number}",
             "lock_ms": 30_000,
             "take": 0,

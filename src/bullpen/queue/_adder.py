@@ -1,7 +1,8 @@
 """Send adds to the server: many callers share a call, and no call stores anything twice.
 
-Adds of one loop tick share one script call; what comes while it is in flight shares the next (group commit). A call
-whose reply was lost is repeated with its number. Where more waits than fits into one call, two callers take turns, so
+Adds of one loop tick share one script call; what comes while it is in flight shares the next (group commit). Only a
+caller that has long been alone is not made to wait for others. A call whose reply was lost is repeated with its
+number. Where more waits than fits into one call, two callers take turns, so
 that Python packs the next batch while the server stores the last; both use one connection, which keeps their order.
 
 The usual call is sent and answered straight from the loop, without a task of its own. Everything unusual (no
@@ -16,6 +17,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from itertools import islice, repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from bullpen.errors import DurabilityUnknown, QueueFull
@@ -30,6 +33,7 @@ from bullpen.queue._packing import (
     add_arguments,
     add_keys,
     count_fitting,
+    size_of,
 )
 from bullpen.queue._redis import Door
 from bullpen.queue._wire import Wire
@@ -39,6 +43,9 @@ from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
 
+_ALONE_AFTER: Final = 8
+"""After so many calls with one job each the next is sent at once, without a look around for others, which saves a turn
+of the loop. If others come all the same they share the next call, and from then on all wait for each other again."""
 _OBSERVE_EVERY_S: Final = 0.1
 """How often the server's clock is learned from replies: a clock does not change from one add to the next."""
 
@@ -53,6 +60,11 @@ class OneJob(NamedTuple):
     packed: PackedJob
     durability: Durability
     future: asyncio.Future[Job]
+
+
+_PACKED, _LEVEL = itemgetter(0), itemgetter(1)
+_new_one: Callable[[tuple[PackedJob, Durability, asyncio.Future[Job]]], OneJob] = partial(tuple.__new__, OneJob)
+"""The class itself takes its fields one by one, in Python."""
 
 
 class ManyJobs:
@@ -165,6 +177,7 @@ class Adder:
         self._in_flight = 0
         self._is_exclusive = False  # the call in flight is one that no other may overtake
         self._is_planned = False
+        self._alone = 0  # how many calls in a row held one job
         self._observe_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._when_idle: asyncio.Future[None] | None = None
@@ -178,7 +191,7 @@ class Adder:
                 queue=self._keys.name,
             )
         future: asyncio.Future[Job] = self._loop.create_future()
-        self._waiting.append(OneJob(packed, durability, future))
+        self._waiting.append(_new_one((packed, durability, future)))
         self._buffered += 1
         self._plan()
         return future
@@ -193,8 +206,11 @@ class Adder:
         return future
 
     def _plan(self) -> None:
-        if not self._is_planned:
-            # Not sent at once: adds of the same loop tick come along.
+        if self._is_planned:
+            return
+        if self._alone >= _ALONE_AFTER and not self._in_flight:
+            self._flush()
+        else:  # adds of the same loop tick come along
             self._is_planned = True
             self._loop.call_soon(self._flush)
 
@@ -234,38 +250,52 @@ class Adder:
         """At most 200 jobs and 1 MiB of one durability, at least one."""
         waiting = self._waiting
         owner = waiting[0]
-        level = owner.durability
-        if len(waiting) == 1 and type(owner) is OneJob:  # a caller that is alone shall not pay for a crowd
+        if len(waiting) == 1 and isinstance(owner, OneJob):  # a caller that is alone shall not pay for a crowd
+            self._alone = self._alone + 1 if owner.durability is MEMORY else 0
             waiting.popleft()
             self._buffered = 0
-            return _Batch(self, level, [owner.packed], [(owner, 0, 1)])
+            return _Batch(self, owner.durability, [owner.packed], [(owner, 0, 1)])
+        self._alone = 0
+        return self._crowd() or self._mixture()
+
+    def _crowd(self) -> _Batch | None:
+        """The usual batch of many callers, looked at as a whole: single jobs of one level. None: it is none such."""
+        waiting = self._waiting
+        owners: list[Any] = list(islice(waiting, MOST_JOBS_PER_CALL))
+        if set(map(type, owners)) != {OneJob} or len(set(map(id, map(_LEVEL, owners)))) != 1:
+            return None
+        jobs = list(map(_PACKED, owners))
+        if size_of(jobs) > MOST_BYTES_PER_CALL:
+            return None
+        if len(owners) == len(waiting):
+            waiting.clear()
+        else:
+            for _ in owners:
+                waiting.popleft()
+        self._buffered -= len(jobs)
+        return _Batch(self, owners[0].durability, jobs, list(zip(owners, repeat(0), repeat(1), strict=False)))
+
+    def _mixture(self) -> _Batch:
+        waiting = self._waiting
+        level = waiting[0].durability
         jobs: list[PackedJob] = []
         parts: list[tuple[OneJob | ManyJobs, int, int]] = []
-        room, bytes_left = MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL
-        while waiting and room:
+        bytes_left = MOST_BYTES_PER_CALL
+        while waiting and len(jobs) < MOST_JOBS_PER_CALL:
             owner = waiting[0]
-            if owner.durability is not level and owner.durability != level:
+            if owner.durability != level:
                 break
-            if type(owner) is OneJob:
-                packed = owner.packed
-                bytes_left -= len(packed.data) + len(packed.options_json)
-                if bytes_left < 0 and jobs:
-                    break
-                jobs.append(packed)
-                parts.append((owner, 0, 1))
-                room -= 1
-                waiting.popleft()
-                continue
-            assert isinstance(owner, ManyJobs)
-            begin = owner.sent
-            count, size = count_fitting(owner.packed, begin, room, bytes_left, at_least=0 if jobs else 1)
+            begin, rest = (0, [owner.packed]) if isinstance(owner, OneJob) else (owner.sent, owner.packed)
+            count = count_fitting(rest, begin, MOST_JOBS_PER_CALL - len(jobs), bytes_left, at_least=0 if jobs else 1)
             if not count:
                 break
-            jobs += owner.packed[begin : begin + count]
+            piece = rest[begin : begin + count]
+            jobs += piece
             parts.append((owner, begin, count))
-            owner.sent += count
-            room, bytes_left = room - count, bytes_left - size
-            if owner.sent == len(owner.packed):
+            bytes_left -= size_of(piece)
+            if isinstance(owner, ManyJobs):
+                owner.sent += count
+            if begin + count == len(rest):
                 waiting.popleft()
         self._buffered -= len(jobs)
         return _Batch(self, level, jobs, parts)

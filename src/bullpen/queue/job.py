@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from bullpen._kernel import json
 from bullpen.errors import BullpenError
@@ -90,6 +90,16 @@ class JobActions(Protocol):
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
 
+_UNSET: Final = {
+    "added": Added.CREATED,
+    "blocked_by": None,
+    "cancelled": False,
+    "durability": "memory",
+    "mark": None,
+    "_loop": None,
+}
+
+
 class Job:
     """A job at the moment it was read, added or taken.
 
@@ -110,28 +120,40 @@ class Job:
         "token",
     )
 
+    id: str
+    """Not a property: a worker reads it five times per job."""
+    record: JobRecord
+    """The stored fields, most of them also properties of this object."""
+    token: str
+    """Lock token while a worker holds the job; internal and never part of `to_json`."""
+    cancelled: bool
+    """True once the job's run is pointless: its time is up or its lock is lost. Handlers in threads should look at
+    it."""
+    added: Added
+    blocked_by: BlockedBy | None
+    durability: str
+    """The level that was confirmed when `add` returned the job."""
     is_ordinary: bool
     """Of a job that a worker took: it never stalled, no failure waits for it, and no scheduler made it. Seen once,
     where its fields are at hand, because nearly all jobs are."""
-    mark: Mark
-    """Of a job that was added here while results were listened to. Else not set: nearly no job needs it, and all would
-    pay."""
+    mark: Mark | None
+    """Of a job that was added here while results were listened to."""
+    _loop: asyncio.AbstractEventLoop | None
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
         self._actions = actions
-        self.id = record.id  # not a property: a worker reads it five times per job
+        self.id = record.id
         self.record = record
-        """The stored fields, most of them also properties of this object."""
         self.token = token
-        """Lock token while a worker holds the job; internal and never part of `to_json`."""
-        self.cancelled = False
-        """True once the job's run is pointless: its time is up or its lock is lost. Handlers in threads should look
-        at it."""
-        self.added = Added.CREATED
-        self.blocked_by: BlockedBy | None = None
-        self.durability = "memory"
-        """The level that was confirmed when `add` returned the job."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would pass for one of these
+
+        def __getattr__(self, attribute: str) -> Any:
+            """What was not set: nearly no job differs from this, and setting it took half of making a job."""
+            try:
+                return _UNSET[attribute]
+            except KeyError:
+                raise AttributeError(f"'Job' object has no attribute {attribute!r}") from None
 
     def __repr__(self) -> str:
         return f"Job(queue={self._actions.name!r}, id={self.id!r}, name={self.name!r})"
@@ -270,7 +292,7 @@ class Job:
         Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
         is gone.
         """
-        return await self._actions.wait_result(self.id, timeout, getattr(self, "mark", None))
+        return await self._actions.wait_result(self.id, timeout, self.mark)
 
     @property
     def sync(self) -> SyncJob:

@@ -165,7 +165,7 @@ class Queue:
         packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
         while len(stored) < len(packed):
             begin = len(stored)
-            count, _ = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
+            count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
             stored += self._store(packed[begin : begin + count])
         return stored
 

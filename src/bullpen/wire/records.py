@@ -282,11 +282,13 @@ class LateRecord(JobRecord):
     def __init__(self, job_id: str, make: Callable[[], Mapping[bytes, bytes | None]]) -> None:
         put = object.__setattr__
         put(self, "id", job_id)
-        put(self, "_data", _MISSING)
         put(self, "_make", make)
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute != "_fields":  # the one slot that is empty at first
+        # Two slots are empty at first.
+        if attribute == "_data":
+            return _MISSING
+        if attribute != "_fields":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
         fields = self._make()
         object.__setattr__(self, "_fields", fields)
@@ -295,7 +297,7 @@ class LateRecord(JobRecord):
 
 def check_job_name(name: Any) -> str:
     """Return the name if a job may have it."""
-    if not isinstance(name, str) or not name or not is_encodable(name):
+    if not isinstance(name, str) or not name or not (name.isascii() or is_encodable(name)):
         raise InvalidOption("name", "non-empty text as the job's name, without lone surrogates", name)
     return name
 

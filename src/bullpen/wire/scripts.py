@@ -52,7 +52,7 @@ _TABLE = (
     Script(
         "add",
         keys=("meta", "id", "wait", "marker", "events", "call"),
-        args=("base", "clock_offset", "call_number", "call_ttl_ms", "version"),
+        args=("base", "clock_offset", "call_number", "call_ttl_ms", "version", "name", "opts", "place"),
     ),
     Script(
         "exchange",

@@ -7,10 +7,11 @@
   repetition does the work.
 
   KEYS   1 meta   2 id   3 wait   4 marker   5 events   6 call
-  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version
-         then per job: custom_id ("" = next number)   name   data   opts
-         place ("" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
-         priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both))
+  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version   6 name   7 opts   8 place
+         then per job: data, when name, opts and place above are those of all and no job has an id of its own;
+         else, with an empty name above: custom_id ("" = next number)   name   data   opts   place
+         place: "" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
+         priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both)
   Reply  { now, number of the first job, { index, state, flat hash, … of jobs whose id was taken already },
            id of the last event ("" = unknown) }
 ]]
@@ -19,7 +20,8 @@
 
 local meta_key, id_key, wait_key, marker_key, events_key, call_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[4]
-local first_arg, stride = 6, 5
+local all_name, all_opts, all_place = ARGV[6], ARGV[7], ARGV[8]
+local first_arg, stride = 9, all_name == "" and 5 or 1
 local count = (#ARGV - first_arg + 1) / stride
 
 -- What few calls need stands inside of functions: a script makes its functions anew in each call, and these would be a tenth of it.
@@ -99,7 +101,10 @@ local delay
 
 for index = 1, count do
   local arg = first_arg + (index - 1) * stride
-  local job_id, name, place = ARGV[arg], ARGV[arg + 1], ARGV[arg + 4]
+  local job_id, name, data, opts, place = "", all_name, ARGV[arg], all_opts, all_place
+  if stride == 5 then
+    job_id, name, data, opts, place = data, ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
+  end
   local timestamp, delay_ms, priority, flags = now_text, "0", "0", "0"
   if place ~= "" then
     local at_ms
@@ -116,7 +121,7 @@ for index = 1, count do
     last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "duplicated", "jobId", job_id)
   end
   if is_free then
-    redis.call("HSET", queue .. job_id, "name", name, "data", ARGV[arg + 2], "opts", ARGV[arg + 3],
+    redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
       "timestamp", timestamp, "delay", delay_ms, "priority", priority)
     if index > 1 then
       last_event = redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
