@@ -47,8 +47,18 @@ class Caller:
 
         After `deadline_s` (None: never) raises ConnectionLost if it cannot have been executed, else OutcomeUnknown.
         """
-        self.next_number()
-        return await self.repeat(keys, make_args, queue=queue, deadline_s=deadline_s, may_have_run=False)
+        since = None if deadline_s is None else time.monotonic()
+        may_have_run = False
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire = self.send_soon(keys, make_args, reply)
+        if wire is not None:
+            try:
+                return await reply
+            except (ReplyError, ConnectionLost) as error:
+                may_have_run = await self.may_have_run(error, wire)
+        return await self.repeat(
+            keys, make_args, queue=queue, deadline_s=deadline_s, since=since, may_have_run=may_have_run
+        )
 
     def next_number(self) -> int:
         """Begin a new call."""
@@ -85,26 +95,28 @@ class Caller:
         *,
         queue: str,
         within_s: float,
-    ) -> tuple[Any, Any]:
+        act: Callable[[Any], None],
+    ) -> Any:
         """The next call, sent behind a blocking command on a door of its own: the server begins it by itself when the
         command is answered, which saves a round trip at the moment that counts.
 
-        Returns both replies. The command's may be the error it was refused with, or None because it was lost; the
-        call itself is then repeated without it, until it is answered.
+        `act` gets the call's reply where it is read. Returns the command's, which may be the error it was refused with,
+        or None because it was lost; the call itself is then repeated without it, until it is answered.
         """
         self._number += 1
         first: Any = None
         try:
             first, reply = await door.call_then_evaluate(
-                command, self._script, keys, make_args(self._number), within_s=within_s
+                command, self._script, keys, make_args(self._number), within_s=within_s, act=act
             )
             if not isinstance(reply, Exception):
-                return first, reply
+                return first
         except ConnectionLost:
             if door.closed:
                 raise
             await asyncio.sleep(door.reconnect_wait_s())
-        return first, await self.repeat(keys, make_args, queue=queue, deadline_s=None)
+        act(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
+        return first
 
     async def repeat(
         self,

@@ -8,7 +8,7 @@ Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`_ca
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, assert_never
 
@@ -113,19 +113,29 @@ class Exchange:
         return self._read(reply)
 
     async def run_after(
-        self, door: Door, command: tuple[str | float, ...], *, take: int, within_s: float
-    ) -> tuple[Any, ExchangeReply]:
+        self,
+        door: Door,
+        command: tuple[str | float, ...],
+        *,
+        take: int,
+        within_s: float,
+        on_reply: Callable[[ExchangeReply], None],
+    ) -> Any:
         """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
 
-        Returns both replies; see `Caller.call_after` about the first.
+        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. Returns the
+        reply to the command; see `Caller.call_after` about it.
         """
+
+        def act(reply: Any) -> None:
+            self.is_unanswered = False
+            on_reply(self._read(reply))
+
         self.is_unanswered = True
         make_args = partial(self._arguments, (), take)
-        first, reply = await self._caller.call_after(
-            door, command, self._keys, make_args, queue=self._queue, within_s=within_s
+        return await self._caller.call_after(
+            door, command, self._keys, make_args, queue=self._queue, within_s=within_s, act=act
         )
-        self.is_unanswered = False
-        return first, self._read(reply)
 
     async def void(self) -> ExchangeReply:
         """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it

@@ -545,12 +545,13 @@ class Door:
         args: Sequence[str | bytes | int],
         *,
         within_s: float,
+        act: Callable[[Any], None],
     ) -> tuple[Any, Any]:
         """A blocking command with a script call behind it, which the server runs by itself once the command is
-        answered. Error replies are returned in place, translated; a server that has forgotten the script ran
-        nothing."""
+        answered; `act` gets the reply of the call where it is read. Error replies are returned in place, translated; a
+        server that has forgotten the script ran nothing."""
         call = ("EVALSHA", script.sha1, len(keys), *keys, *args)
-        return await self.call_two(command, call, within_s=within_s)
+        return await self.call_two(command, call, within_s=within_s, act=act)
 
     async def call_two(
         self,
@@ -558,11 +559,12 @@ class Door:
         behind: Sequence[str | bytes | int | float],
         *,
         within_s: float,
+        act: Callable[[Any], None] | None = None,
     ) -> tuple[Any, Any]:
         """Two commands in one write, both answered in time. Error replies are returned in place, translated. Faster
         than `call_many`, where latency counts: one task waits, for the second reply."""
         wire = await self.wire()
-        first, second = wire.send_two(pack(tuple(command)), pack(tuple(behind)), within_s=within_s)
+        first, second = wire.send_two(pack(tuple(command)), pack(tuple(behind)), within_s=within_s, act=act)
         try:
             reply = await second
         except ReplyError as error:

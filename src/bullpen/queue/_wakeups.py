@@ -45,7 +45,7 @@ class Wakeups:
         on_error: Callable[[BaseException], None],
     ) -> None:
         """`may_lend`: is there a free slot at this moment? `look_after`: send a blocked read with one look behind it,
-        deal with what that brings, and return the read's reply."""
+        deal with what that brings, call `end_read` then and there, and return the read's reply."""
         self._door = door
         self._marker_key = marker_key
         self._clock = clock
@@ -139,9 +139,7 @@ class Wakeups:
                 if self._door.closed:
                     return
                 await asyncio.sleep(self._door.reconnect_wait_s())
-            self._armed.clear()
             if has_looked:
-                self.changed.set()  # the read must be armed again
                 continue
             due_ms = float(reply[2]) if reply is not None else 0.0
             if due_ms > self._clock.now_ms() + self._clock_offset_ms:
@@ -160,8 +158,15 @@ class Wakeups:
                 return await self._look_after(self._door, command, within_s)
             return await self._door.call(*command, within_s=within_s)
         finally:
-            self._is_lent = False
-            self._read_ended.set()
+            if not self._read_ended.is_set():
+                self.end_read()
+
+    def end_read(self) -> None:
+        """The read was answered. It must be armed again before the next one."""
+        self._is_lent = False
+        self._read_ended.set()
+        self._armed.clear()
+        self.changed.set()
 
     async def release(self, door: Door) -> None:
         """End the blocked read, so that the slot it was lent is free again; the look behind it is run first.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, cast
 
 import hiredis
@@ -110,6 +110,34 @@ class Kept:
         self.reply = error
 
 
+class Prompt:
+    """A receiver that acts on a reply where it is read. Whoever waits for the reply is woken behind what the act has
+    started."""
+
+    __slots__ = ("_act", "_future", "_loop")
+
+    def __init__(self, act: Callable[[Any], None], future: asyncio.Future[Any]) -> None:
+        self._act, self._future, self._loop = act, future, future.get_loop()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def set_result(self, reply: Any, /) -> None:
+        try:
+            self._act(reply)
+        except Exception as error:  # noqa: BLE001 - a bug of ours belongs to whoever waits, not to the wire
+            self._future.set_exception(error)
+        else:
+            self._loop.call_soon(self._wake, reply)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._future.set_exception(error)
+
+    def _wake(self, reply: Any) -> None:
+        if not self._future.done():
+            self._future.set_result(reply)
+
+
 class Wire(asyncio.Protocol):
     """One socket to the server. Replies come in the order of the calls; a call without reply in time breaks the
     wire."""
@@ -160,13 +188,17 @@ class Wire(asyncio.Protocol):
         self._waiting.append((receiver, self._loop.time() + within_s))
         self._transport.write(packed)
 
-    def send_two(self, packed: bytes, behind: bytes, *, within_s: float) -> tuple[Kept, asyncio.Future[Any]]:
+    def send_two(
+        self, packed: bytes, behind: bytes, *, within_s: float, act: Callable[[Any], None] | None = None
+    ) -> tuple[Kept, asyncio.Future[Any]]:
         """Two packed commands in one write; both have to be answered in time. Only the second is waited for: the first
-        is answered before it, or lost with it."""
+        is answered before it, or lost with it. `act` gets the second reply where it is read."""
         first = Kept()
         if not self.broken:
             self._waiting.append((first, self._loop.time() + within_s))
-        return first, self.send(packed + behind, within_s=within_s)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.send_to(future if act is None else Prompt(act, future), packed + behind, within_s=within_s)
+        return first, future
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""

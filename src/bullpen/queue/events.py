@@ -20,6 +20,7 @@ from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClo
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._redis import Connection, Door
+from bullpen.queue._wire import Receiver, pack
 from bullpen.queue.job import Mark
 from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
@@ -28,7 +29,8 @@ from bullpen.wire.scripts import SCRIPTS
 logger = logging.getLogger("bullpen.events")
 
 _BLOCK_MS = 5_000
-_SECONDS_AFTER_BLOCK = 2.0
+_WITHIN_S = _BLOCK_MS / 1000 + 2.0
+"""A blocked read may be answered late by a server tick; after this it is taken for dead."""
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
 _NOTHING_YET = object()
@@ -57,6 +59,27 @@ class EventStream:
     def jump(self, event_id: str) -> None:
         """Go on behind this event, which was written just now, wherever we were. Not while a page is waited for."""
         self._position, self._read_so_far, self._in_doubt, self._is_new = event_id, -1, False, True
+
+    def glance(self, receiver: Receiver) -> bool:
+        """Send the blocked read behind an event that was jumped to, without waiting: the receiver gets the reply, for
+        `take_in`, from within the loop. False: there is no open connection, read a page instead."""
+        wire = self._door.open_wire
+        if wire is None:
+            return False
+        wire.send_to(receiver, pack(self._blocked_read()), within_s=_WITHIN_S)
+        return True
+
+    def take_in(self, reply: Any) -> list[Any]:
+        """The entries of a glance."""
+        self._is_new = False
+        entries: list[Any] = reply[0][1] if reply else []
+        if entries:
+            self._position = entries[-1][0].decode()
+        return entries
+
+    def doubt(self) -> None:
+        """A glance was lost: something may be missing."""
+        self._in_doubt = True
 
     def has_passed(self, event_id: bytes) -> bool:
         """Whether we have read further than this event."""
@@ -116,15 +139,13 @@ class EventStream:
 
         Both commands go in one write, and a server runs what one client sent together without another in between.
         """
-        assert self._position is not None
-        within_s = _BLOCK_MS / 1000 + _SECONDS_AFTER_BLOCK
-        read = ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position)
+        read = self._blocked_read()
         if self._is_new:
             self._is_new = False
-            reply = await self._door.call(*read, within_s=within_s)
+            reply = await self._door.call(*read, within_s=_WITHIN_S)
             return False, list(reply[0][1]) if reply else []
         known, reply = await self._door.call_two(
-            ("XRANGE", self._keys.events, self._position, self._position), read, within_s=within_s
+            ("XRANGE", self._keys.events, self.position, self.position), read, within_s=_WITHIN_S
         )
         for answer in (known, reply):
             if isinstance(answer, Exception):
@@ -133,6 +154,9 @@ class EventStream:
             not known
         )  # then the page is read again, with the counts that tell whether something is missing
         return False, list(reply[0][1]) if reply and known else []
+
+    def _blocked_read(self) -> tuple[str | int, ...]:
+        return ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self.position)
 
     async def _pause(self) -> None:
         if self._door.closed:
@@ -230,6 +254,24 @@ class QueueEvents:
         return self._waiting.pop()
 
 
+class _Glance:
+    """Where the reply of a glance goes: what it tells is known where it is read, without a turn of the loop between."""
+
+    __slots__ = ("_listener",)
+
+    def __init__(self, listener: ResultListener) -> None:
+        self._listener = listener
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        self._listener.on_glance(reply)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._listener.on_lost_glance()  # the reading tries again, and meets what lasts
+
+
 class ResultListener:
     """Resolves waits for results from one event stream per queue object; started by the first wait.
 
@@ -247,7 +289,9 @@ class ResultListener:
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_resting = False
+        """Nothing is read, because nobody waits."""
         self._wanted = asyncio.Event()
+        self._glance = _Glance(self)
 
     @property
     def heard(self) -> int | None:
@@ -255,32 +299,12 @@ class ResultListener:
         return self._heard if self._ready is not None and self._ready.done() else None
 
     async def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Any:
-        """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the
-        commands of a short job. But whoever removes a job need not say so, hence a look when nothing comes for a
-        while."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        waits = self._waits.setdefault(job_id, [])
-        waits.append(future)
+        """The value of the job, once it is done."""
+        if timeout_ms is None:
+            return await self._wait(job_id, mark)
         try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000) as limit:
-                if await self._listen(mark):
-                    value = await _within(future, _ASK_AFTER_S)
-                    if value is not _NOTHING_YET:
-                        return value
-                    waits.remove(future)
-                    future = loop.create_future()
-                    waits.append(future)
-                # After the position is fixed: either the job has finished already, or its event is still to come.
-                try:
-                    finished, value = await self._actions.read_result(job_id)
-                except JobNotFound:
-                    # It may have ended, and gone by its own retention, since we began to listen.
-                    await self._look_behind_position()
-                    if not future.done():
-                        raise
-                    return await future
-                return value if finished else await future
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                return await self._wait(job_id, mark)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -289,12 +313,44 @@ class ResultListener:
                 queue=self._keys.name,
                 job_id=job_id,
             ) from None
+
+    async def _wait(self, job_id: str, mark: Mark | None) -> Any:
+        """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the
+        commands of a short job. But whoever removes a job need not say so, hence a look when nothing comes for a
+        while."""
+        future, waits = self._register(job_id)
+        try:
+            if self._go_on(mark) if self.heard is not None else await self._begin():
+                value = await _within(future, _ASK_AFTER_S)
+                if value is not _NOTHING_YET:
+                    return value
+                self._forget(job_id, future, waits)
+                future, waits = self._register(job_id)
+            # After the position is fixed: either the job has finished already, or its event is still to come.
+            try:
+                finished, value = await self._actions.read_result(job_id)
+            except JobNotFound:
+                # It may have ended, and gone by its own retention, since we began to listen.
+                await self._look_behind_position()
+                if not future.done():
+                    raise
+                return await future
+            return value if finished else await future
         finally:
-            waits.remove(future)
+            self._forget(job_id, future, waits)
             if future.done() and not future.cancelled():
                 future.exception()  # the answer came on both ways, as event and as stored result; one of them is enough
-            if not waits:
-                self._waits.pop(job_id, None)
+
+    def _register(self, job_id: str) -> tuple[asyncio.Future[Any], list[asyncio.Future[Any]]]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waits = self._waits.setdefault(job_id, [])
+        waits.append(future)
+        return future, waits
+
+    def _forget(self, job_id: str, future: asyncio.Future[Any], waits: list[asyncio.Future[Any]]) -> None:
+        waits.remove(future)
+        if not waits and self._waits.get(job_id) is waits:
+            del self._waits[job_id]
 
     async def aclose(self) -> None:
         self._door.close()
@@ -309,43 +365,57 @@ class ResultListener:
                     why = f"queue {self._keys.name!r} was closed while the result of job {job_id!r} was waited for"
                     future.set_exception(QueueClosed(why, queue=self._keys.name, job_id=job_id))
 
-    async def _listen(self, mark: Mark | None) -> bool:
-        """Have the events read from now on, or from the mark. True: the end of the job with this mark cannot have been
-        missed."""
+    async def _begin(self) -> bool:
+        """Have the events read from now on. Always False: what has ended before this is not heard of."""
         if self._ready is None:
             self._ready = asyncio.create_task(self._stream.start())
             self._reading = asyncio.create_task(self._read())
-        if not self._ready.done():
-            await asyncio.shield(self._ready)
-            return False
+        await asyncio.shield(self._ready)
+        return False
+
+    def _go_on(self, mark: Mark | None) -> bool:
+        """Have the events read from where we are, or from the mark. True: the end of the job with this mark cannot have
+        been missed."""
         if not self._is_resting:
             return mark is not None and (
                 mark.heard == self._heard or (mark.event != b"" and not self._stream.has_passed(mark.event))
             )
         self._is_resting = False
-        self._wanted.set()
         if mark is None or not mark.event:
+            self._wanted.set()
             return False
         self._stream.jump(mark.event.decode())
         self._heard += 1  # what was skipped may have been the end of another job that has a mark: that one must ask
+        if not self._stream.glance(self._glance):
+            self._wanted.set()
         return True
 
     async def _read(self) -> None:
         assert self._ready is not None
         await self._ready
         while True:
-            heard = self._heard
             lost, entries = await self._stream.next_page()
             for entry_id, fields in entries:
                 self._resolve(entry_id, fields)
             if lost:
                 await self._ask_again()
-            if heard != self._heard:
-                await asyncio.sleep(0)  # whoever has its result goes on first, and perhaps nobody waits any more
             if not self._waits:
                 self._is_resting = True
                 self._wanted.clear()
                 await self._wanted.wait()
+
+    def on_glance(self, reply: Any) -> None:
+        """What a glance brought. If somebody still waits, the reading goes on."""
+        for entry_id, fields in self._stream.take_in(reply):
+            self._resolve(entry_id, fields)
+        if self._waits:
+            self._wanted.set()
+        else:
+            self._is_resting = True
+
+    def on_lost_glance(self) -> None:
+        self._stream.doubt()
+        self._wanted.set()
 
     def _resolve(self, entry_id: bytes, flat: list[bytes]) -> None:
         kind = flat[1]
@@ -356,7 +426,7 @@ class ResultListener:
             return
         fields = dict(zip(flat[::2], flat[1::2], strict=False))
         job_id = fields.get(b"jobId", b"").decode("utf-8", "surrogateescape")
-        for future in self._waits.get(job_id, ()):
+        for future in self._waits.pop(job_id, ()):
             if future.done():
                 continue
             if kind == b"failed":

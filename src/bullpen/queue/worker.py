@@ -489,21 +489,36 @@ class Worker:
                 self._asked -= take
             self._last_exchange = time.monotonic()
             self._on_codes(settlements, reply.codes)
-            await self._start_in_time(exchange, reply)
+            if self._is_late(reply):
+                await self._give_back_late(exchange, reply)
+            else:
+                self._start_all(reply.taken)
             if take:
                 self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
 
     async def _look_after(self, door: Door, read: tuple[str | float, ...], within_s: float) -> Any:
         """A blocked read with a look for one job behind it. Returns what was read."""
-        self._asked += 1
         calls = self._wakeups.calls
-        try:
-            read_reply, reply = await self._lent.run_after(door, read, take=1, within_s=within_s)
-        finally:
+        late: list[ExchangeReply] = []
+
+        def on_reply(reply: ExchangeReply) -> None:
             self._asked -= 1
-        self._last_exchange = time.monotonic()
-        await self._start_in_time(self._lent, reply)
-        self._plan_next_look(reply, called_meanwhile=self._wakeups.calls != calls)
+            self._last_exchange = time.monotonic()
+            if self._is_late(reply):
+                late.append(reply)
+            else:
+                self._start_all(reply.taken)
+            self._plan_next_look(reply, called_meanwhile=self._wakeups.calls != calls)
+            self._wakeups.end_read()
+
+        self._asked += 1
+        try:
+            read_reply = await self._lent.run_after(door, read, take=1, within_s=within_s, on_reply=on_reply)
+        finally:
+            if self._lent.is_unanswered:
+                self._asked -= 1
+        for reply in late:
+            await self._give_back_late(self._lent, reply)
         return read_reply
 
     def _may_take(self) -> bool:
@@ -543,17 +558,19 @@ class Worker:
 
     # ---- one job ----------------------------------------------------------------------------------------------
 
-    async def _start_in_time(self, exchange: Exchange, reply: ExchangeReply) -> None:
-        """Run what an exchange brought, unless its answer lay unread while a handler blocked the loop.
-
-        Nobody renewed those locks, since nobody here knew of the jobs: others may run them by now. So the server is
-        asked which are still ours, and these go back.
-        """
+    def _is_late(self, reply: ExchangeReply) -> bool:
+        """The answer lay unread while a handler blocked the loop. Nobody renewed the locks of what it brought, since
+        nobody here knew of the jobs: others may run them by now."""
+        if not reply.taken:
+            return False
         age_ms = self._connection.clock.now_ms() + self.options.clock_offset_ms - reply.now_ms
-        if not reply.taken or age_ms <= self.options.lock_ms / 4:
-            self._start_all(reply.taken)
-            return
-        logger.warning("queue %r: an answer was read %d ms late; its jobs are given back", self.queue_name, age_ms)
+        return age_ms > self.options.lock_ms / 4
+
+    async def _give_back_late(self, exchange: Exchange, reply: ExchangeReply) -> None:
+        """Ask the server which of these jobs are still ours, and give them back."""
+        logger.warning(
+            "queue %r: an answer was read late; its %d jobs are given back", self.queue_name, len(reply.taken)
+        )
         try:
             still_ours = (await exchange.void()).taken
         except ServerRefused as error:
