@@ -108,10 +108,11 @@ class TestTaking:
         await queue.add("ranked", priority=1)
         await queue.add_many([("plain-1", None), ("plain-2", None)])
 
-        told = await kit.drain(nothing, 3, concurrency=3)
+        told = await kit.work(nothing, concurrency=3)
+        await told.finished(3)
 
         assert [job.name for (job,) in told.of("active")] == ["plain-1", "plain-2", "ranked"]
-        assert not kit.has("pc")
+        await kit.until(lambda: not kit.has("pc"), "the look that finds nothing more ends the counting")
 
     async def test_a_due_job_queues_behind_those_that_wait(self, kit: Kit) -> None:
         """Promotion is to the back of the line, in due order; `lifo` is of no account there."""

@@ -21,9 +21,10 @@ from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from bullpen._kernel.tuples import maker
 from bullpen.errors import DurabilityUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
-from bullpen.queue._caller import Caller
+from bullpen.queue._caller import OBSERVE_EVERY_S, Caller
 from bullpen.queue._packing import (
     CALL_TTL_MS,
     MOST_BYTES_PER_CALL,
@@ -46,10 +47,6 @@ from bullpen.wire.scripts import SCRIPTS
 _ALONE_AFTER: Final = 8
 """After so many calls with one job each the next is sent at once, without a look around for others, which saves a turn
 of the loop. If others come all the same they share the next call, and from then on all wait for each other again."""
-_OBSERVE_EVERY_S: Final = 0.1
-"""How often the server's clock is learned from replies: a clock does not change from one add to the next."""
-
-
 _Answer = tuple[Any, bool]
 """The reply of a call, and whether its durability was not confirmed in time."""
 
@@ -63,8 +60,7 @@ class OneJob(NamedTuple):
 
 
 _PACKED, _LEVEL = itemgetter(0), itemgetter(1)
-_new_one: Callable[[tuple[PackedJob, Durability, asyncio.Future[Job]]], OneJob] = partial(tuple.__new__, OneJob)
-"""The class itself takes its fields one by one, in Python."""
+_new_one = maker(OneJob)
 
 
 class ManyJobs:
@@ -403,7 +399,7 @@ class Adder:
             stored = Stored(*reply)
             now = time.monotonic()
             if now >= self._observe_at:
-                self._observe_at = now + _OBSERVE_EVERY_S
+                self._observe_at = now + OBSERVE_EVERY_S
                 self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, now)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bullpen._kernel.ids import new_token
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
@@ -17,6 +17,9 @@ from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
 from bullpen.queue._wire import Receiver, ReplyError, Wire
 from bullpen.wire.scripts import Script
+
+OBSERVE_EVERY_S: Final = 0.1
+"""How often the server's clock is learned from replies: a clock does not change from one call to the next."""
 
 MakeArguments = Callable[[int], list[Any]]
 """The arguments of a call, from its number."""

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from bullpen._kernel import json
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
-from bullpen.queue._caller import Caller
+from bullpen._kernel.tuples import maker
+from bullpen.queue._caller import OBSERVE_EVERY_S, Caller
 from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._redis import Door
 from bullpen.queue.job import Job, JobActions
@@ -49,6 +50,9 @@ class Settlement(NamedTuple):
     outcome: Outcome
 
 
+new_settlement = maker(Settlement)
+
+
 class ExchangeReply(NamedTuple):
     """What one exchange did."""
 
@@ -62,6 +66,9 @@ class ExchangeReply(NamedTuple):
     """When the next delayed job is due (0: none, or nothing was to be taken)."""
     has_more: bool
     """Ready jobs were left behind."""
+
+
+_new_reply = maker(ExchangeReply)
 
 
 class Exchange:
@@ -101,6 +108,7 @@ class Exchange:
         self._dead_letter_base = dead_letters.base if dead_letters else ""
         self._metrics_minutes = "" if metrics_minutes is None else metrics_minutes
         self._token = ""
+        self._observe_at = 0.0
         self.is_unanswered = False
         """A look behind a blocked read was sent, and nobody knows yet what became of it."""
 
@@ -109,7 +117,10 @@ class Exchange:
         sent_at = time.monotonic()
         make_args = partial(self._arguments, settlements, take)
         reply = await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None)
-        self._clock.observe(reply[0] - self._clock_offset_ms, sent_at, time.monotonic())
+        now = time.monotonic()
+        if now >= self._observe_at:
+            self._observe_at = now + OBSERVE_EVERY_S
+            self._clock.observe(reply[0] - self._clock_offset_ms, sent_at, now)
         return self._read(reply)
 
     async def run_after(
@@ -159,19 +170,20 @@ class Exchange:
         ]
         args.extend((self._dead_letter_base, self._metrics_minutes, len(settlements)))
         for job, outcome in settlements:
-            self._pack(args, job, outcome)
+            if isinstance(outcome, Completed):  # nearly all of them
+                args += (job.id, job.token, "completed", self._rule(job)[0], outcome.value_json)
+            else:
+                self._pack(args, job, outcome)
         return args
 
     def _read(self, reply: Any) -> ExchangeReply:
         now_ms, codes, taken, limited_ms, next_due_ms, more = reply
         token = self._token
         jobs = [self._unpack(fields, token) for fields in taken]
-        return ExchangeReply(now_ms, codes, jobs, limited_ms, next_due_ms, more == 1)
+        return _new_reply((now_ms, codes, jobs, limited_ms, next_due_ms, more == 1))
 
-    def _pack(self, args: list[Any], job: Job, outcome: Outcome) -> None:
+    def _pack(self, args: list[Any], job: Job, outcome: Failed | Retry | Delayed | Waiting | WaitingChildren) -> None:
         match outcome:
-            case Completed(value_json):
-                args.extend((job.id, job.token, "completed", self._rule(job)[0], value_json))
             case Failed():
                 opts, stack = job.opts, json.encode_checked(outcome.stack)
                 limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit
@@ -210,7 +222,8 @@ class Exchange:
     def _unpack(self, fields: list[Any], token: str) -> Job:
         job_id = fields.pop()
         ats = fields[_ATS]
-        fields[_ATS] = ats if type(ats) is bytes else b"%d" % ats
+        if type(ats) is int:
+            fields[_ATS] = b"%d" % ats
         stored = dict(zip(_FIELDS, fields, strict=True))
         job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
         job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None

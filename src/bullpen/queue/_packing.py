@@ -6,13 +6,14 @@ Elsewhere: sending them (`_adder`, `bullpen.sync`), the script itself (`bullpen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from bullpen import _version
 from bullpen._kernel import json, tracing
+from bullpen._kernel.tuples import maker
 from bullpen.errors import InvalidOption, require
 from bullpen.queue.job import JobState, NewJob
 from bullpen.wire.keys import QueueKeys
@@ -38,8 +39,7 @@ class PackedJob(NamedTuple):
 
 
 _NAME, _DATA, _OPTIONS_JSON, _OPTIONS = itemgetter(1), itemgetter(2), itemgetter(3), itemgetter(5)
-_new_packed: Callable[[tuple[str, str, bytes, bytes, str, JobOptions]], PackedJob] = partial(tuple.__new__, PackedJob)
-"""The class itself takes its fields one by one, in Python."""
+_new_packed = maker(PackedJob)
 
 
 class Stored(NamedTuple):

@@ -60,6 +60,7 @@ from bullpen.queue._exchange import (
     Exchange,
     ExchangeReply,
     Settlement,
+    new_settlement,
 )
 from bullpen.queue._execute import GivenUp, Handler, is_async, run_async, run_thread
 from bullpen.queue._letter import DeadLetterWriter
@@ -576,28 +577,35 @@ class Worker:
         except ServerRefused as error:
             self._reports.tell_error(error)  # the locks run out
             return
-        for job in still_ours:
-            self._start(job, is_late=True)
+        self._return_all(still_ours)
         self._wakeups.changed.set()
 
     def _start_all(self, jobs: list[Job]) -> None:
+        if self._stopping or self._paused or self._suspects.is_alone:
+            # They came with an exchange that was in flight; they have not begun, so they simply go back.
+            self._return_all(jobs)
+            return
+        tokens, running, create_task = self._tokens, self._running, self._loop.create_task
         for job in jobs:
-            self._start(job)
+            if job.id in tokens:
+                self._lose_earlier_run(job)
+            tokens[job.id] = job.token
+            running[job] = create_task(self._run_one(job))
         if self._reports.are_wanted("active"):  # asked once per batch; no task has had its first step yet
             for job in jobs:
-                if job in self._running:
+                if job in running:
                     self._reports.tell("active", job)
 
-    def _start(self, job: Job, *, is_late: bool = False) -> None:
-        if job.id in self._tokens:
-            # An earlier run of the same job lost its lock here and does not know yet.
-            self._on_locks_lost([(job.id, self._tokens[job.id])])
-        self._tokens[job.id] = job.token
-        if is_late or self._stopping or self._paused or self._suspects.is_alone:
-            # It came with an exchange that was in flight; it has not begun, so it simply goes back.
+    def _return_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.id in self._tokens:
+                self._lose_earlier_run(job)
+            self._tokens[job.id] = job.token
             self._settled.append(Settlement(job, Waiting()))
-            return
-        self._running[job] = self._loop.create_task(self._run_one(job))
+
+    def _lose_earlier_run(self, job: Job) -> None:
+        """An earlier run of the same job lost its lock here and does not know yet."""
+        self._on_locks_lost([(job.id, self._tokens[job.id])])
 
     async def _run_one(self, job: Job) -> None:
         started = time.monotonic()
@@ -605,9 +613,10 @@ class Worker:
         try:
             outcome = self._refusal(job)
             if outcome is None:
-                # A child that dies takes nobody with it, so with processes a suspect runs like any other.
-                is_dangerous = not job.is_ordinary and is_suspect(job) and self._processes is None
-                outcome = await (self._run_alone(job) if is_dangerous else self._run_handler(job))
+                if job.is_ordinary:
+                    outcome = await self._run_handler(job)
+                else:
+                    outcome = await self._run_with_care(job)
         except asyncio.CancelledError as error:
             outcome = self._given_up_outcome(job) if job in self._given_up else self._judge(job, Raised(error))
         except BaseException as error:  # noqa: BLE001 - a bug of ours must not leave the slot taken for ever
@@ -637,8 +646,20 @@ class Worker:
             held_ms = int((time.monotonic() - started) * 1000)
             self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, held_ms))
         else:
-            self._settled.append(Settlement(job, outcome))
+            self._settled.append(new_settlement((job, outcome)))
         self._wakeups.changed.set()
+
+    async def _run_with_care(self, job: Job) -> Outcome | None:
+        """One that stalled before, or that a scheduler made. None: the lock is lost, and nothing may be written."""
+        # A child that dies takes nobody with it, so with processes a suspect runs like any other.
+        if is_suspect(job) and self._processes is None:
+            return await self._run_alone(job)
+        return await self._run_in_schedule(job)
+
+    async def _run_in_schedule(self, job: Job) -> Outcome | None:
+        if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
+            return Waiting()
+        return await self._run_handler(job)
 
     async def _run_alone(self, job: Job) -> Outcome | None:
         """Run a suspect when nothing else runs. None: the lock is lost, and nothing may be written."""
@@ -646,12 +667,10 @@ class Worker:
             if verdict is Verdict.CONDEMNED:
                 reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
                 return Failed(reason, reason, Cause.POISON)
-            return await self._run_handler(job) if verdict is Verdict.ALONE else None
+            return await self._run_in_schedule(job) if verdict is Verdict.ALONE else None
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""
-        if not job.is_ordinary and job.record.scheduler_id is not None and not await self._advance_scheduler(job):
-            return Waiting()
         result = await (self._execute(job, self.options.timeout_s) if tracing.tracer is None else self._traced(job))
         if job in self._given_up:  # cancelled, but the handler caught it and came back
             return self._given_up_outcome(job)
