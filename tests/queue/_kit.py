@@ -91,6 +91,12 @@ class Kit:
         self._queues.append(queue)
         return queue
 
+    async def add_alone(self, queue: Queue) -> int:
+        """Add jobs one after the other, until the queue sends a single one at once. Returns how many."""
+        for count in range(1, 10):
+            await queue.add("alone", count)
+        return count
+
     def worker(self, handler: Handler, *, queue: str | None = None, **options: Any) -> Worker:
         """A worker that was not started yet. Checks for stalled jobs are rare unless a test asks for them."""
         options.setdefault("connection", self.url)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen.errors import ConnectionLost, InvalidOption, QueueClosed, QueueFull
+from bullpen.errors import ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
 from bullpen.queue import Added, Connection, JobState, NewJob, Queue
 from bullpen.testing import RedisServer, free_port
 from tests.queue._kit import Gate, Kit, echo, ids_of, nothing, soon
@@ -521,6 +521,103 @@ class TestCoalescing:
         await asyncio.gather(first, *rest)
 
         assert kit.script_calls() == 2
+
+    async def test_who_has_long_been_alone_is_sent_at_once(self, kit: Kit) -> None:
+        """It need not wait a turn of the loop for company that does not come."""
+        queue = kit.queue()
+
+        async def is_sent_at_once() -> bool:
+            adding = asyncio.ensure_future(queue.add("n"))
+            await asyncio.sleep(0)  # its first step, and nothing else
+            at_once = queue._adder._in_flight == 1
+            await adding
+            return at_once
+
+        assert [await is_sent_at_once() for _ in range(10)] == [False] * 8 + [True] * 2
+
+    async def test_a_crowd_after_one_alone_shares_the_next_call(self, kit: Kit) -> None:
+        """The first of them may go alone, once; then all wait for each other again."""
+        queue = kit.queue()
+        await kit.add_alone(queue)
+        kit.reset_statistics()
+
+        await asyncio.gather(*(queue.add("n", n) for n in range(150)))
+        assert kit.script_calls() == 2
+        await asyncio.gather(*(queue.add("n", n) for n in range(150)))
+        assert kit.script_calls() == 3
+
+    async def test_one_alone_is_told_of_a_duplicate(self, kit: Kit) -> None:
+        """As in any other call."""
+        queue = kit.queue()
+        await kit.add_alone(queue)
+        first = await queue.add("n", job_id="mine")
+        second = await queue.add("n", job_id="mine")
+
+        assert (first.added, first.id, second.added) == (Added.CREATED, "mine", Added.DUPLICATE)
+        assert second.blocked_by is not None
+        assert (second.blocked_by.job_id, second.blocked_by.state) == ("mine", JobState.WAITING)
+
+    async def test_one_alone_meets_a_server_that_forgot_the_script(self, kit: Kit) -> None:
+        queue = kit.queue()
+        before = await kit.add_alone(queue)
+        kit.command("SCRIPT", "FLUSH")
+
+        await queue.add("n")
+        await queue.add("n")
+
+        assert len(kit.ids("wait")) == before + 2
+
+    async def test_one_alone_whose_connection_is_cut_is_stored_once(self, kit: Kit) -> None:
+        """Cut before it sends, and with the call on its way."""
+        queue = kit.queue()
+        before = await kit.add_alone(queue)
+        kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await queue.add("n")
+        await kit.add_alone(queue)
+
+        adding = asyncio.ensure_future(queue.add("n"))
+        await asyncio.sleep(0)
+        kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await adding
+
+        assert len(kit.ids("wait")) == 2 * before + 2
+
+    async def test_one_alone_that_the_server_refuses_is_told_so(self, kit: Kit) -> None:
+        queue = kit.queue()
+        await kit.add_alone(queue)
+        kit.command("DEL", kit.base + "id")
+        kit.command("LPUSH", kit.base + "id", "no number")
+
+        with pytest.raises(ServerRefused, match="WRONGTYPE"):
+            await queue.add("n")
+        kit.command("DEL", kit.base + "id")
+
+        assert (await queue.add("n", job_id="next")).added is Added.CREATED
+
+    async def test_closing_waits_for_one_alone(self, kit: Kit) -> None:
+        queue = kit.queue()
+        before = await kit.add_alone(queue)
+
+        adding = asyncio.ensure_future(queue.add("last"))
+        await asyncio.sleep(0)
+        await queue.close()
+
+        assert (await adding).id
+        assert len(kit.ids("wait")) == before + 1
+
+    async def test_jobs_that_share_their_options_travel_like_those_that_do_not(self, kit: Kit) -> None:
+        """What all jobs of a call have in common is sent once; what is stored is the same."""
+        queue = kit.queue(attempts=7, lifo=True)
+        alike = await queue.add_many([("same", 1), ("same", 2)])
+        mixed = await queue.add_many([("same", 1), NewJob("other", 2), NewJob("same", 3, {"attempts": 2})])
+
+        stored = [kit.fields(job.id) for job in (*alike, *mixed)]
+        assert [(fields["name"], fields["data"]) for fields in stored] == [
+            *[("same", "1"), ("same", "2")],
+            *[("same", "1"), ("other", "2"), ("same", "3")],
+        ]
+        assert [json.loads(fields["opts"])["attempts"] for fields in stored] == [7, 7, 7, 7, 2]
+        assert kit.ids("wait") == ids_of([*alike, *mixed])[::-1]
 
     async def test_cancelling_a_caller_leaves_its_batch_alone(self, kit: Kit) -> None:
         """A web request that goes away must not take the jobs of others with it; what was sent stays sent."""

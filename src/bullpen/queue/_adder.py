@@ -30,10 +30,10 @@ from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
     PackedJob,
-    Stored,
     add_arguments,
     add_keys,
     count_fitting,
+    new_stored,
     size_of,
 )
 from bullpen.queue._redis import Door
@@ -101,6 +101,11 @@ class _Batch:
 
     __slots__ = ("adder", "caller", "heard", "jobs", "level", "parts", "sent_at", "wire")
 
+    wire: Wire | None
+    """Where it was sent to at once."""
+    sent_at: float
+    heard: int | None
+
     def __init__(
         self,
         adder: Adder,
@@ -112,9 +117,6 @@ class _Batch:
         self.parts = parts
         """Whose jobs, the first of them in this call, and how many."""
         self.caller: Caller | None = None
-        self.wire: Wire | None = None
-        self.sent_at = 0.0
-        self.heard: int | None = None
 
     def done(self) -> bool:
         return False  # a call that was sent is answered, whoever stopped waiting for it
@@ -128,6 +130,40 @@ class _Batch:
     def fail(self, error: Exception) -> None:
         for owner, _, count in self.parts:
             _fail_part(owner, count, error)
+
+
+class _Alone:
+    """The call of one job that nobody shares: as little as can be between its caller and the wire."""
+
+    __slots__ = ("adder", "caller", "future", "heard", "packed", "sent_at", "wire")
+
+    def __init__(
+        self,
+        adder: Adder,
+        caller: Caller,
+        packed: PackedJob,
+        future: asyncio.Future[Job],
+        wire: Wire,
+        heard: int | None,
+    ) -> None:
+        self.adder, self.caller, self.packed, self.future = adder, caller, packed, future
+        self.wire, self.heard, self.sent_at = wire, heard, time.monotonic()
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any) -> None:
+        self.adder.on_reply_alone(self, reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.adder.on_trouble(self.as_batch(), error)
+
+    def as_batch(self) -> _Batch:
+        """The same call, for everything that is not the usual end."""
+        owner = OneJob(self.packed, MEMORY, self.future)
+        batch = _Batch(self.adder, MEMORY, [self.packed], [(owner, 0, 1)])
+        batch.caller, batch.wire, batch.sent_at, batch.heard = self.caller, self.wire, self.sent_at, self.heard
+        return batch
 
 
 def _fail_part(owner: OneJob | ManyJobs, count: int, error: Exception) -> None:
@@ -173,7 +209,7 @@ class Adder:
         self._in_flight = 0
         self._is_exclusive = False  # the call in flight is one that no other may overtake
         self._is_planned = False
-        self._alone = 0  # how many calls in a row held one job
+        self._alone = 0  # how many usual calls in a row held one job
         self._observe_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._when_idle: asyncio.Future[None] | None = None
@@ -187,6 +223,11 @@ class Adder:
                 queue=self._keys.name,
             )
         future: asyncio.Future[Job] = self._loop.create_future()
+        if self._alone >= _ALONE_AFTER and durability is MEMORY and not self._is_planned and not self._in_flight:
+            wire = self._door.open_wire
+            if wire is not None:
+                self._send_alone(packed, future, wire)
+                return future
         self._waiting.append(_new_one((packed, durability, future)))
         self._buffered += 1
         self._plan()
@@ -202,11 +243,8 @@ class Adder:
         return future
 
     def _plan(self) -> None:
-        if self._is_planned:
-            return
-        if self._alone >= _ALONE_AFTER and not self._in_flight:
-            self._flush()
-        else:  # adds of the same loop tick come along
+        if not self._is_planned:
+            # Not sent at once: adds of the same loop tick come along.
             self._is_planned = True
             self._loop.call_soon(self._flush)
 
@@ -223,7 +261,8 @@ class Adder:
     def _flush(self) -> None:
         """Send what waits, as far as it may go out now; the end of a call comes back here."""
         self._is_planned = False
-        while self._waiting and self._may_send(self._waiting[0]):
+        waiting = self._waiting
+        while waiting and (not self._in_flight or self._may_send_more(waiting[0])):
             batch = self._next_batch()
             self._in_flight += 1
             try:
@@ -231,12 +270,10 @@ class Adder:
             except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
                 self._let_go(batch)
                 batch.fail(error)
-        if self._when_idle is not None and not self._waiting and not self._in_flight and not self._when_idle.done():
+        if self._when_idle is not None and not waiting and not self._in_flight and not self._when_idle.done():
             self._when_idle.set_result(None)
 
-    def _may_send(self, first: OneJob | ManyJobs) -> bool:
-        if not self._in_flight:
-            return True
+    def _may_send_more(self, first: OneJob | ManyJobs) -> bool:
         if self._is_exclusive or not self._free or first.durability is not MEMORY:
             return False
         # A few that come while a call is in flight wait for its end and gather company; a full load need not.
@@ -247,7 +284,8 @@ class Adder:
         waiting = self._waiting
         owner = waiting[0]
         if len(waiting) == 1 and isinstance(owner, OneJob):  # a caller that is alone shall not pay for a crowd
-            self._alone = self._alone + 1 if owner.durability is MEMORY else 0
+            is_usual = owner.durability is MEMORY and self._before_first is None
+            self._alone = self._alone + 1 if is_usual else 0
             waiting.popleft()
             self._buffered = 0
             return _Batch(self, owner.durability, [owner.packed], [(owner, 0, 1)])
@@ -303,9 +341,23 @@ class Adder:
             self._start(batch, self._send_with_care(batch))
             return
         caller = batch.caller = self._free.pop()
-        batch.wire = caller.send_soon(self._names[caller.id], partial(self._arguments, batch), batch)
-        if batch.wire is None:
+        args = self._arguments(batch, caller.next_number())
+        wire = batch.wire = self._door.open_wire
+        if wire is None:
             self._start(batch, self._repeat(batch, caller, may_have_run=False))
+        else:
+            self._door.evaluate_soon(wire, SCRIPTS["add"], self._names[caller.id], args, batch)
+
+    def _send_alone(self, packed: PackedJob, future: asyncio.Future[Job], wire: Wire) -> None:
+        caller = self._free.pop()
+        call = _Alone(self, caller, packed, future, wire, self._actions.heard)
+        self._in_flight += 1
+        try:
+            args = add_arguments(self._keys, (packed,), caller.next_number(), self._clock_offset_ms)
+            self._door.evaluate_soon(wire, SCRIPTS["add"], self._names[caller.id], args, call)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
+            self._let_go(call)
+            _fail(future, error)
 
     def _arguments(self, batch: _Batch, number: int) -> list[Any]:
         return add_arguments(self._keys, batch.jobs, number, self._clock_offset_ms)
@@ -316,6 +368,22 @@ class Adder:
         """The usual end. The next call goes out first: the server stores it while we hand out this one's jobs."""
         self._end(batch)
         self._hand_out(batch, reply, is_late=False)
+
+    def on_reply_alone(self, call: _Alone, reply: Any) -> None:
+        """As `on_reply`, for a call with one job."""
+        self._let_go(call)
+        if self._waiting or self._when_idle is not None:
+            self._flush()
+        stored = new_stored(reply)
+        if stored.taken:
+            self._hand_out(call.as_batch(), reply, is_late=False)
+            return
+        self._observe(stored.now_ms, call.sent_at)
+        job = Job(self._actions, stored.record(call.packed))
+        if call.heard is not None:
+            job.mark = Mark(call.heard, stored.last_event)
+        if not call.future.done():
+            call.future.set_result(job)
 
     def on_trouble(self, batch: _Batch, error: BaseException) -> None:
         """The call was refused, or its reply is lost."""
@@ -387,20 +455,17 @@ class Adder:
         self._let_go(batch)
         self._flush()
 
-    def _let_go(self, batch: _Batch) -> None:
+    def _let_go(self, call: _Batch | _Alone) -> None:
         self._in_flight -= 1
         self._is_exclusive = False
-        if batch.caller is not None:
-            self._free.append(batch.caller)
+        if call.caller is not None:
+            self._free.append(call.caller)
 
     def _hand_out(self, batch: _Batch, reply: Any, *, is_late: bool) -> None:
         """Give everybody its jobs; never raises."""
         try:
-            stored = Stored(*reply)
-            now = time.monotonic()
-            if now >= self._observe_at:
-                self._observe_at = now + OBSERVE_EVERY_S
-                self._door.connection.clock.observe(stored.now_ms - self._clock_offset_ms, batch.sent_at, now)
+            stored = new_stored(reply)
+            self._observe(stored.now_ms, batch.sent_at)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
             if batch.heard is not None:
@@ -426,6 +491,12 @@ class Adder:
                 at += count
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
             batch.fail(error)
+
+    def _observe(self, now_ms: int, sent_at: float) -> None:
+        now = time.monotonic()
+        if now >= self._observe_at:
+            self._observe_at = now + OBSERVE_EVERY_S
+            self._door.connection.clock.observe(now_ms - self._clock_offset_ms, sent_at, now)
 
     def _duplicate(self, job_id: str, state: JobState, flat: list[bytes]) -> Job:
         job = Job(self._actions, JobRecord.parse(job_id, flat))

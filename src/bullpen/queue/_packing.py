@@ -60,11 +60,18 @@ class Stored(NamedTuple):
             for number, job in enumerate(jobs, self.first_number)
         ]
 
+    def record(self, job: PackedJob) -> JobRecord:
+        """The same of a call with one job."""
+        return LateRecord(job.job_id or str(self.first_number), partial(_fields, job, self.now_ms))
+
     def duplicates(self) -> Iterator[tuple[int, JobState, list[bytes]]]:
         """Place in the call, state and stored fields of the jobs whose id was taken."""
         rest = iter(self.taken)
         for index, state, flat in zip(rest, rest, rest, strict=True):
             yield index - 1, JobState(state.decode()), flat
+
+
+new_stored = maker(Stored)
 
 
 def _fields(job: PackedJob, now_ms: int) -> dict[bytes, bytes]:
@@ -138,16 +145,14 @@ def add_keys(keys: QueueKeys, caller_id: str) -> list[str]:
 
 
 def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock_offset_ms: int = 0) -> list[Any]:
-    args: list[Any] = [keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD]
+    call = (keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD)
     if _differ_in_data_alone(jobs):
         # As the jobs of one loop do: one argument each instead of five.
         _, name, _, options_json, place, _ = jobs[0]
-        args += (name, options_json, place)
-        args += map(_DATA, jobs)
-    else:
-        args += ("", "", "")
-        for job in jobs:
-            args += job[:5]
+        return [*call, name, options_json, place, *map(_DATA, jobs)]
+    args: list[Any] = [*call, "", "", ""]
+    for job in jobs:
+        args += job[:5]
     return args
 
 

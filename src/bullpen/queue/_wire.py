@@ -160,10 +160,7 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting
         reader.feed(data)
-        while True:
-            reply = reader.gets()
-            if reply is NOT_YET:
-                return
+        while (reply := reader.gets()) is not NOT_YET:
             future, _ = waiting.popleft()
             if not future.done():
                 if isinstance(reply, ReplyError):

@@ -149,7 +149,8 @@ class Queue(Browsing, Maintenance, Limits):
         return self._durability if durability is None else Durability.read(durability)
 
     def _sender(self) -> Adder:
-        self._running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            self._running_loop()
         return self._adder
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

@@ -45,10 +45,10 @@ from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
     PackedJob,
-    Stored,
     add_arguments,
     add_keys,
     count_fitting,
+    new_stored,
     pack_job,
     pack_jobs,
 )
@@ -175,7 +175,7 @@ class Queue:
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
             reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
-        stored = Stored(*reply)
+        stored = new_stored(reply)
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
             for index, state, flat in stored.duplicates():
