@@ -70,12 +70,13 @@ end
 
 local record = redis.call("GET", call_key)
 if record then
-  local number, now_ms, first_number, taken = string.match(record, "^(%d+) (%d+) (%d+) (.*)$")
+  local number = string.match(record, "^%d+")
   if number == call_number then
+    local now_ms, first_number, taken = string.match(record, "^%d+ (%d+) (%d+) (.*)$")
     local indexes = {}
     for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
     return { tonumber(now_ms), tonumber(first_number), #indexes > 0 and describe_duplicates(indexes) or indexes, "" }
-  elseif tonumber(number) > tonumber(call_number) then
+  elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
 end
@@ -84,11 +85,12 @@ local now_ms, now_text = server_now(ARGV[2])
 local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
 -- First write: refused when memory is full, with nothing written yet.
 local first_number = redis.call("INCRBY", id_key, count) - count + 1
+local first_id = string.format("%d", first_number) -- Lua would write a number of more than 14 digits with an exponent
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
 if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[5]) end
 
 local most_events = stream_bound(meta[3])
-local back, front, duplicates = {}, {}, {}
+local back, front, duplicates = {}, nil, {}
 local stored_ready = false
 local last_event
 
@@ -114,7 +116,7 @@ for index = 1, count do
   end
   local is_free = true
   if job_id == "" then
-    job_id = string.format("%d", first_number + index - 1)
+    job_id = index == 1 and first_id or string.format("%d", first_number + index - 1)
   elseif redis.call("EXISTS", queue .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
@@ -137,6 +139,7 @@ for index = 1, count do
         local counter = redis.call("INCR", queue .. "pc") % 4294967296
         redis.call("ZADD", queue .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
       elseif flags == "1" or flags == "3" then
+        front = front or {}
         front[#front + 1] = job_id
       else
         back[#back + 1] = job_id
@@ -146,16 +149,16 @@ for index = 1, count do
     end
   end
 end
-if #back > 0 then redis.call("LPUSH", wait_key, unpack(back)) end
-if #front > 0 then redis.call("RPUSH", wait_key, unpack(front)) end
+if back[1] then redis.call("LPUSH", wait_key, unpack(back)) end
+if front then redis.call("RPUSH", wait_key, unpack(front)) end
 if delay then
 --#include lib/due_marker
   wake_when_due(queue)
 end
-local concurrency = tonumber(meta[2])
+local concurrency = meta[2] and tonumber(meta[2])
 if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
   redis.call("ZADD", marker_key, "0", "0")
 end
-redis.call("SET", call_key, string.format("%s %s %d %s", call_number, now_text, first_number, table.concat(duplicates, ",")),
+redis.call("SET", call_key, call_number .. " " .. now_text .. " " .. first_id .. " " .. table.concat(duplicates, ","),
   "PX", call_ttl_ms)
-return { now_ms, first_number, #duplicates > 0 and describe_duplicates(duplicates) or duplicates, last_event }
+return { now_ms, first_number, duplicates[1] and describe_duplicates(duplicates) or duplicates, last_event }

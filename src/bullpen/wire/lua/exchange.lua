@@ -86,7 +86,7 @@ if record then
       end
     end
     return { tonumber(parts[2]), codes, taken, tonumber(parts[4]), tonumber(parts[5]), tonumber(parts[6]) }
-  elseif tonumber(number) > tonumber(call_number) then
+  elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
 end
