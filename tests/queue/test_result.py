@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -292,3 +293,64 @@ class TestWithoutAsking:
         kit.redis.xtrim(kit.base + "events", maxlen=0, approximate=False)
 
         assert await job.result(5_000) is None
+
+
+class TestForeseen:
+    """Whoever asked for the result of each job so far will ask again: its events are read from the add on."""
+
+    async def asking(self, kit: Kit) -> Queue:
+        queue = kit.queue()
+        await kit.work(echo)
+        for number in range(12):
+            assert await (await queue.add("a", number)).result(5_000) == number
+        return queue
+
+    def is_done(self, kit: Kit, job: Job) -> bool:
+        return job.id in kit.zset("completed")
+
+    async def test_the_reading_begins_with_the_add(self, kit: Kit) -> None:
+        queue = await self.asking(kit)
+        await queue.pause()
+
+        job = await queue.add("a", "later")
+        await kit.until(
+            lambda: any("cmd=xread" in line for line in kit.clients()), "it reads although nobody asked yet"
+        )
+
+        await queue.resume()
+        assert await job.result(5_000) == "later"
+
+    async def test_who_does_not_ask_any_more_is_read_for_once(self, kit: Kit) -> None:
+        queue = await self.asking(kit)
+        kit.reset_statistics()
+
+        for number in range(20):
+            job = await queue.add("a", number)
+            await kit.until(partial(self.is_done, kit, job), "it is done")
+
+        assert kit.redis.info("commandstats")["cmdstat_xread"]["calls"] == 1
+
+    async def test_a_job_that_ended_before_it_was_asked_for_answers(self, kit: Kit) -> None:
+        """Its event was read with nobody waiting for it."""
+        queue = await self.asking(kit)
+        job = await queue.add("a", "early")
+        await kit.until(lambda: job.id in kit.zset("completed"), "it is done")
+
+        assert await job.result(5_000) == "early"
+
+    async def test_results_come_in_any_order(self, kit: Kit) -> None:
+        queue = await self.asking(kit)
+        jobs = [await queue.add("a", number) for number in range(5)]
+
+        assert [await job.result(5_000) for job in reversed(jobs)] == [4, 3, 2, 1, 0]
+
+    async def test_a_connection_that_is_cut_costs_no_answer(self, kit: Kit) -> None:
+        queue = await self.asking(kit)
+        await queue.pause()
+        job = await queue.add("a", "once more")
+        await kit.until(lambda: any("cmd=xread" in line for line in kit.clients()), "it reads")
+
+        kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        await queue.resume()
+        assert await job.result(5_000) == "once more"

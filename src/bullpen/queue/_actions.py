@@ -155,6 +155,11 @@ class QueueActions:
         """How many finished jobs were heard of so far; None while nobody listens."""
         return None if self._results is None else self._results.heard
 
+    def foresee(self, mark: Mark) -> None:
+        """A job was added whose result is likely to be asked for."""
+        if self._results is not None:
+            self._results.foresee(mark)
+
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         from bullpen.queue.events import ResultListener
 

@@ -378,10 +378,14 @@ class Adder:
         if stored.taken:
             self._hand_out(call.as_batch(), reply, is_late=False)
             return
+        if call.heard is None:
+            job = Job(self._actions, stored.record(call.packed))
+        else:
+            mark = Mark(call.heard, stored.event_before_end())
+            self._actions.foresee(mark)  # first of all: the job may have begun already
+            job = Job(self._actions, stored.record(call.packed))
+            job.mark = mark
         self._observe(stored.now_ms, call.sent_at)
-        job = Job(self._actions, stored.record(call.packed))
-        if call.heard is not None:
-            job.mark = Mark(call.heard, stored.last_event)
         if not call.future.done():
             call.future.set_result(job)
 
@@ -469,7 +473,7 @@ class Adder:
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
             if batch.heard is not None:
-                mark = Mark(batch.heard, stored.last_event)
+                mark = Mark(batch.heard, stored.event_before_end())
                 for job in jobs:
                     job.mark = mark
             if stored.taken:

@@ -60,6 +60,14 @@ class Stored(NamedTuple):
             for number, job in enumerate(jobs, self.first_number)
         ]
 
+    def event_before_end(self) -> bytes:
+        """Id of the first event that can come behind this call, which is the end of none of its jobs: each must become
+        active first. Empty when it is not known."""
+        if not self.last_event:
+            return b""
+        ms, _, place = self.last_event.partition(b"-")
+        return b"%b-%d" % (ms, int(place) + 1)
+
     def record(self, job: PackedJob) -> JobRecord:
         """The same of a call with one job."""
         return LateRecord(job.job_id or str(self.first_number), partial(_fields, job, self.now_ms))

@@ -275,8 +275,9 @@ class _Glance:
 class ResultListener:
     """Resolves waits for results from one event stream per queue object; started by the first wait.
 
-    It reads only while somebody waits. A job that was added here knows the event it was added with, so the next wait
-    goes on from there: what came between two waits is neither read nor missed.
+    It reads only while somebody waits. A job that was added here knows an event before its end, so the next wait goes
+    on from there: what came between two waits is neither read nor missed. Whoever asks for the result of each job that
+    it adds will do so again: then the reading begins with the reply to the add, before the job's end and not after it.
     """
 
     def __init__(self, connection: Connection, keys: QueueKeys, actions: QueueActions) -> None:
@@ -290,6 +291,8 @@ class ResultListener:
         self._reading: asyncio.Task[None] | None = None
         self._is_resting = False
         """Nothing is read, because nobody waits."""
+        self._is_asked = False
+        """The result of the last job was waited for."""
         self._wanted = asyncio.Event()
         self._glance = _Glance(self)
 
@@ -380,15 +383,25 @@ class ResultListener:
             return mark is not None and (
                 mark.heard == self._heard or (mark.event != b"" and not self._stream.has_passed(mark.event))
             )
-        self._is_resting = False
         if mark is None or not mark.event:
+            self._is_resting = False
             self._wanted.set()
             return False
+        self._is_asked = True
+        self._begin_at(mark)
+        return True
+
+    def foresee(self, mark: Mark) -> None:
+        """A job was added. If results were asked for so far, begin to read for this one."""
+        if self._is_asked and self._is_resting and mark.event:
+            self._begin_at(mark)
+
+    def _begin_at(self, mark: Mark) -> None:
+        self._is_resting = False
         self._stream.jump(mark.event.decode())
         self._heard += 1  # what was skipped may have been the end of another job that has a mark: that one must ask
         if not self._stream.glance(self._glance):
             self._wanted.set()
-        return True
 
     async def _read(self) -> None:
         assert self._ready is not None
@@ -406,12 +419,14 @@ class ResultListener:
 
     def on_glance(self, reply: Any) -> None:
         """What a glance brought. If somebody still waits, the reading goes on."""
+        waited = bool(self._waits)
         for entry_id, fields in self._stream.take_in(reply):
             self._resolve(entry_id, fields)
         if self._waits:
             self._wanted.set()
         else:
             self._is_resting = True
+            self._is_asked = waited
 
     def on_lost_glance(self) -> None:
         self._stream.doubt()

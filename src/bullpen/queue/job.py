@@ -73,7 +73,7 @@ class Mark(NamedTuple):
     heard: int
     """How many finished jobs the listener had heard of just before."""
     event: bytes
-    """Id of an event of the add itself; empty when it is not known."""
+    """Id of an event that cannot be the job's end, which comes behind it; empty when none is known."""
 
 
 class JobActions(Protocol):
