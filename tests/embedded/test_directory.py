@@ -279,7 +279,7 @@ if sys.argv[1:] == ["--version"]:
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
 listener.listen()
-ready = time.monotonic() + 0.6
+ready = time.monotonic() + 2
 while True:
     connection, _ = listener.accept()
     connection.recv(100)
@@ -287,7 +287,7 @@ while True:
 """)
     slow.chmod(0o755)
     monkeypatch.setenv("BULLPEN_SERVER_BINARY", str(slow))
-    monkeypatch.setattr(embedded, "_START_DEADLINE_S", 0.3)
+    monkeypatch.setattr(embedded, "_START_DEADLINE_S", 1.5)
 
     with embedded.acquire(directory) as server:
         assert server.version == "9.9.9"

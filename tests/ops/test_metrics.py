@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bullpen import Bullpen, Job
+from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
 from bullpen.errors import DelayJob
 from bullpen.ops.exposition import render
@@ -20,6 +21,7 @@ from bullpen.plugins.channels.queue import QueueChannel
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
+from bullpen.wire.records import JobRecord
 
 
 @asynccontextmanager
@@ -43,6 +45,21 @@ async def numbers(app: Bullpen) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 def at(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
+
+
+async def test_two_runs_of_a_job_that_overlap_in_the_telling_are_both_timed(redis_url: str) -> None:
+    """Another connection may bring the next run of a job before the outcome of the last is confirmed."""
+    app = Bullpen(redis_url)
+    app.observe()
+    job = await app.queue("mails").add("unsure")
+    runs = [Job(job.actions, JobRecord.parse(job.id, {**job.record.fields(), b"ats": b"%d" % ats})) for ats in (1, 2)]
+
+    for event, run in (("active", 0), ("active", 1), ("retrying", 0), ("completed", 1)):
+        telemetry.emit(f"job.{event}", queue="mails", details=(runs[run],))
+    seen = await numbers(app)
+    await app.stop()
+
+    assert seen[at("bullpen_job_duration_seconds_count", queue="mails")] == 2
 
 
 @pytest.mark.requirement("W-68", "W-82", "X-25", "X-42")

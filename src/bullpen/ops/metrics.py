@@ -63,7 +63,7 @@ class WorkerMetrics:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
         self._histograms: dict[str, dict[str, Histogram]] = defaultdict(dict)
-        self._begun: dict[tuple[str, str], float] = {}
+        self._begun: dict[tuple[str, str, int], float] = {}
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
     def close(self) -> None:
@@ -126,14 +126,15 @@ class WorkerMetrics:
                 self._counts[name][queue] += 1
             if job is None:
                 return
-            if (began := self._begun.pop((queue, job.id), None)) is not None:
+            if (began := self._begun.pop((queue, job.id, job.attempts_started), None)) is not None:
                 self._observe("bullpen_job_duration_seconds", queue, time.monotonic() - began)
             if event in ("job.completed", "job.failed"):
                 self._observe("bullpen_job_retries", queue, job.attempts_made)
 
     def _take(self, queue: str, job: Job) -> None:
         if len(self._begun) < _MOST_REMEMBERED:
-            self._begun[queue, job.id] = time.monotonic()
+            # Each run by itself: the next one of a job may begin before the outcome of the last was confirmed.
+            self._begun[queue, job.id, job.attempts_started] = time.monotonic()
         clock: ServerClock | None = getattr(job.actions, "clock", None)
         if clock is not None and job.attempts_made == 0:
             # By the server's clock. When a retry became due is not known: the hash keeps the creation time only.
