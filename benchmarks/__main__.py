@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from benchmarks import floor, loaded, page, plot, targets, workloads
 from benchmarks.arena import Failed, Outcome, Run, Servers
 from benchmarks.audit import audit
 from benchmarks.contestants import OURS, Contestant, all_contestants
+from benchmarks.quiet import undisturbed
 from benchmarks.results import Entrant, Results, medians_of
 from benchmarks.workloads import Workload
 from tests.interop._node import NodeMissing, find_node
@@ -86,7 +88,8 @@ class Benchmark:
         try:
             for number in range(self._rounds):
                 for workload, contestant in self._order(number, wanted, contestants):
-                    outcome = self._note(Run(contestant, workload, self._servers.get(workload.server)).measure)
+                    run = Run(contestant, workload, self._servers.get(workload.server))
+                    outcome = undisturbed(partial(self._note, run.measure), tell)
                     if outcome is not None:
                         outcomes.setdefault((workload.name, contestant.name), []).append(outcome)
                         where = f"round {number + 1}/{self._rounds}, {workload.name}, {contestant.name}"

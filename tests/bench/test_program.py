@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import floor, loaded, page, plot, targets, workloads
+from benchmarks import floor, loaded, page, plot, quiet, targets, workloads
 from benchmarks.arena import Failed, Outcome, Run
 from benchmarks.audit import audit
 from benchmarks.contestants import NODE, OURS, PYTHON, Contestant, all_contestants
@@ -54,6 +54,38 @@ def results(**medians: dict[str, float]) -> Results:
 
 def verdict(found: Results, title: str) -> targets.Verdict:
     return next(each for each in targets.judge(found) if each.title.startswith(title))
+
+
+class TestDisturbance:
+    """A shared host must not decide who is faster."""
+
+    def test_the_share_is_that_of_the_wanted_time(self) -> None:
+        #                          user nice system idle disk irq softirq stolen guest
+        before, after = [100, 0, 50, 1_000, 10, 0, 0, 5, 0], [160, 0, 70, 5_000, 60, 0, 0, 25, 0]
+        assert quiet.stolen_share(before, after) == 20 / (60 + 20 + 20)
+        assert quiet.stolen_share(before, before) == 0
+        assert quiet.stolen_share([], []) == 0
+
+    @pytest.mark.parametrize(
+        ("shares", "measured", "used"),
+        [([0.01], 1, 0), ([0.3, 0.04, 0.0], 2, 1), ([0.4, 0.2, 0.5, 0.3, 0.0], 4, 1)],
+    )
+    def test_a_disturbed_measurement_is_repeated_and_the_least_disturbed_used(
+        self, monkeypatch: pytest.MonkeyPatch, shares: list[float], measured: int, used: int
+    ) -> None:
+        told: list[str] = []
+        clock = iter([[0]] * 100)
+        ahead = iter(shares)
+        monkeypatch.setattr(quiet, "times", lambda: next(clock))
+        monkeypatch.setattr(quiet, "stolen_share", lambda before, after: next(ahead))
+        runs = iter(range(100))
+
+        assert quiet.undisturbed(lambda: next(runs), told.append) == used
+        assert next(runs) == measured
+        assert len(told) == (measured if measured == quiet.TRIES else measured - 1)
+
+    def test_a_failed_measurement_is_not_repeated(self) -> None:
+        assert quiet.undisturbed(lambda: None, print) is None
 
 
 class TestJudging:
