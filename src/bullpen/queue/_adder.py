@@ -1,9 +1,9 @@
 """Send adds to the server: many callers share a call, and no call stores anything twice.
 
 Adds of one loop tick share one script call; what comes while it is in flight shares the next (group commit). Only a
-caller that has long been alone is not made to wait for others. A call whose reply was lost is repeated with its
-number. Where more waits than fits into one call, two callers take turns, so
-that Python packs the next batch while the server stores the last; both use one connection, which keeps their order.
+caller that has long been alone is not made to wait for others. A call whose reply was lost is repeated with its number.
+Where more waits than fits into one call, two callers take turns, so that Python packs the next batch while the server
+stores the last; both use one connection, which keeps their order.
 
 The usual call is sent and answered straight from the loop, without a task of its own. Everything unusual (no
 connection yet, a lost reply, a refusal, a disk to wait for) goes on in a task. In: packed jobs. Out: every caller's
@@ -374,20 +374,23 @@ class Adder:
         self._let_go(call)
         if self._waiting or self._when_idle is not None:
             self._flush()
-        stored = new_stored(reply)
-        if stored.taken:
-            self._hand_out(call.as_batch(), reply, is_late=False)
-            return
-        if call.heard is None:
+        try:
+            stored = new_stored(reply)
+            if stored.taken:
+                self._hand_out(call.as_batch(), reply, is_late=False)
+                return
+            mark = None
+            if call.heard is not None:
+                mark = Mark(call.heard, stored.event_before_end())
+                self._actions.foresee(mark)  # first of all: the job may have begun already
             job = Job(self._actions, stored.record(call.packed))
-        else:
-            mark = Mark(call.heard, stored.event_before_end())
-            self._actions.foresee(mark)  # first of all: the job may have begun already
-            job = Job(self._actions, stored.record(call.packed))
-            job.mark = mark
-        self._observe(stored.now_ms, call.sent_at)
-        if not call.future.done():
-            call.future.set_result(job)
+            if mark is not None:
+                job.mark = mark
+            self._observe(stored.now_ms, call.sent_at)
+            if not call.future.done():
+                call.future.set_result(job)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
+            _fail(call.future, error)
 
     def on_trouble(self, batch: _Batch, error: BaseException) -> None:
         """The call was refused, or its reply is lost."""
