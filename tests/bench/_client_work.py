@@ -58,11 +58,17 @@ async def main(url: str) -> dict[str, float]:
         with counted:
             await asyncio.gather(*(queue.add("bench", DATA) for _ in range(JOBS)))
         in_flight = counted.count / JOBS
-        drained = await _drain(url, "work", 3 * JOBS, counted)
+        for _ in range(20):  # until it is known to be alone
+            await queue.add("bench", DATA)
+        with counted:
+            for _ in range(JOBS):
+                await queue.add("bench", DATA)
+        one_by_one = counted.count / JOBS
+        drained = await _drain(url, "work", 4 * JOBS, counted)
     async with Queue("failing", connection=url, attempts=1) as queue:
         await queue.add_many([("bench", DATA)] * JOBS)
         failed = await _drain(url, "failing", JOBS, counted, fails=True)
-    return {"bulk": bulk, "in_flight": in_flight, "drain": drained, "failure": failed}
+    return {"bulk": bulk, "in_flight": in_flight, "one_by_one": one_by_one, "drain": drained, "failure": failed}
 
 
 async def _drain(url: str, queue: str, jobs: int, counted: Instructions, *, fails: bool = False) -> float:

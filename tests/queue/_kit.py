@@ -14,6 +14,7 @@ from typing import Any, Self
 import redis
 
 from bullpen.queue import Job, Queue, QueueEvents, Worker
+from bullpen.queue._adder import _ALONE_AFTER
 from bullpen.queue._execute import Handler
 
 PATIENCE_S = 15.0
@@ -93,9 +94,10 @@ class Kit:
 
     async def add_alone(self, queue: Queue) -> int:
         """Add jobs one after the other, until the queue sends a single one at once. Returns how many."""
-        for count in range(1, 10):
-            await queue.add("alone", count)
-        return count
+        for _ in range(_ALONE_AFTER):
+            await queue.add("alone")
+        assert queue._adder._alone >= _ALONE_AFTER
+        return _ALONE_AFTER
 
     def worker(self, handler: Handler, *, queue: str | None = None, **options: Any) -> Worker:
         """A worker that was not started yet. Checks for stalled jobs are rare unless a test asks for them."""

@@ -576,7 +576,8 @@ class TestCoalescing:
         await kit.add_alone(queue)
 
         adding = asyncio.ensure_future(queue.add("n"))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its first step
+        assert queue._adder._in_flight == 1
         kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await adding
 
@@ -594,12 +595,42 @@ class TestCoalescing:
 
         assert (await queue.add("n", job_id="next")).added is Added.CREATED
 
+    async def test_one_alone_that_cannot_be_sent_is_told_so(self, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And leaves nothing behind that holds up the next."""
+        queue = kit.queue()
+        before = await kit.add_alone(queue)
+
+        def fail(command: Any) -> bytes:
+            raise MemoryError("no room to pack it")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hiredis.pack_command", fail)
+            with pytest.raises(MemoryError):
+                await queue.add("n")
+
+        await asyncio.gather(*(queue.add("n") for _ in range(5)))
+        assert len(kit.ids("wait")) == before + 5
+
+    async def test_options_of_the_queue_are_written_although_first_adds_were_refused_one_by_one(self, kit: Kit) -> None:
+        """Calls that wrote them in vain do not make their caller one who may be sent at once, past them."""
+        queue = kit.queue(events_max_len=5)
+        kit.command("SET", kit.base + "meta", "no hash")
+        for _ in range(10):
+            with pytest.raises(ServerRefused):
+                await queue.add("n")
+        kit.command("DEL", kit.base + "meta")
+
+        await queue.add("n")
+
+        assert kit.redis.hget(kit.base + "meta", "opts.maxLenEvents") == b"5"
+
     async def test_closing_waits_for_one_alone(self, kit: Kit) -> None:
         queue = kit.queue()
         before = await kit.add_alone(queue)
 
         adding = asyncio.ensure_future(queue.add("last"))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its first step
+        assert queue._adder._in_flight == 1
         await queue.close()
 
         assert (await adding).id

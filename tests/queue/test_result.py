@@ -298,6 +298,11 @@ class TestWithoutAsking:
 class TestForeseen:
     """Whoever asked for the result of each job so far will ask again: its events are read from the add on."""
 
+    @pytest.fixture(autouse=True)
+    def never_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The question that follows when nothing is heard would hide that nothing is."""
+        monkeypatch.setattr("bullpen.queue.events._ASK_AFTER_S", 3_600.0)
+
     async def asking(self, kit: Kit) -> Queue:
         queue = kit.queue()
         await kit.work(echo)
