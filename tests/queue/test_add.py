@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen.errors import ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
+from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
 from bullpen.queue import Added, Connection, JobState, NewJob, Queue
 from bullpen.testing import RedisServer, free_port
 from tests.queue._kit import Gate, Kit, echo, ids_of, nothing, soon
@@ -623,6 +623,16 @@ class TestCoalescing:
         await queue.add("n")
 
         assert kit.redis.hget(kit.base + "meta", "opts.maxLenEvents") == b"5"
+
+    async def test_one_alone_that_must_be_durable_is_not_sent_past_the_promise(self, kit: Kit) -> None:
+        """This server has no append-only file, so the promise cannot be given, and nothing may be stored."""
+        queue = kit.queue()
+        before = await kit.add_alone(queue)
+
+        with pytest.raises(BullpenError):
+            await queue.add("n", durability="fsync")
+
+        assert len(kit.ids("wait")) == before
 
     async def test_closing_waits_for_one_alone(self, kit: Kit) -> None:
         queue = kit.queue()
