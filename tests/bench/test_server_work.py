@@ -33,7 +33,7 @@ COMMANDS = {
 # jobs asked for, and the commands of the call.
 SMALL = {
     "look at an empty queue": (0, 0, 10, 6),
-    "take the only job": (0, 1, 1, 11),
+    "take the only job": (0, 1, 1, 10),
     "complete the last job": (1, 0, 0, 13),
     "complete the last job, look for others": (1, 0, 10, 14),
     "complete one, take the only other": (1, 1, 10, 17),

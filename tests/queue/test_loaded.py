@@ -17,7 +17,7 @@ from tests.conftest import StartServer
 
 ROUNDS = 4
 """A server that loses its core to somebody else looks slow; that it was fast once shows what a call costs."""
-_TAKE = 3 + 14 + 6
+_TAKE = 3 + 1 + 5
 """Where an exchange says how many jobs it takes: behind command, script, number of keys, keys."""
 
 

@@ -162,16 +162,54 @@ class TestTaking:
         assert told.ids("completed") == [job.id]
         kit.redis.delete(kit.base + "odd")
 
-    @pytest.mark.parametrize("key", ["prioritized", "delayed"])
-    async def test_a_place_of_another_type_costs_no_waiting_job(self, kit: Kit, exchange: Any, key: str) -> None:
+    @pytest.mark.parametrize("odd", ["a missing job", "a key of another type"])
+    async def test_a_look_for_one_drops_what_is_no_job(self, kit: Kit, exchange: Any, odd: str) -> None:
+        """Its id must not stay in `active` either, where the stalled check would find it again and again."""
+        if odd == "a key of another type":
+            kit.redis.set(kit.base + "odd", "no hash")
+        kit.redis.lpush(kit.base + "wait", "odd")
+        job = await kit.queue().add("real")
+        look = exchange()
+
+        reply = await look.run([], 1)
+
+        assert reply.taken == []
+        assert (kit.ids("active"), kit.ids("wait")) == ([], [job.id])
+        kit.redis.delete(kit.base + "odd")
+        [taken] = (await look.run([], 1)).taken
+        assert (taken.id, kit.ids("active"), kit.lock(job.id)) == (job.id, [job.id], taken.token)
+        await look.run([Settlement(taken, Completed(b"1"))], 0)
+
+    @pytest.mark.requirement("X-126")
+    @pytest.mark.parametrize("take", [1, 5])
+    async def test_jobs_are_taken_and_settled_although_memory_is_full(self, kit: Kit, exchange: Any, take: int) -> None:
+        """A full queue empties itself again only if its workers go on."""
+        await kit.queue().add_many([("n", 1), ("n", 2)])
+        calls = exchange()
+        kit.command("CONFIG", "SET", "maxmemory", 1)
+        try:
+            jobs = (await calls.run([], take)).taken
+            done = await calls.run([Settlement(job, Completed(b"1")) for job in jobs], 0)
+        finally:
+            kit.command("CONFIG", "SET", "maxmemory", 0)
+
+        assert len(jobs) == min(take, 2)
+        assert done.codes == [0] * len(jobs)
+        assert kit.ids("active") == []
+        await kit.drain(nothing, 2 - len(jobs))
+
+    @pytest.mark.parametrize(("key", "take"), [("prioritized", 5), ("delayed", 5), ("delayed", 1)])
+    async def test_a_place_of_another_type_costs_no_waiting_job(
+        self, kit: Kit, exchange: Any, key: str, take: int
+    ) -> None:
         """What was popped before the server refused the next command goes back; else it would be in no list."""
         await kit.queue().add_many([("n", 1), ("n", 2)])
         kit.redis.set(kit.base + key, "no sorted set")
 
         with pytest.raises(ServerRefused, match="WRONGTYPE"):
-            await exchange().run([], 5)
+            await exchange().run([], take)
 
-        assert kit.ids("wait") == ["1", "2"]
+        assert (kit.ids("wait"), kit.ids("active")) == (["1", "2"], [])
         kit.redis.delete(kit.base + key)
         await kit.drain(nothing, 2)
 

@@ -32,6 +32,7 @@ _decode = msgspec.json.Decoder().decode
 _SHAPES = bytes(ord("0") if c in b"0123456789" else ord("d") if c in b"[:,-" else ord(" ") for c in range(256))
 _MAX_KEY_SHOWN = 60
 _LONG_NUMBER = b"0" * 16
+_LONG_NUMBER_INSIDE = b"d" + _LONG_NUMBER
 
 
 def encode(value: Any, *, what: str = "data") -> bytes:
@@ -102,7 +103,7 @@ def _too_large(subject: str, size_bytes: int, limit_bytes: int) -> PayloadTooLar
 def _may_hold_unsafe_integer(raw: bytes) -> bool:
     """False is certain; True also comes from text that looks like it, and then the walk finds nothing."""
     shapes = raw.translate(_SHAPES)
-    return b"d" + _LONG_NUMBER in shapes or shapes.startswith(_LONG_NUMBER)
+    return _LONG_NUMBER_INSIDE in shapes or shapes.startswith(_LONG_NUMBER)
 
 
 def _plain(value: Any, path: str, parents: set[int]) -> Any:

@@ -32,8 +32,9 @@ from bullpen.queue._packing import (
     PackedJob,
     add_arguments,
     add_keys,
+    clock_and_version,
     count_fitting,
-    new_stored,
+    read_stored,
     size_of,
 )
 from bullpen.queue._redis import Door
@@ -199,7 +200,7 @@ class Adder:
         self._actions = actions
         self._deadline_s = deadline_s
         self._max_buffered = max_buffered
-        self._clock_offset_ms = clock_offset_ms
+        self._clock_offset_ms, self._clock = clock_offset_ms, clock_and_version(clock_offset_ms)
         self._before_first = before_first
         self._free = [Caller(door, SCRIPTS["add"]), Caller(door, SCRIPTS["add"])]
         self._names = {caller.id: add_keys(keys, caller.id) for caller in self._free}
@@ -353,14 +354,14 @@ class Adder:
         call = _Alone(self, caller, packed, future, wire, self._actions.heard)
         self._in_flight += 1
         try:
-            args = add_arguments(self._keys, (packed,), caller.next_number(), self._clock_offset_ms)
+            args = add_arguments(self._keys, (packed,), caller.next_number(), self._clock)
             self._door.evaluate_soon(wire, SCRIPTS["add"], self._names[caller.id], args, call)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
             self._let_go(call)
             _fail(future, error)
 
     def _arguments(self, batch: _Batch, number: int) -> list[Any]:
-        return add_arguments(self._keys, batch.jobs, number, self._clock_offset_ms)
+        return add_arguments(self._keys, batch.jobs, number, self._clock)
 
     # ---- what became of a call --------------------------------------------------------------------------------
 
@@ -371,11 +372,12 @@ class Adder:
 
     def on_reply_alone(self, call: _Alone, reply: Any) -> None:
         """As `on_reply`, for a call with one job."""
-        self._let_go(call)
+        self._in_flight -= 1
+        self._free.append(call.caller)
         if self._waiting or self._when_idle is not None:
             self._flush()
         try:
-            stored = new_stored(reply)
+            stored = read_stored(reply)
             if stored.taken:
                 self._hand_out(call.as_batch(), reply, is_late=False)
                 return
@@ -386,7 +388,7 @@ class Adder:
             job = Job(self._actions, stored.record(call.packed))
             if mark is not None:
                 job.mark = mark
-            self._observe(stored.now_ms, call.sent_at)
+            self._observe(stored.now, call.sent_at)
             if not call.future.done():
                 call.future.set_result(job)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
@@ -471,8 +473,8 @@ class Adder:
     def _hand_out(self, batch: _Batch, reply: Any, *, is_late: bool) -> None:
         """Give everybody its jobs; never raises."""
         try:
-            stored = new_stored(reply)
-            self._observe(stored.now_ms, batch.sent_at)
+            stored = read_stored(reply)
+            self._observe(stored.now, batch.sent_at)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
             if batch.heard is not None:
@@ -499,11 +501,11 @@ class Adder:
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
             batch.fail(error)
 
-    def _observe(self, now_ms: int, sent_at: float) -> None:
+    def _observe(self, server_now: bytes, sent_at: float) -> None:
         now = time.monotonic()
         if now >= self._observe_at:
             self._observe_at = now + OBSERVE_EVERY_S
-            self._door.connection.clock.observe(now_ms - self._clock_offset_ms, sent_at, now)
+            self._door.connection.clock.observe(int(server_now) - self._clock_offset_ms, sent_at, now)
 
     def _duplicate(self, job_id: str, state: JobState, flat: list[bytes]) -> Job:
         job = Job(self._actions, JobRecord.parse(job_id, flat))

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from bullpen._kernel import json
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.tuples import maker
-from bullpen.queue._caller import OBSERVE_EVERY_S, Caller
+from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, Flight
 from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._redis import Door
 from bullpen.queue.job import Job, JobActions
@@ -27,8 +27,6 @@ from bullpen.wire.scripts import SCRIPTS
 
 MOST_JOBS: Final = 100
 """Jobs per exchange: keeps a call near one millisecond of server time."""
-MOST_BYTES: Final = 8 * 1024 * 1024
-"""Payload bytes taken per exchange; what does not fit is put back."""
 
 DONE, NO_JOB, NO_LOCK, NOT_ACTIVE, PENDING_CHILDREN, FOREIGN_LOCK, FAILED_CHILDREN = 0, -1, -2, -3, -4, -6, -9
 DONE_WITHOUT_LETTER: Final = 2
@@ -39,7 +37,7 @@ _FIELDS: Final = (
     *(b"name", b"data", b"opts", b"timestamp", b"priority", b"atm", b"ats", b"stc"),
     *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
 )
-_ATS: Final = _FIELDS.index(b"ats")
+_ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
 _STC, _DEFA, _RJK = (_FIELDS.index(name) for name in (b"stc", b"defa", b"rjk"))
 
 
@@ -97,16 +95,11 @@ class Exchange:
         self._keep_completed, self._keep_failed = keep_completed, keep_failed
         self._rules: dict[bytes, tuple[str, str]] = {}
         self._dead_letters = dead_letters
-        self._keys = [
-            *(keys.meta, keys.wait, keys.active, keys.prioritized, keys.pc, keys.delayed, keys.completed, keys.failed),
-            *(keys.stalled, keys.limiter, keys.marker, keys.events, keys.waiting_children, keys.call(self._caller.id)),
-        ]
+        self._keys = [keys.call(self._caller.id)]
+        self._base, self._worker_name = keys.base, worker_name
         self._clock_offset_ms = clock_offset_ms
-        self._before_number = [keys.base, clock_offset_ms]
         self._call_ttl_ms = max(2 * lock_ms, 600_000)
-        self._between = (MOST_BYTES, worker_name, limit.max if limit else "", limit.duration_ms if limit else "")
-        self._dead_letter_base = dead_letters.base if dead_letters else ""
-        self._metrics_minutes = "" if metrics_minutes is None else metrics_minutes
+        self._extras = _extras(clock_offset_ms, limit, metrics_minutes, dead_letters)
         self._token = ""
         self._observe_at = 0.0
         self.is_unanswered = False
@@ -114,14 +107,20 @@ class Exchange:
 
     async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
         """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
-        sent_at = time.monotonic()
-        make_args = partial(self._arguments, settlements, take)
-        reply = await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None)
+        return await self.answer(self.send(settlements, take))
+
+    def send(self, settlements: list[Settlement], take: int) -> Flight:
+        """Begin an exchange, at once; `answer` must wait for it before the next."""
+        return self._caller.send(self._keys, partial(self._arguments, settlements, take))
+
+    async def answer(self, flight: Flight) -> ExchangeReply:
+        """The end of an exchange. Raises as `run`."""
+        found = self._read(await self._caller.answer(flight, queue=self._queue, deadline_s=None))
         now = time.monotonic()
         if now >= self._observe_at:
             self._observe_at = now + OBSERVE_EVERY_S
-            self._clock.observe(reply[0] - self._clock_offset_ms, sent_at, now)
-        return self._read(reply)
+            self._clock.observe(found.now_ms - self._clock_offset_ms, flight.sent_at, now)
+        return found
 
     async def run_after(
         self,
@@ -160,15 +159,8 @@ class Exchange:
         # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same job.
         self._token = f"{self._caller.id}:{number}"
         args: list[Any] = [
-            *self._before_number,
-            number,
-            self._call_ttl_ms,
-            self._token,
-            self._lock_ms,
-            take,
-            *self._between,
+            *(self._base, number, self._call_ttl_ms, self._token, self._lock_ms, take, self._worker_name, self._extras)
         ]
-        args.extend((self._dead_letter_base, self._metrics_minutes, len(settlements)))
         for job, outcome in settlements:
             if isinstance(outcome, Completed):  # nearly all of them
                 args += (job.id, job.token, "completed", self._rule(job)[0], outcome.value_json)
@@ -177,10 +169,11 @@ class Exchange:
         return args
 
     def _read(self, reply: Any) -> ExchangeReply:
-        now_ms, codes, taken, limited_ms, next_due_ms, more = reply
+        lines, taken = reply
+        _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
         jobs = [self._unpack(fields, token) for fields in taken]
-        return _new_reply((now_ms, codes, jobs, limited_ms, next_due_ms, more == 1))
+        return _new_reply((int(now_ms), _read_codes(codes), jobs, int(limited_ms), int(next_due_ms), more == b"1"))
 
     def _pack(self, args: list[Any], job: Job, outcome: Failed | Retry | Delayed | Waiting | WaitingChildren) -> None:
         match outcome:
@@ -221,13 +214,31 @@ class Exchange:
 
     def _unpack(self, fields: list[Any], token: str) -> Job:
         job_id = fields.pop()
-        ats = fields[_ATS]
-        if type(ats) is int:
-            fields[_ATS] = b"%d" % ats
         stored = dict(zip(_FIELDS, fields, strict=True))
         job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
         job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
         return job
+
+
+def _read_codes(text: bytes) -> list[int]:
+    count = (len(text) + 1) // 2
+    if text == _ALL_DONE[: len(text)]:  # nearly always
+        return [DONE] * count
+    return [int(code) for code in text.split(b",")]
+
+
+def _extras(
+    clock_offset_ms: int, limit: RateLimit | None, metrics_minutes: int | None, dead_letters: DeadLetterWriter | None
+) -> str:
+    """What few workers use, as the script reads it."""
+    lines = (
+        clock_offset_ms,
+        limit.max if limit else "",
+        limit.duration_ms if limit else "",
+        "" if metrics_minutes is None else metrics_minutes,
+        dead_letters.base if dead_letters else "",
+    )
+    return "" if lines == (0, "", "", "", "") else "\n".join(map(str, lines))
 
 
 def _rule_text(keep: KeepJobs) -> str:

@@ -43,21 +43,23 @@ _new_packed = maker(PackedJob)
 
 
 class Stored(NamedTuple):
-    """The script's reply."""
+    """What the script tells in its reply."""
 
-    now_ms: int
-    first_number: int
-    taken: list[Any]
-    """Index from 1, state and stored fields, flat, of each job whose id was taken."""
+    now: bytes
+    """The server's time in ms. Numbers stay text until somebody asks for them."""
+    first: bytes
+    """Number of the first job: what an id is made of."""
     last_event: bytes
     """Id of the last event of the call; empty when it is not known, after a lost reply."""
+    taken: Sequence[Any]
+    """Index from 1, state and stored fields, flat, of each job whose id was taken."""
 
     def records(self, jobs: Iterable[PackedJob]) -> list[JobRecord]:
         """What the script stored, written out when somebody asks: few callers look at more than the id."""
-        now_ms = self.now_ms
+        now = self.now
         return [
-            LateRecord(job.job_id or str(number), partial(_fields, job, now_ms))
-            for number, job in enumerate(jobs, self.first_number)
+            LateRecord(job.job_id or str(number), partial(_fields, job, now))
+            for number, job in enumerate(jobs, int(self.first))
         ]
 
     def event_before_end(self) -> bytes:
@@ -70,7 +72,7 @@ class Stored(NamedTuple):
 
     def record(self, job: PackedJob) -> JobRecord:
         """The same of a call with one job."""
-        return LateRecord(job.job_id or str(self.first_number), partial(_fields, job, self.now_ms))
+        return LateRecord(job.job_id or self.first.decode(), partial(_fields, job, self.now))
 
     def duplicates(self) -> Iterator[tuple[int, JobState, list[bytes]]]:
         """Place in the call, state and stored fields of the jobs whose id was taken."""
@@ -79,11 +81,19 @@ class Stored(NamedTuple):
             yield index - 1, JobState(state.decode()), flat
 
 
-new_stored = maker(Stored)
+_new_stored = maker(Stored)
 
 
-def _fields(job: PackedJob, now_ms: int) -> dict[bytes, bytes]:
-    options = job.options
+def read_stored(reply: Any) -> Stored:
+    """The reply as it came from the wire."""
+    if type(reply) is bytes:
+        return _new_stored((*reply.split(b" "), ()))
+    text, taken = reply
+    return _new_stored((*text.split(b" "), taken))
+
+
+def _fields(job: PackedJob, now: bytes) -> dict[bytes, bytes]:
+    options, now_ms = job.options, int(now)
     at_ms = options.at_ms
     return {
         b"name": job.name.encode(),
@@ -149,23 +159,31 @@ def count_fitting(jobs: Sequence[PackedJob], begin: int, most: int, most_bytes: 
 
 
 def add_keys(keys: QueueKeys, caller_id: str) -> list[str]:
-    return [keys.meta, keys.id, keys.wait, keys.marker, keys.events, keys.call(caller_id)]
+    return [keys.call(caller_id)]
 
 
-def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock_offset_ms: int = 0) -> list[Any]:
-    call = (keys.base, clock_offset_ms, number, CALL_TTL_MS, VERSION_FIELD)
+def clock_and_version(clock_offset_ms: int) -> str:
+    """As the script reads it."""
+    return f"{clock_offset_ms} {VERSION_FIELD}"
+
+
+_USUAL_CLOCK: Final = clock_and_version(0)
+
+
+def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock: str = _USUAL_CLOCK) -> list[Any]:
+    """`clock`: made by `clock_and_version`."""
     if _differ_in_data_alone(jobs):
         # As the jobs of one loop do: one argument each instead of five.
         _, name, _, options_json, place, _ = jobs[0]
-        return [*call, name, options_json, place, *map(_DATA, jobs)]
-    args: list[Any] = [*call, "", "", ""]
+        return [keys.base, number, CALL_TTL_MS, clock, name, options_json, place, *map(_DATA, jobs)]
+    args: list[Any] = [keys.base, number, CALL_TTL_MS, clock, "", "", ""]
     for job in jobs:
         args += job[:5]
     return args
 
 
 def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:
-    if jobs[0].options.job_id is not None:
+    if jobs[0].job_id:
         return False
     # By identity: options are made once for all jobs that say nothing of their own, and to compare them takes longer.
     return len(jobs) == 1 or (len(set(map(_NAME, jobs))) == 1 and len(set(map(id, map(_OPTIONS, jobs)))) == 1)

@@ -48,9 +48,9 @@ from bullpen.queue._packing import (
     add_arguments,
     add_keys,
     count_fitting,
-    new_stored,
     pack_job,
     pack_jobs,
+    read_stored,
 )
 from bullpen.queue._redis import Connection
 from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
@@ -175,7 +175,7 @@ class Queue:
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
             reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
-        stored = new_stored(reply)
+        stored = read_stored(reply)
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
             for index, state, flat in stored.duplicates():

@@ -51,20 +51,13 @@ def _assemble(name: str) -> str:
 _TABLE = (
     Script(
         "add",
-        keys=("meta", "id", "wait", "marker", "events", "call"),
-        args=("base", "clock_offset", "call_number", "call_ttl_ms", "version", "name", "opts", "place"),
+        keys=("call",),
+        args=("base", "call_number", "call_ttl_ms", "clock_and_version", "name", "opts", "place"),
     ),
     Script(
         "exchange",
-        keys=(
-            *("meta", "wait", "active", "prioritized", "pc", "delayed", "completed", "failed", "stalled"),
-            *("limiter", "marker", "events", "waiting_children", "call"),
-        ),
-        args=(
-            *("base", "clock_offset", "call_number", "call_ttl_ms", "token", "lock_ms", "take", "byte_budget"),
-            *("worker_name", "limiter_max", "limiter_duration_ms", "dead_letter_base", "metrics_minutes"),
-            "settle_count",
-        ),
+        keys=("call",),
+        args=("base", "call_number", "call_ttl_ms", "token", "lock_ms", "take", "worker_name", "extras"),
     ),
     Script("renew", keys=("stalled",), args=("base", "lock_ms")),
     Script(

@@ -6,22 +6,23 @@
   The record of the call is written last: what raises before (a slot that is on its way to another server) leaves none, and the
   repetition does the work.
 
-  KEYS   1 meta   2 id   3 wait   4 marker   5 events   6 call
-  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 version   6 name   7 opts   8 place
+  KEYS   1 call (one: each costs the server as much as a hundred lines of Lua)
+  ARGV   1 base   2 call_number   3 call_ttl_ms   4 clock_and_version   5 name   6 opts   7 place
+         clock_and_version: the offset of the test clock, a space, what `meta` shall name as the version
          then per job: data, when name, opts and place above are those of all and no job has an id of its own;
          else, with an empty name above: custom_id ("" = next number)   name   data   opts   place
          place: "" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
          priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both)
-  Reply  { now, number of the first job, { index, state, flat hash, … of jobs whose id was taken already },
-           id of the last event ("" = unknown) }
+  Reply  "now   number of the first job   id of the last event (none = unknown)", with a space between; or, when ids were taken
+         already, { that text, { index, state, flat hash, … of each such job } }
 ]]
 --#include lib/clock
 --#include lib/bound
 
-local meta_key, id_key, wait_key, marker_key, events_key, call_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local queue, call_number, call_ttl_ms = ARGV[1], ARGV[3], ARGV[4]
-local all_name, all_opts, all_place = ARGV[6], ARGV[7], ARGV[8]
-local first_arg, stride = 9, all_name == "" and 5 or 1
+local call_key, queue, call_number, call_ttl_ms, clock_and_version = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local all_name, all_opts, all_place = ARGV[5], ARGV[6], ARGV[7]
+local meta_key, wait_key, events_key = queue .. "meta", queue .. "wait", queue .. "events"
+local first_arg, stride = 8, all_name == "" and 5 or 1
 local count = (#ARGV - first_arg + 1) / stride
 
 -- What few calls need stands inside of functions: a script makes its functions anew in each call, and these would be a tenth of it.
@@ -75,19 +76,20 @@ if record then
     local now_ms, first_number, taken = string.match(record, "^%d+ (%d+) (%d+) (.*)$")
     local indexes = {}
     for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
-    return { tonumber(now_ms), tonumber(first_number), #indexes > 0 and describe_duplicates(indexes) or indexes, "" }
+    local answer = now_ms .. " " .. first_number .. " "
+    return #indexes > 0 and { answer, describe_duplicates(indexes) } or answer
   elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
 end
 
-local now_ms, now_text = server_now(ARGV[2])
+local now_ms, now_text = server_now(string.sub(clock_and_version, 1, 2) == "0 " and "0" or string.match(clock_and_version, "^%S+"))
 local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "opts.maxLenEvents", "version")
 -- First write: refused when memory is full, with nothing written yet.
-local first_number = redis.call("INCRBY", id_key, count) - count + 1
+local first_number = redis.call("INCRBY", queue .. "id", count) - count + 1
 local first_id = string.format("%d", first_number) -- Lua would write a number of more than 14 digits with an exponent
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
-if not meta[4] then redis.call("HSET", meta_key, "version", ARGV[5]) end
+if not meta[4] then redis.call("HSET", meta_key, "version", string.match(clock_and_version, " (.*)$")) end
 
 local most_events = stream_bound(meta[3])
 local back, front, duplicates = {}, nil, {}
@@ -157,8 +159,9 @@ if delay then
 end
 local concurrency = meta[2] and tonumber(meta[2])
 if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
-  redis.call("ZADD", marker_key, "0", "0")
+  redis.call("ZADD", queue .. "marker", "0", "0")
 end
-redis.call("SET", call_key, call_number .. " " .. now_text .. " " .. first_id .. " " .. table.concat(duplicates, ","),
-  "PX", call_ttl_ms)
-return { now_ms, first_number, duplicates[1] and describe_duplicates(duplicates) or duplicates, last_event }
+local answer = now_text .. " " .. first_id .. " "
+redis.call("SET", call_key, call_number .. " " .. answer .. table.concat(duplicates, ","), "PX", call_ttl_ms)
+answer = answer .. last_event
+return duplicates[1] and { answer, describe_duplicates(duplicates) } or answer

@@ -9,11 +9,13 @@
   The first write is LREM or RPOP, which Redis allows when memory is full; the rest of the script is then allowed too.
   A caller that lost the reply repeats its number: it gets the same codes and the same jobs, and nothing is written.
 
-  KEYS   1 meta   2 wait   3 active   4 prioritized   5 pc   6 delayed   7 completed   8 failed   9 stalled
-         10 limiter   11 marker   12 events   13 waiting_children   14 call
-  ARGV   1 base   2 clock_offset   3 call_number   4 call_ttl_ms   5 token   6 lock_ms   7 take   8 byte_budget
-         9 worker_name   10 limiter_max ("" = none)   11 limiter_duration_ms   12 dead_letter_base ("" = none)
-         13 metrics_minutes ("" = none)   14 settle_count
+  A key or an argument costs the server as much as a hundred lines of Lua, so only the key that routes the call is sent, and what
+  few workers use is one text.
+
+  KEYS   1 call
+  ARGV   1 base   2 call_number   3 call_ttl_ms   4 token   5 lock_ms   6 take   7 worker_name   8 extras
+         extras: "" = none of these; else five lines, each may be empty: clock_offset   limiter_max   limiter_duration_ms
+         metrics_minutes   dead_letter_base
          then per settled job: job_id   token   kind   and, by kind:
            completed         rule   value
            failed            rule   reason   stack   stack_limit   attempts   entry_id ("" = no dead letter)
@@ -23,7 +25,9 @@
            waiting           pause_ms (> 0: also limit the queue that long)
            waiting-children
          rule is "all", "none" or "<count>:<age ms>:<limit>"
-  Reply  { now, { code per settled job }, { taken: field values of TAKE_FIELDS …, id }, limited_ms, next_due_ms, more }
+  Reply  { lines, { taken: field values of TAKE_FIELDS …, id } }
+         lines: call_number   now   code per settled job, with commas   limited_ms   next_due_ms   more ("1" or "0")   and what is
+         for the next call. In one text: a number in a reply costs the server more than all of them written.
          codes: 0 done, 2 done, but the dead letter could not be written, -1 no job, -2 no lock, -3 not active,
          -4 pending children, -6 foreign lock, -9 failed children, -20 something raised, the job is still active
 ]]
@@ -31,14 +35,18 @@
 -- (What is included further down has arguments named as locals of this file.)
 --#include lib/clock
 --#include lib/bound
---#include lib/remove
 
-local meta_key, wait_key, active_key, prioritized_key, pc_key, delayed_key, completed_key, failed_key, stalled_key, limiter_key,
-  marker_key, events_key, waiting_children_key, call_key = unpack(KEYS)
-local base, clock_offset, call_number, call_ttl_ms, token, lock_ms, take, byte_budget, worker_name, limiter_max, limiter_duration_ms,
-  dead_letter_base, metrics_minutes, settle_count = unpack(ARGV, 1, 14)
-take, settle_count = tonumber(take), tonumber(settle_count)
+local call_key, base, call_number, call_ttl_ms, token = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local lock_ms, take, worker_name, extras = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
+local clock_offset, limiter_max, limiter_duration_ms, metrics_minutes, dead_letter_base = "0", "", "", "", ""
+if extras ~= "" then
+  clock_offset, limiter_max, limiter_duration_ms, metrics_minutes, dead_letter_base
+    = string.match(extras, "^(.-)\n(.-)\n(.-)\n(.-)\n(.*)$")
+end
+local wait_key, active_key, prioritized_key, delayed_key = base .. "wait", base .. "active", base .. "prioritized", base .. "delayed"
+local limiter_key, pc_key, events_key = base .. "limiter", base .. "pc", base .. "events"
 local MANUAL_LIMIT, SHORT = 9007199254740991, 500
+local MOST_BYTES = 8388608 -- of data per call; what does not fit is put back
 
 -- A call about one job costs the server more for Lua and for each way into a command than for the commands themselves. So what can be
 -- asked together is, and what is seldom needed is made, and included, where it is needed: the line that makes a function or a table
@@ -52,10 +60,11 @@ end
 -- a key.
 local places, string_keys = {}, { call_key, limiter_key, pc_key } -- places: where the arguments of each settled job begin
 local is_plain = true -- no job but the settled ones is touched, and those complete
-local arg, lengths = 15, nil
-for index = 1, settle_count do
-  places[index] = arg
-  string_keys[index + 3] = base .. ARGV[arg] .. ":lock"
+local arg, last_arg, settle_count, lengths = 9, #ARGV, 0, nil
+while arg <= last_arg do
+  settle_count = settle_count + 1
+  places[settle_count] = arg
+  string_keys[settle_count + 3] = base .. ARGV[arg] .. ":lock"
   if ARGV[arg + 2] == "completed" then
     arg = arg + 5
   else
@@ -73,26 +82,26 @@ if record then
   local number
   number, was_short = string.match(record, "^(%d+)(s?)")
   if number == call_number then
-    local parts = {}
-    for part in string.gmatch(record, "([^\n]*)\n") do parts[#parts + 1] = part end
-    local codes, taken = {}, {}
-    for code in string.gmatch(parts[3], "-?%d+") do codes[#codes + 1] = tonumber(code) end
-    for index = 7, #parts do
-      local job_key = base .. parts[index]
-      local fields = redis.call("GET", job_key .. ":lock") == token and read_taken(job_key)
-      if fields and not fields.err and fields[1] then
-        fields[#fields + 1] = parts[index]
-        taken[#taken + 1] = fields
+    local taken, line = {}, 0
+    for job_id in string.gmatch(record, "([^\n]*)\n") do
+      line = line + 1
+      if line > 6 then
+        local job_key = base .. job_id
+        local fields = redis.call("GET", job_key .. ":lock") == token and read_taken(job_key)
+        if fields and not fields.err and fields[1] then
+          fields[#fields + 1] = job_id
+          taken[#taken + 1] = fields
+        end
       end
     end
-    return { tonumber(parts[2]), codes, taken, tonumber(parts[4]), tonumber(parts[5]), tonumber(parts[6]) }
+    return { record, taken }
   elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
 end
 
 local now_ms, now_text = server_now(clock_offset)
-local meta = redis.call("HMGET", meta_key, "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
+local meta = redis.call("HMGET", base .. "meta", "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
 local concurrency = meta[2] and tonumber(meta[2])
 local codes = {}
 local completed, failed = 0, 0 -- how many finish in this call
@@ -101,8 +110,9 @@ local is_idle = false -- known: neither `delayed` nor `prioritized` exists
 local ready, has_delayed -- ready: > 0 when ready jobs are left, 0 when none are; nil: not known
 
 if settle_count > 0 then
+--#include lib/remove
   -- Read everything that decides before the first write. Keys that are seldom there are asked for in one command.
-  local seldom_keys, hashes = { stalled_key, delayed_key, prioritized_key }, {}
+  local seldom_keys, hashes = { base .. "stalled", delayed_key, prioritized_key }, {}
   -- Who settles one job and wants no other knows of none: `wait` is empty as a rule.
   local asks_for_wait = take == 0 and settle_count == 1
   if asks_for_wait then seldom_keys[4] = wait_key end
@@ -169,7 +179,7 @@ if settle_count > 0 then
         if hash[8] then redis.call("HDEL", job_key, "defa") end
         if rule ~= "all" then
           rules = rules or {}
-          rules[rule .. "f"] = failed_key
+          rules[rule .. "f"] = "failed"
         end
         failed_members[#failed_members + 1] = now_text
         failed_members[#failed_members + 1] = job_id
@@ -177,7 +187,7 @@ if settle_count > 0 then
       failed = failed + 1
       redis.pcall("XADD", events_key, "*", "event", "failed", "jobId", job_id, "failedReason", reason, "prev", "active",
         "attemptsMade", made)
-      if made >= tonumber(ARGV[at + 4]) then
+      if tonumber(made) >= tonumber(ARGV[at + 4]) then
         redis.pcall("XADD", events_key, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade", made)
       end
       return code
@@ -226,7 +236,7 @@ if settle_count > 0 then
     settle["waiting-children"] = function(job_id, job_key, _, hash)
       if redis.call("SCARD", job_key .. ":dependencies") == 0 then return give_back(job_id, hash) end
       trim_once()
-      redis.call("ZADD", waiting_children_key, now_ms, job_id)
+      redis.call("ZADD", base .. "waiting-children", now_ms, job_id)
       redis.pcall("XADD", events_key, "*", "event", "waiting-children", "jobId", job_id, "prev", "active")
       return 0
     end
@@ -236,12 +246,12 @@ if settle_count > 0 then
   -- thousands that run for minutes the short ones finish near the front, and from the end each would pass all the others: 10 000
   -- of those made a drain ten times slower. In a long list one job of the batch is sought to choose the end for all. The list is
   -- not long for us if it was not when the caller's last call ended: those who came later stand before our jobs.
-  local lrem_count = -1
+  local lrem_count = "-1"
   if was_short ~= "s" then
     active_length = redis.call("LLEN", active_key)
     if active_length > SHORT
       and not redis.call("LPOS", active_key, ARGV[places[math.ceil(settle_count / 2)]], "RANK", -1, "MAXLEN", 250) then
-      lrem_count = 1
+      lrem_count = "1"
     end
   end
 
@@ -266,7 +276,8 @@ if settle_count > 0 then
       -- One bad job harms only itself: what raises here (a key of the wrong type, say) leaves the others alone, and the job
       -- active under its lock, from where the stalled check fetches it.
       local is_settled, answer = true, 0
-      local made = (tonumber(hash[2]) or 0) + 1
+      local made = "1" -- text, since handing a number to a command formats it each time
+      if hash[2] and hash[2] ~= "0" then made = string.format("%.0f", (tonumber(hash[2]) or 0) + 1) end
       if kind ~= "completed" then
         is_settled, answer = pcall(settle[kind], job_id, job_key, at + 3, hash, made)
       else
@@ -283,7 +294,7 @@ if settle_count > 0 then
             if hash[5] then redis.pcall("HDEL", job_key, "failedReason") end
             if rule ~= "all" then
               rules = rules or {}
-              rules[rule .. "c"] = completed_key
+              rules[rule .. "c"] = "completed"
             end
             completed_members[#completed_members + 1] = now_text
             completed_members[#completed_members + 1] = job_id
@@ -310,9 +321,9 @@ if settle_count > 0 then
   end
 
   -- Put the jobs of each outcome into their set; where that is impossible they stay active, as above.
-  local lost_completed = #completed_members > 0 and type(redis.pcall("ZADD", completed_key, unpack(completed_members))) ~= "number"
+  local lost_completed = #completed_members > 0 and type(redis.pcall("ZADD", base .. "completed", unpack(completed_members))) ~= "number"
   local lost_failed = failed_members and #failed_members > 0
-    and type(redis.pcall("ZADD", failed_key, unpack(failed_members))) ~= "number"
+    and type(redis.pcall("ZADD", base .. "failed", unpack(failed_members))) ~= "number"
   if lost_completed or lost_failed then
     for index = 1, settle_count do
       local job_id, kind = ARGV[places[index]], ARGV[places[index] + 2]
@@ -341,7 +352,7 @@ if settle_count > 0 then
       for index = 1, settle_count do
         if codes[index] >= 0 then settled_ids[#settled_ids + 1] = ARGV[places[index]] end
       end
-      redis.pcall("SREM", stalled_key, unpack(settled_ids))
+      redis.pcall("SREM", base .. "stalled", unpack(settled_ids))
     end
     if rules then
 --#include lib/wake
@@ -352,9 +363,9 @@ if settle_count > 0 then
 --#include lib/letter
 --#include lib/retention
       is_plain = false -- what goes may be a child, and its parent free to run
-      for rule, set_key in pairs(rules) do
-        local needs_letters = dead_letter_base ~= "" and set_key == failed_key
-        pcall(apply_retention, base, set_key, string.sub(rule, 1, -2), now_ms, needs_letters)
+      for rule, set_name in pairs(rules) do
+        local needs_letters = dead_letter_base ~= "" and set_name == "failed"
+        pcall(apply_retention, base, base .. set_name, string.sub(rule, 1, -2), now_ms, needs_letters)
       end
     end
     if metrics_minutes ~= "" then
@@ -394,7 +405,12 @@ if take > 0 then
   if max and max - started < take then take = max - started end
 
   local may_take = not stopped and limited_ms == 0 and take > 0
-  local candidates = may_take and redis.call("RPOP", wait_key, take) or {}
+  -- One job, as a look behind a blocked read takes it, is moved in one command. Refused when memory is full; RPOP is not, and then
+  -- the rest is not either.
+  local may_move = may_take and take == 1 and settle_count == 0 and not concurrency
+  local moved = may_move and redis.pcall("LMOVE", wait_key, active_key, "RIGHT", "LEFT")
+  if type(moved) == "table" then may_move, moved = false, false end
+  local candidates = moved and { moved } or may_take and not may_move and redis.call("RPOP", wait_key, take) or {}
   local from_wait, scores, refusal = #candidates, nil, nil
   if is_idle and may_take and from_wait < take then
     ready = 0
@@ -429,6 +445,7 @@ if take > 0 then
     end
     if refusal then -- by a key of another type: what was popped goes back, else it would be in no list
       for index = from_wait, 1, -1 do redis.call("RPUSH", wait_key, candidates[index]) end
+      if moved then redis.call("LREM", active_key, "1", moved) end
       return refusal.err and refusal or redis.error_reply(refusal)
     end
   end
@@ -436,14 +453,14 @@ if take > 0 then
   if may_take then
     local is_short = #candidates < take
     if is_short then ready = 0 end
-    local bytes, counted, most_bytes = 0, 0, tonumber(byte_budget)
+    local bytes, counted = 0, 0
     for index = 1, #candidates do
       local job_id = candidates[index]
       local job_key = base .. job_id
       local fields = read_taken(job_key)
       if not fields.err and fields[1] then -- else an id without a job: dropped, since Node would run it nameless
         bytes = bytes + #(fields[2] or "")
-        if bytes > most_bytes and #taken > 0 then
+        if bytes > MOST_BYTES and #taken > 0 then
           -- Over the budget: this one and the rest go back to their places.
           ready = 1
           for back = #candidates, index, -1 do
@@ -455,7 +472,7 @@ if take > 0 then
           end
           break
         end
-        local starts = (tonumber(fields[7]) or 0) + 1
+        local starts = fields[7] and string.format("%.0f", (tonumber(fields[7]) or 0) + 1) or "1"
         redis.call("SET", job_key .. ":lock", token, "PX", lock_ms)
         redis.call("HSET", job_key, "processedOn", now_text, "ats", starts, "pb", worker_name)
         redis.pcall("XADD", events_key, "*", "event", "active", "jobId", job_id, "prev", "waiting",
@@ -467,8 +484,9 @@ if take > 0 then
         taken_ids[#taken_ids + 1] = job_id
       end
     end
-    if #taken_ids > 0 then
-      active_length = redis.call("LPUSH", active_key, unpack(taken_ids))
+    if moved and not taken_ids[1] then redis.call("LREM", active_key, "1", moved) end
+    if taken_ids[1] then
+      if not moved then active_length = redis.call("LPUSH", active_key, unpack(taken_ids)) end
       if max and counted > 0 and redis.pcall("INCRBY", limiter_key, counted) == counted then
         redis.pcall("PEXPIRE", limiter_key, limiter_duration_ms ~= "" and limiter_duration_ms or meta[4] or 1000)
       end
@@ -482,7 +500,7 @@ end
 -- Whoever leaves work behind leaves the marker set, or idle workers sleep for seconds beside it.
 if not stopped and (ready or redis.call("EXISTS", wait_key, prioritized_key)) > 0 then
   if limited_ms == 0 then more = 1 end
-  redis.pcall("ZADD", marker_key, 0, "0")
+  redis.pcall("ZADD", base .. "marker", "0", "0")
 elseif completed + failed > 0 and #taken == 0 and not stopped and limited_ms == 0
   and (tonumber(limiter) or 0) < (tonumber(meta[3]) or tonumber(limiter_max) or MANUAL_LIMIT) then
   if has_delayed == nil then has_delayed = redis.call("EXISTS", delayed_key) == 1 end
@@ -499,4 +517,4 @@ record = call_number .. (active_length and active_length <= SHORT and "s\n" or "
   .. table.concat(codes, ",") .. "\n" .. outlook
 if #taken > 0 then record = record .. table.concat(taken_ids, "\n") .. "\n" end
 redis.pcall("SET", call_key, record, "PX", call_ttl_ms)
-return { now_ms, codes, taken, limited_ms, next_due_ms, more }
+return { record, taken }
