@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.ids import new_token
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
@@ -23,6 +23,17 @@ OBSERVE_EVERY_S: Final = 0.1
 
 MakeArguments = Callable[[int], list[Any]]
 """The arguments of a call, from its number."""
+
+
+class Flight(NamedTuple):
+    """A call that was begun."""
+
+    keys: Sequence[str | bytes]
+    make_args: MakeArguments
+    sent_at: float
+    wire: Wire | None
+    """Where it was written to; None when no wire was open."""
+    reply: asyncio.Future[Any]
 
 
 class Caller:
@@ -50,17 +61,29 @@ class Caller:
 
         After `deadline_s` (None: never) raises ConnectionLost if it cannot have been executed, else OutcomeUnknown.
         """
-        since = None if deadline_s is None else time.monotonic()
-        may_have_run = False
+        return await self.answer(self.send(keys, make_args), queue=queue, deadline_s=deadline_s)
+
+    def send(self, keys: Sequence[str | bytes], make_args: MakeArguments) -> Flight:
+        """The next call, written at once if a wire is open. It must be waited for with `answer` before the one after
+        it."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        wire = self.send_soon(keys, make_args, reply)
-        if wire is not None:
+        return Flight(keys, make_args, time.monotonic(), self.send_soon(keys, make_args, reply), reply)
+
+    async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
+        """What became of the call: its reply, however often it must be sent again. Raises as `call`."""
+        may_have_run = False
+        if flight.wire is not None:
             try:
-                return await reply
+                return await flight.reply
             except (ReplyError, ConnectionLost) as error:
-                may_have_run = await self.may_have_run(error, wire)
+                may_have_run = await self.may_have_run(error, flight.wire)
         return await self.repeat(
-            keys, make_args, queue=queue, deadline_s=deadline_s, since=since, may_have_run=may_have_run
+            flight.keys,
+            flight.make_args,
+            queue=queue,
+            deadline_s=deadline_s,
+            since=flight.sent_at,
+            may_have_run=may_have_run,
         )
 
     def next_number(self) -> int:

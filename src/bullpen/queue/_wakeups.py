@@ -83,7 +83,7 @@ class Wakeups:
 
     @property
     def is_limited(self) -> bool:
-        return self._loop.time() < self._limited_until
+        return self._limited_until > 0.0 and self._loop.time() < self._limited_until
 
     def look_now(self) -> None:
         self.calls += 1
