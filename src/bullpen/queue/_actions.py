@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -160,13 +160,15 @@ class QueueActions:
         if self._results is not None:
             self._results.foresee(mark)
 
-    async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
-        from bullpen.queue.events import ResultListener
-
+    def wait_result(
+        self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None
+    ) -> Coroutine[Any, Any, Any]:
         timeout_ms = None if timeout is None else to_ms("timeout", timeout)
         if self._results is None:
+            from bullpen.queue.events import ResultListener
+
             self._results = ResultListener(self._door.connection, self._keys, self)
-        return await self._results.wait(job_id, timeout_ms, mark)
+        return self._results.wait(job_id, timeout_ms, mark)
 
     async def aclose(self) -> None:
         if self._results is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -164,20 +166,6 @@ class EventStream:
         await asyncio.sleep(self._door.reconnect_wait_s())
 
 
-async def _within(future: asyncio.Future[Any], seconds: float) -> Any:
-    """The future's result, or _NOTHING_YET after so long. Without a task or a second future, unlike asyncio's own."""
-
-    def give_up() -> None:
-        if not future.done():
-            future.set_result(_NOTHING_YET)
-
-    timer = future.get_loop().call_later(seconds, give_up)
-    try:
-        return await future
-    finally:
-        timer.cancel()
-
-
 def _after(entry_id: bytes, position: str) -> bool:
     left, right = (tuple(map(int, text.split("-"))) for text in (entry_id.decode(), position))
     return left > right
@@ -286,6 +274,8 @@ class ResultListener:
         self._door = Door(connection, client_name(keys.prefix, keys.name) + ":qe", key=keys.base)
         self._stream = EventStream(self._door, keys, None)
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
+        self._patience: deque[tuple[float, weakref.ref[asyncio.Future[Any]]]] = deque()
+        self._patience_ends: asyncio.TimerHandle | None = None
         self._heard = 0
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -301,10 +291,11 @@ class ResultListener:
         """How many finished jobs were heard of so far; None while the position is not fixed."""
         return self._heard if self._ready is not None and self._ready.done() else None
 
-    async def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Any:
+    def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Coroutine[Any, Any, Any]:
         """The value of the job, once it is done."""
-        if timeout_ms is None:
-            return await self._wait(job_id, mark)
+        return self._wait(job_id, mark) if timeout_ms is None else self._wait_within(timeout_ms, job_id, mark)
+
+    async def _wait_within(self, timeout_ms: int, job_id: str, mark: Mark | None) -> Any:
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:
                 return await self._wait(job_id, mark)
@@ -321,15 +312,23 @@ class ResultListener:
         """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the
         commands of a short job. But whoever removes a job need not say so, hence a look when nothing comes for a
         while."""
-        future, waits = self._register(job_id)
+        future = self._register(job_id)
         try:
             if self._go_on(mark) if self.heard is not None else await self._begin():
-                value = await _within(future, _ASK_AFTER_S)
+                self._be_patient(future)
+                value = await future
                 if value is not _NOTHING_YET:
-                    return value
-                self._forget(job_id, future, waits)
-                future, waits = self._register(job_id)
-            # After the position is fixed: either the job has finished already, or its event is still to come.
+                    return value  # whoever told it has forgotten the wait
+                self._forget(job_id, future)
+                future = self._register(job_id)
+        except BaseException:
+            self._forget(job_id, future)
+            raise
+        return await self._ask(job_id, future)
+
+    async def _ask(self, job_id: str, future: asyncio.Future[Any]) -> Any:
+        """After the position is fixed: either the job has finished already, or its event is still to come."""
+        try:
             try:
                 finished, value = await self._actions.read_result(job_id)
             except JobNotFound:
@@ -340,23 +339,47 @@ class ResultListener:
                 return await future
             return value if finished else await future
         finally:
-            self._forget(job_id, future, waits)
-            if future.done() and not future.cancelled():
-                future.exception()  # the answer came on both ways, as event and as stored result; one of them is enough
+            self._forget(job_id, future)
 
-    def _register(self, job_id: str) -> tuple[asyncio.Future[Any], list[asyncio.Future[Any]]]:
+    def _register(self, job_id: str) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waits = self._waits.setdefault(job_id, [])
-        waits.append(future)
-        return future, waits
+        waits = self._waits.get(job_id)
+        if waits is None:
+            self._waits[job_id] = [future]
+        else:
+            waits.append(future)
+        return future
 
-    def _forget(self, job_id: str, future: asyncio.Future[Any], waits: list[asyncio.Future[Any]]) -> None:
-        waits.remove(future)
-        if not waits and self._waits.get(job_id) is waits:
-            del self._waits[job_id]
+    def _forget(self, job_id: str, future: asyncio.Future[Any]) -> None:
+        waits = self._waits.get(job_id)
+        if waits is not None and future in waits:
+            waits.remove(future)
+            if not waits:
+                del self._waits[job_id]
+        if future.done() and not future.cancelled():
+            future.exception()  # told although nobody asks any more: cancelled, or the stored result came first
+
+    def _be_patient(self, future: asyncio.Future[Any]) -> None:
+        """Have a wait look for itself when nothing comes for a while. One timer for all: one of their own would cost
+        short waits more than the rest of them."""
+        loop = future.get_loop()
+        # Weak, so that a value is not held until then.
+        self._patience.append((loop.time() + _ASK_AFTER_S, weakref.ref(future)))
+        if self._patience_ends is None:
+            self._patience_ends = loop.call_later(_ASK_AFTER_S, self._lose_patience, loop)
+
+    def _lose_patience(self, loop: asyncio.AbstractEventLoop) -> None:
+        patience, now = self._patience, loop.time()
+        while patience and patience[0][0] <= now:
+            future = patience.popleft()[1]()
+            if future is not None and not future.done():
+                future.set_result(_NOTHING_YET)
+        self._patience_ends = loop.call_at(patience[0][0], self._lose_patience, loop) if patience else None
 
     async def aclose(self) -> None:
         self._door.close()
+        if self._patience_ends is not None:
+            self._patience_ends.cancel()
         for task in (self._ready, self._reading):
             if task is not None:
                 task.cancel()
@@ -408,8 +431,8 @@ class ResultListener:
         await self._ready
         while True:
             lost, entries = await self._stream.next_page()
-            for entry_id, fields in entries:
-                self._resolve(entry_id, fields)
+            for _, fields in entries:
+                self._resolve(fields)
             if lost:
                 await self._ask_again()
             if not self._waits:
@@ -420,8 +443,8 @@ class ResultListener:
     def on_glance(self, reply: Any) -> None:
         """What a glance brought. If somebody still waits, the reading goes on."""
         waited = bool(self._waits)
-        for entry_id, fields in self._stream.take_in(reply):
-            self._resolve(entry_id, fields)
+        for _, fields in self._stream.take_in(reply):
+            self._resolve(fields)
         if self._waits:
             self._wanted.set()
         else:
@@ -432,7 +455,7 @@ class ResultListener:
         self._stream.doubt()
         self._wanted.set()
 
-    def _resolve(self, entry_id: bytes, flat: list[bytes]) -> None:
+    def _resolve(self, flat: list[bytes]) -> None:
         kind = flat[1]
         if kind not in (b"completed", b"failed"):
             return
@@ -454,8 +477,8 @@ class ResultListener:
         """Resolve from events that were not read yet. Not through our own door, which may be blocked."""
         after = f"({self._stream.position}"
         entries = await self._actions.command("XRANGE", self._keys.events, after, "+", "COUNT", _PAGE)
-        for entry_id, fields in entries:
-            self._resolve(entry_id, fields)
+        for _, fields in entries:
+            self._resolve(fields)
 
     async def _ask_again(self) -> None:
         """Events were trimmed unread: ask for each job that is still waited for."""
