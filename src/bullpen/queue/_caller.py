@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.ids import new_token
+from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
@@ -34,6 +35,9 @@ class Flight(NamedTuple):
     wire: Wire | None
     """Where it was written to; None when no wire was open."""
     reply: asyncio.Future[Any]
+
+
+_new_flight = maker(Flight)
 
 
 class Caller:
@@ -67,7 +71,7 @@ class Caller:
         """The next call, written at once if a wire is open. It must be waited for with `answer` before the one after
         it."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        return Flight(keys, make_args, time.monotonic(), self.send_soon(keys, make_args, reply), reply)
+        return _new_flight((keys, make_args, time.monotonic(), self.send_soon(keys, make_args, reply), reply))
 
     async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
         """What became of the call: its reply, however often it must be sent again. Raises as `call`."""
@@ -94,11 +98,10 @@ class Caller:
     def send_soon(self, keys: Sequence[str | bytes], make_args: MakeArguments, receiver: Receiver) -> Wire | None:
         """The next call, without waiting: the receiver is told the reply from within the loop. Returns the wire it went
         to, None when none is open. What the receiver cannot use is for `may_have_run` and `repeat`."""
-        number = self.next_number()
+        self._number += 1
         wire = self._door.open_wire
         if wire is not None:
-            args = make_args(number)
-            self._door.evaluate_soon(wire, self._script, keys, args, receiver)
+            self._door.evaluate_soon(wire, self._script, keys, make_args(self._number), receiver)
         return wire
 
     async def may_have_run(self, error: BaseException, wire: Wire) -> bool:

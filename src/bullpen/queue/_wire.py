@@ -145,7 +145,8 @@ class Wire(asyncio.Protocol):
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._reader = new_reader()
+        reader = new_reader()
+        self._feed, self._gets = reader.feed, reader.gets
         self._waiting: deque[tuple[Receiver, float]] = deque()
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -158,15 +159,16 @@ class Wire(asyncio.Protocol):
         self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
 
     def data_received(self, data: bytes) -> None:
-        reader, waiting = self._reader, self._waiting
-        reader.feed(data)
-        while (reply := reader.gets()) is not NOT_YET:
-            future, _ = waiting.popleft()
-            if not future.done():
-                if isinstance(reply, ReplyError):
-                    future.set_exception(reply)
-                else:
-                    future.set_result(reply)
+        gets, next_waiting = self._gets, self._waiting.popleft
+        self._feed(data)
+        while (reply := gets()) is not NOT_YET:
+            receiver = next_waiting()[0]
+            if receiver.done():
+                continue
+            if type(reply) is ReplyError:
+                receiver.set_exception(reply)
+            else:
+                receiver.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"{self.endpoint}: {exc or 'closed by the server'}")

@@ -176,7 +176,7 @@ class Worker:
         self._has_begun = False
         self._stopping = False
         self._abandoned = False
-        self._close_timeout_s = self.options.close_after_s
+        self._timeout_s, self._close_timeout_s = self.options.timeout_s, self.options.close_after_s
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
         self._closing: asyncio.Future[None] | None = None
@@ -683,7 +683,7 @@ class Worker:
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""
-        result = await (self._execute(job, self.options.timeout_s) if tracing.tracer is None else self._traced(job))
+        result = await (self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job))
         if job in self._given_up:  # cancelled, but the handler caught it and came back
             return self._given_up_outcome(job)
         if type(result) is Returned and result.value is None:
@@ -702,7 +702,7 @@ class Worker:
             bullmq__job__attempts__made=job.attempts_made,
             bullmq__worker__name=self.name,
         ) as span:
-            result = await self._execute(job, self.options.timeout_s)
+            result = await self._execute(job, self._timeout_s)
             if isinstance(result, Raised):
                 span.fail(result.error)
             return result
