@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -250,6 +251,68 @@ class TestWithoutAsking:
 
         with pytest.raises(JobNotFound):
             await job.result(10_000)
+
+    async def test_each_wait_has_its_own_patience(self, kit: Kit) -> None:
+        """One timer serves all of them; those that began later must not be left behind by it."""
+        queue = await self.listening(kit)
+        await queue.pause()
+        waits = []
+        for name in ("a", "b", "c"):
+            job = await queue.add(name)
+            kit.command("DEL", f"{kit.base}{job.id}", f"{kit.base}wait")
+            waits.append(asyncio.ensure_future(job.result(10_000)))
+            await asyncio.sleep(0.2)
+
+        ends = await soon(asyncio.gather(*waits, return_exceptions=True))
+
+        assert [type(end) for end in ends] == [JobNotFound] * 3
+
+    async def test_a_cancelled_wait_is_not_read_for_any_more(self, kit: Kit) -> None:
+        """Else a listener would read all events for ever, for nobody."""
+        queue = await self.listening(kit)
+        await queue.pause()
+        job = await queue.add("a")
+        waiting = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        kit.command("DEL", f"{kit.base}{job.id}", f"{kit.base}wait")  # no event will tell of its end
+        await queue.resume()
+        await (await queue.add("b")).result(5_000)
+        kit.reset_statistics()
+
+        job = await queue.add("c")
+        await kit.until(lambda: job.id in kit.zset("completed"), "it is done")
+        job = await queue.add("d")
+        await kit.until(lambda: job.id in kit.zset("completed"), "it is done")
+
+        # One read was begun with the first add, because the last result was asked for; it ended and there was no other.
+        assert kit.redis.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"] <= 2
+
+    async def test_a_failure_that_is_told_twice_is_no_news(self, kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+        """It comes as the stored result and as an event, in any order. asyncio complains of errors that nobody saw."""
+        queue = kit.queue()
+        await kit.work(Failing(ValueError("no")))
+        job_id = (await queue.add("a", attempts=1)).id
+        await kit.until(lambda: job_id in kit.zset("failed"), "it has failed")
+        job = await queue.get_job(job_id)
+        assert job is not None
+        await self.ignore_failure(job)  # from now on somebody listens
+        listener = queue._actions._results
+        assert listener is not None
+
+        asking = asyncio.ensure_future(self.ignore_failure(job))
+        await asyncio.sleep(0)
+        assert job_id in listener._waits
+        listener._resolve([b"event", b"failed", b"jobId", job_id.encode(), b"failedReason", b"no"])
+        await asking
+        gc.collect()
+
+        assert "never retrieved" not in caplog.text
+
+    async def ignore_failure(self, job: Job) -> None:
+        with pytest.raises(JobFailed):
+            await job.result(5_000)
 
     async def test_between_two_waits_no_event_is_read(self, kit: Kit) -> None:
         """A producer that asks for a result now and then is not woken by all that happens in between."""

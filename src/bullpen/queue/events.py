@@ -357,7 +357,7 @@ class ResultListener:
             if not waits:
                 del self._waits[job_id]
         if future.done() and not future.cancelled():
-            future.exception()  # told although nobody asks any more: cancelled, or the stored result came first
+            future.exception()  # told although nobody asks any more: the stored result came first
 
     def _be_patient(self, future: asyncio.Future[Any]) -> None:
         """Have a wait look for itself when nothing comes for a while. One timer for all: one of their own would cost
