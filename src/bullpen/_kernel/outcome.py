@@ -64,6 +64,10 @@ class Returned:
     value: Any
 
 
+RETURNED_NOTHING: Final = Returned(None)
+"""What most handlers do: made once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """The handler raised."""

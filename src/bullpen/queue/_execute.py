@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from bullpen._kernel.outcome import Raised, Result, Returned
+from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen.errors import PermanentError
 from bullpen.queue.job import Job
 
@@ -44,15 +44,17 @@ async def run_async(handler: AsyncHandler, job: Job, timeout_s: float | None) ->
     """On the loop; cancelled when its time is up."""
     try:
         if timeout_s is None:
-            return Returned(await handler(job))
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                return Returned(await handler(job))
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            job.cancelled = True
-            raise JobTimeout(f"timed out after {timeout_s * 1000:.0f} ms") from None
+            value = await handler(job)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s) as limit:
+                    value = await handler(job)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                job.cancelled = True
+                raise JobTimeout(f"timed out after {timeout_s * 1000:.0f} ms") from None
+        return RETURNED_NOTHING if value is None else Returned(value)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever it raises is the result
         return Raised(error)
 
@@ -87,6 +89,6 @@ def _call(handler: Handler, job: Job) -> Result:
             if inspect.iscoroutine(value):
                 value.close()  # it never ran; the error below says so, a warning at some later time would not
             raise PermanentError("the handler returned an awaitable; declare it with `async def`")
-        return Returned(value)
+        return RETURNED_NOTHING if value is None else Returned(value)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever it raises is the result
         return Raised(error)

@@ -25,6 +25,7 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.outcome import (
+    RETURNED_NOTHING,
     Cause,
     Completed,
     Failed,
@@ -32,7 +33,6 @@ from bullpen._kernel.outcome import (
     Raised,
     Result,
     Retry,
-    Returned,
     Waiting,
     describe,
     judge,
@@ -625,8 +625,12 @@ class Worker:
         try:
             outcome = self._refusal(job)
             if outcome is None:
-                if job.is_ordinary:
-                    outcome = await self._run_handler(job)
+                if job.is_ordinary:  # nearly all: straight to the handler
+                    result = await (
+                        self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job)
+                    )
+                    nothing_special = result is RETURNED_NOTHING and not self._given_up
+                    outcome = _NULL if nothing_special else self._outcome(job, result)
                 else:
                     outcome = await self._run_with_care(job)
         except asyncio.CancelledError as error:
@@ -683,11 +687,12 @@ class Worker:
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""
-        result = await (self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job))
+        run = self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job)
+        return self._outcome(job, await run)
+
+    def _outcome(self, job: Job, result: Result) -> Outcome | None:
         if job in self._given_up:  # cancelled, but the handler caught it and came back
             return self._given_up_outcome(job)
-        if type(result) is Returned and result.value is None:
-            return _NULL
         return self._judge(job, result)
 
     async def _traced(self, job: Job) -> Result:
