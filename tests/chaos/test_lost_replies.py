@@ -17,7 +17,7 @@ async def test_lost_replies_of_adds_takes_and_settles_store_and_run_nothing_twic
     async with arena.queue(url=proxy.url) as queue, arena.worker(url=proxy.url, concurrency=20, lock=10_000):
         with arena.following():
             for _ in range(losses):
-                lost = proxy.lose_reply(queue.keys.events.encode(), skip=1)  # adds and exchanges name this key
+                lost = proxy.lose_reply(queue.keys.call("").encode(), skip=1)  # the key of adds and of exchanges
                 await arena.add(queue, jobs // losses // 2)
                 await lost.happened()
                 await arena.add(queue, jobs // losses // 2)

@@ -52,7 +52,7 @@ async def test_not_now_is_asked_again_with_growing_pauses(reply: str) -> None:
         if command[0] in (b"EVALSHA", b"DEL") and refusals < 5:
             refusals += 1
             return f"-{reply}\r\n".encode()
-        return b"*4\r\n:1\r\n:1\r\n*0\r\n$0\r\n\r\n" if command[0] == b"EVALSHA" else None
+        return b"$4\r\n1 1 \r\n" if command[0] == b"EVALSHA" else None
 
     async with scripted(answer) as server:
         async with Queue("mail", connection=server.url) as queue:

@@ -12,6 +12,7 @@ import pytest
 from bullpen import DeadLetters
 from bullpen.errors import InvalidOption, ServerRefused
 from bullpen.queue import Connection, Job, Queue, QueueEvents, Worker
+from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
 from bullpen.queue.browse import find_queues
 from bullpen.testing import ClusterServers, RedisServer, check_queue, need
@@ -212,6 +213,38 @@ class TestMovingSlots:
         assert (finished_half_way, added_half_way) == ([], False)
         assert told.of("error") == told.of("lock_lost") == []
         assert check_queue(target.client(), PREFIX, "orders", at_rest=True) == []
+
+    @pytest.mark.parametrize("take", [1, 5])
+    async def test_a_look_at_a_slot_that_is_half_way_takes_nothing(
+        self, connection: Connection, cluster: ClusterServers, take: int
+    ) -> None:
+        """It is refused as a whole. Once a job was popped, the next key that is not there would stop the script, and
+        the job would be in no list."""
+        home = slot(PREFIX)
+        source = cluster.node_of(home)
+        async with Queue("orders", connection=connection, prefix=PREFIX) as queue:
+            await queue.add_many([("mail", number) for number in range(3)])
+            keys = queue.keys
+        door = Door(connection, key=keys.base)
+
+        async def look(number: int, take: int) -> None:
+            args: list[str | int] = [keys.base, number, 60_000, f"token:{number}", 30_000, take, "worker", ""]
+            await soon(door.evaluate(SCRIPTS["exchange"], [keys.call("caller")], args))
+
+        with contextlib.closing(door):
+            await look(1, take=0)
+            source.command("SET", keys.limiter, 1, "PX", 60_000)  # with these, all it reads first is there
+            source.command("SET", keys.pc, 1)
+            target = cluster.other_primary(source)
+            await asyncio.to_thread(cluster.begin_move, home, target)
+            try:
+                with pytest.raises(Unavailable, match="being moved"):
+                    await look(2, take)
+            finally:
+                for node in (source, target):
+                    node.command("CLUSTER", "SETSLOT", home, "STABLE")
+
+        assert source.command("LRANGE", keys.wait, 0, -1) == [b"3", b"2", b"1"]
 
     async def test_a_key_that_is_elsewhere_for_good_is_an_error(
         self, connection: Connection, cluster: ClusterServers

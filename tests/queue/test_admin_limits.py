@@ -83,6 +83,24 @@ class TestGlobalConcurrency:
         gate.open()
 
     @pytest.mark.requirement("W-67")
+    async def test_a_slot_that_another_client_frees_in_silence_is_found_soon(self, kit: Kit) -> None:
+        """PyPI bullmq finishes a job of a full queue without a marker; our worker would sleep beside the next one."""
+        queue, gate = kit.queue(), Gate()
+        await queue.set_global_concurrency(1)
+        kit.seed("theirs", to="active")
+        kit.command("SET", f"{kit.base}theirs:lock", "another client", "PX", 60_000)
+        await queue.add("ours")
+        await kit.work(gate, drain_delay=30_000)
+        await kit.until(lambda: b"cmd=bzpopmin" in kit.command("CLIENT", "LIST"), "the worker is idle")
+        assert kit.marker() == {}
+
+        kit.command("LREM", kit.base + "active", 1, "theirs")
+        kit.command("DEL", f"{kit.base}theirs", f"{kit.base}theirs:lock")
+
+        await gate.reached(1, within_s=5)
+        gate.open()
+
+    @pytest.mark.requirement("W-67")
     async def test_the_slot_of_a_worker_that_closes_wakes_another(self, kit: Kit) -> None:
         """A finish that takes nothing must tell somebody, or the slot stays empty for seconds."""
         queue, first, second = kit.queue(), Gate(), Gate()

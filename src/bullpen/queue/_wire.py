@@ -75,7 +75,9 @@ def translate(error: BaseException) -> Exception:
     if text.startswith("OOM") or "OOM command not allowed" in text:
         return OutOfMemory(f"the server is out of memory and took nothing: {text}")
     if text.startswith("MOVED "):
-        return ServerRefused(f"the server is part of a cluster, give its address as redis+cluster://…: {text}")
+        return ServerRefused(
+            f"the server is part of a cluster, give its address as redis+cluster://… and its queues {ONE_SLOT}: {text}"
+        )
     if text.startswith("CROSSSLOT") or FOREIGN_KEY in text:
         return ServerRefused(f"the server refused the command, keys need {ONE_SLOT}: {text}")
     return ServerRefused(f"the server refused the command: {text}")

@@ -500,6 +500,8 @@ class Worker:
                 self._start_all(reply.taken)
             if take:
                 self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
+            elif reply.has_more:
+                wakeups.look_now()  # the marker is set too, but another client may use it up and not take the job
 
     async def _look_after(self, door: Door, read: tuple[str | float, ...], within_s: float) -> Any:
         """A blocked read with a look for one job behind it. Returns what was read."""

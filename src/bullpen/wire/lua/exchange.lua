@@ -45,7 +45,7 @@ if extras ~= "" then
 end
 local wait_key, active_key, prioritized_key, delayed_key = base .. "wait", base .. "active", base .. "prioritized", base .. "delayed"
 local limiter_key, pc_key, events_key = base .. "limiter", base .. "pc", base .. "events"
-local MANUAL_LIMIT, SHORT = 9007199254740991, 500
+local MANUAL_LIMIT, SHORT, LOOK_AT_FULL_MS = 9007199254740991, 500, 200
 local MOST_BYTES = 8388608 -- of data per call; what does not fit is put back
 
 -- A call about one job costs the server more for Lua and for each way into a command than for the commands themselves. So what can be
@@ -57,14 +57,16 @@ local function read_taken(job_key)
 end
 
 -- One read for the record of the last call, the limiter, the counter of priorities and all locks: each command costs more than
--- a key.
-local places, string_keys = {}, { call_key, limiter_key, pc_key } -- places: where the arguments of each settled job begin
+-- a key. The last of the four never exists: a cluster whose slot is on its way refuses a command about keys of which one is not
+-- there, so the whole call is refused here, before it has written anything.
+local string_keys = { call_key, limiter_key, pc_key, base .. "bp:none" }
+local places = {} -- where the arguments of each settled job begin
 local is_plain = true -- no job but the settled ones is touched, and those complete
 local arg, last_arg, settle_count, lengths = 9, #ARGV, 0, nil
 while arg <= last_arg do
   settle_count = settle_count + 1
   places[settle_count] = arg
-  string_keys[settle_count + 3] = base .. ARGV[arg] .. ":lock"
+  string_keys[settle_count + 4] = base .. ARGV[arg] .. ":lock"
   if ARGV[arg + 2] == "completed" then
     arg = arg + 5
   else
@@ -256,7 +258,7 @@ if settle_count > 0 then
   end
 
   for index = 1, settle_count do
-    local at, hash, lock = places[index], hashes[index], strings[index + 3]
+    local at, hash, lock = places[index], hashes[index], strings[index + 4]
     local job_id, kind = ARGV[at], ARGV[at + 2]
     local job_key = base .. job_id
     local code = 0
@@ -339,11 +341,11 @@ if settle_count > 0 then
 
   if settled > 0 then
     if settled == settle_count then
-      redis.call("DEL", unpack(string_keys, 4))
+      redis.call("DEL", unpack(string_keys, 5))
     else
       local locks = {}
       for index = 1, settle_count do
-        if codes[index] >= 0 then locks[#locks + 1] = string_keys[index + 3] end
+        if codes[index] >= 0 then locks[#locks + 1] = string_keys[index + 4] end
       end
       redis.call("DEL", unpack(locks))
     end
@@ -383,13 +385,13 @@ end
 -- Take.
 local taken, taken_ids = {}, {}
 local limited_ms, next_due_ms, more = 0, 0, 0
-local stopped = meta[1] and true or false
+local stopped, is_full = meta[1] and true or false, false -- is_full: by the limit of all workers together
 if take > 0 then
   if concurrency then
     active_length = active_length or redis.call("LLEN", active_key)
     local free = concurrency - active_length
     if free < take then take = free end
-    if take <= 0 then stopped = true end
+    if take <= 0 then stopped, is_full = true, true end
   end
   local max = meta[3] and tonumber(meta[3]) or tonumber(limiter_max)
   local started = limiter and tonumber(limiter) or 0
@@ -493,7 +495,7 @@ if take > 0 then
     end
     -- Not when something went back: with the counter gone, later jobs would overtake it.
     if ready == 0 and is_short and (priority_counter or not is_plain) then redis.call("DEL", pc_key) end
-    if concurrency and #taken_ids >= take and active_length >= concurrency then stopped = true end
+    if concurrency and #taken_ids >= take and active_length >= concurrency then stopped, is_full = true, true end
   end
 end
 
@@ -511,6 +513,8 @@ elseif completed + failed > 0 and #taken == 0 and not stopped and limited_ms == 
 end
 
 -- Also when nothing was taken: a late copy of this call must find its number used, or it takes jobs that nobody waits for.
+-- Other clients may free a place of a full queue and set no marker (PyPI bullmq does): nobody would look for seconds.
+if is_full and (next_due_ms == 0 or next_due_ms > now_ms + LOOK_AT_FULL_MS) then next_due_ms = now_ms + LOOK_AT_FULL_MS end
 local outlook = more == 1 and "0\n0\n1\n" or "0\n0\n0\n"
 if limited_ms > 0 or next_due_ms > 0 then outlook = string.format("%.0f\n%.0f\n%.0f\n", limited_ms, next_due_ms, more) end
 record = call_number .. (active_length and active_length <= SHORT and "s\n" or "\n") .. now_text .. "\n"
