@@ -83,6 +83,17 @@ class TestGlobalConcurrency:
         gate.open()
 
     @pytest.mark.requirement("W-67")
+    async def test_raising_or_removing_it_sets_the_marker(self, kit: Kit) -> None:
+        """What wakes them, of any client; our own would find out by themselves a little later."""
+        queue = kit.queue()
+        await queue.add_many([NewJob("job")] * 3)
+        await queue.set_global_concurrency(1)
+        for change in (queue.set_global_concurrency(2), queue.remove_global_concurrency()):
+            kit.command("DEL", kit.base + "marker")
+            await change
+            assert kit.marker() == {"0": 0}
+
+    @pytest.mark.requirement("W-67")
     async def test_a_slot_that_another_client_frees_in_silence_is_found_soon(self, kit: Kit) -> None:
         """PyPI bullmq finishes a job of a full queue without a marker; our worker would sleep beside the next one."""
         queue, gate = kit.queue(), Gate()
