@@ -289,6 +289,24 @@ class TestWithoutAsking:
         # One read was begun with the first add, because the last result was asked for; it ended and there was no other.
         assert kit.redis.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"] <= 2
 
+    async def test_a_wait_that_is_answered_in_spite_of_trimmed_events_is_forgotten(self, kit: Kit) -> None:
+        """As above: it was told by the stored result, not by an event."""
+        queue = await self.listening(kit)
+        await queue.pause()
+        job = await queue.add("a")
+        waiting = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+        listener = queue._actions._results
+        assert listener is not None
+        kit.redis.lrem(kit.base + "wait", 0, job.id)
+        kit.redis.hset(kit.base + job.id, mapping={"returnvalue": 5, "finishedOn": 1, "atm": 1})
+        kit.redis.zadd(kit.base + "completed", {job.id: 1})
+
+        await listener._ask_again()
+
+        assert await soon(waiting) == 5
+        assert listener._waits == {}
+
     async def test_a_failure_that_is_told_twice_is_no_news(self, kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
         """It comes as the stored result and as an event, in any order. asyncio complains of errors that nobody saw."""
         queue = kit.queue()

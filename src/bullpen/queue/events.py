@@ -482,16 +482,16 @@ class ResultListener:
 
     async def _ask_again(self) -> None:
         """Events were trimmed unread: ask for each job that is still waited for."""
-        for job_id, futures in list(self._waits.items()):
+        for job_id in list(self._waits):
             try:
                 finished, value = await self._actions.read_result(job_id)
             except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-                for future in futures:
+                for future in self._waits.pop(job_id, ()):
                     if not future.done():
                         future.set_exception(error)
                 continue
-            for future in futures:
-                if finished and not future.done():
+            for future in self._waits.pop(job_id, ()) if finished else ():
+                if not future.done():
                     future.set_result(value)
 
 
