@@ -180,7 +180,8 @@ def _message(app: Bullpen) -> Any:
     from bullpen.ports.channel import Message
 
     sent: list[datetime] = []
-    due = (datetime.now(UTC) + timedelta(minutes=1)).replace(second=0, microsecond=0)
+    # Not the next minute, which may begin while we are still preparing.
+    due = (datetime.now(UTC) + timedelta(seconds=90)).replace(second=0, microsecond=0)
 
     @app.messages.channel("console", after_crash="same_key")
     async def send(message: Message) -> str:
