@@ -214,6 +214,25 @@ class TestReadyWork:
         await told.finished(2)
 
 
+class TestLeftWork:
+    async def test_a_worker_looks_for_what_its_settle_leaves_although_the_marker_is_gone(self, kit: Kit) -> None:
+        """Another client's blocked read may have used it up, and need not take the job."""
+        queue, gate = kit.queue(), Gate()
+        await queue.add("a")
+        await kit.work(gate, drain_delay=30_000)
+        await gate.reached(1)
+        await queue.add("b")
+        await kit.until(lambda: kit.marker() != {}, "the add has set it")
+        assert kit.redis.bzpopmin(kit.base + "marker", 5) is not None
+        eater = asyncio.ensure_future(asyncio.to_thread(kit.redis.bzpopmin, kit.base + "marker", 10))
+        await kit.until(lambda: any("flags=b" in line for line in kit.clients()), "it waits for the next")
+
+        gate.open()
+
+        await gate.reached(2, within_s=5)
+        assert await eater is not None  # the one that the settle has set
+
+
 class TestDueWork:
     async def test_delayed_jobs_start_on_time(self, kit: Kit) -> None:
         """By the worker's own timer: the server's tick alone would be up to a tenth of a second late."""
