@@ -16,7 +16,7 @@ from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
-from bullpen.queue._wire import Receiver, ReplyError, Wire
+from bullpen.queue._wire import ReplyError, Wire
 from bullpen.wire.scripts import Script
 
 OBSERVE_EVERY_S: Final = 0.1
@@ -71,7 +71,12 @@ class Caller:
         """The next call, written at once if a wire is open. It must be waited for with `answer` before the one after
         it."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        return _new_flight((keys, make_args, time.monotonic(), self.send_soon(keys, make_args, reply), reply))
+        sent_at = time.monotonic()
+        self._number += 1
+        wire = self._door.open_wire
+        if wire is not None:
+            self._door.evaluate_soon(wire, self._script, keys, make_args(self._number), reply)
+        return _new_flight((keys, make_args, sent_at, wire, reply))
 
     async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
         """What became of the call: its reply, however often it must be sent again. Raises as `call`."""
@@ -94,15 +99,6 @@ class Caller:
         """Begin a new call."""
         self._number += 1
         return self._number
-
-    def send_soon(self, keys: Sequence[str | bytes], make_args: MakeArguments, receiver: Receiver) -> Wire | None:
-        """The next call, without waiting: the receiver is told the reply from within the loop. Returns the wire it went
-        to, None when none is open. What the receiver cannot use is for `may_have_run` and `repeat`."""
-        self._number += 1
-        wire = self._door.open_wire
-        if wire is not None:
-            self._door.evaluate_soon(wire, self._script, keys, make_args(self._number), receiver)
-        return wire
 
     async def may_have_run(self, error: BaseException, wire: Wire) -> bool:
         """Whether a call that ended with this error may have been executed. Raises what the server refused it with."""

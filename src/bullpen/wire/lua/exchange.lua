@@ -6,7 +6,8 @@
   marker, stalled, limiter) are written with pcall, because a foreign key of the wrong type there must not tear a settle in
   half; and each job is settled inside a pcall of its own, so that one bad job harms only itself. What was popped to be taken goes
   back when a later command is refused.
-  The first write is LREM or RPOP, which Redis allows when memory is full; the rest of the script is then allowed too.
+  The first write is LREM or RPOP, which Redis allows when memory is full; the rest of the script is then allowed too. (Or LMOVE,
+  with RPOP in its place when it is refused.)
   A caller that lost the reply repeats its number: it gets the same codes and the same jobs, and nothing is written.
 
   A key or an argument costs the server as much as a hundred lines of Lua, so only the key that routes the call is sent, and what
@@ -512,9 +513,10 @@ elseif completed + failed > 0 and #taken == 0 and not stopped and limited_ms == 
   end
 end
 
--- Also when nothing was taken: a late copy of this call must find its number used, or it takes jobs that nobody waits for.
 -- Other clients may free a place of a full queue and set no marker (PyPI bullmq does): nobody would look for seconds.
 if is_full and (next_due_ms == 0 or next_due_ms > now_ms + LOOK_AT_FULL_MS) then next_due_ms = now_ms + LOOK_AT_FULL_MS end
+
+-- Also when nothing was taken: a late copy of this call must find its number used, or it takes jobs that nobody waits for.
 local outlook = more == 1 and "0\n0\n1\n" or "0\n0\n0\n"
 if limited_ms > 0 or next_due_ms > 0 then outlook = string.format("%.0f\n%.0f\n%.0f\n", limited_ms, next_due_ms, more) end
 record = call_number .. (active_length and active_length <= SHORT and "s\n" or "\n") .. now_text .. "\n"
