@@ -604,7 +604,7 @@ class TestCoalescing:
             raise MemoryError("no room to pack it")
 
         with monkeypatch.context() as patch:
-            patch.setattr("hiredis.pack_command", fail)
+            patch.setattr("bullpen.queue._wire._pack", fail)
             with pytest.raises(MemoryError):
                 await queue.add("n")
 

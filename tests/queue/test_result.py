@@ -296,7 +296,7 @@ class TestWithoutAsking:
         job = await queue.add("a")
         waiting = asyncio.ensure_future(job.result())
         await asyncio.sleep(0)
-        listener = queue._actions._results
+        listener = queue._actions.results
         assert listener is not None
         kit.redis.lrem(kit.base + "wait", 0, job.id)
         kit.redis.hset(kit.base + job.id, mapping={"returnvalue": 5, "finishedOn": 1, "atm": 1})
@@ -316,7 +316,7 @@ class TestWithoutAsking:
         job = await queue.get_job(job_id)
         assert job is not None
         await self.ignore_failure(job)  # from now on somebody listens
-        listener = queue._actions._results
+        listener = queue._actions.results
         assert listener is not None
 
         asking = asyncio.ensure_future(self.ignore_failure(job))

@@ -52,7 +52,8 @@ class QueueActions:
         self._door = door
         self._keys = keys
         self._deadline_s = deadline_s
-        self._results: ResultListener | None = None
+        self.results: ResultListener | None = None
+        """Made by the first wait for a result."""
 
     @property
     def name(self) -> str:
@@ -153,26 +154,21 @@ class QueueActions:
     @property
     def heard(self) -> int | None:
         """How many finished jobs were heard of so far; None while nobody listens."""
-        return None if self._results is None else self._results.heard
-
-    def foresee(self, mark: Mark) -> None:
-        """A job was added whose result is likely to be asked for."""
-        if self._results is not None:
-            self._results.foresee(mark)
+        return None if self.results is None else self.results.heard
 
     def wait_result(
         self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None
     ) -> Coroutine[Any, Any, Any]:
         timeout_ms = None if timeout is None else to_ms("timeout", timeout)
-        if self._results is None:
+        if self.results is None:
             from bullpen.queue.events import ResultListener
 
-            self._results = ResultListener(self._door.connection, self._keys, self)
-        return self._results.wait(job_id, timeout_ms, mark)
+            self.results = ResultListener(self._door.connection, self._keys, self)
+        return self.results.wait(job_id, timeout_ms, mark)
 
     async def aclose(self) -> None:
-        if self._results is not None:
-            await self._results.aclose()
+        if self.results is not None:
+            await self.results.aclose()
 
     def _must_exist(self, reply: int, job_id: str) -> None:
         if reply == -1:

@@ -33,14 +33,15 @@ from bullpen.queue._packing import (
     add_arguments,
     add_keys,
     clock_and_version,
+    command_for_one,
     count_fitting,
     read_stored,
     size_of,
 )
 from bullpen.queue._redis import Door
-from bullpen.queue._wire import Wire
+from bullpen.queue._wire import Wire, pack
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
-from bullpen.queue.job import Added, BlockedBy, Job, JobState, Mark
+from bullpen.queue.job import Added, BlockedBy, Job, JobState, new_mark
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
@@ -196,7 +197,7 @@ class Adder:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._door = door
-        self._keys = keys
+        self._keys, self._base = keys, keys.base
         self._actions = actions
         self._deadline_s = deadline_s
         self._max_buffered = max_buffered
@@ -204,6 +205,7 @@ class Adder:
         self._before_first = before_first
         self._free = [Caller(door, SCRIPTS["add"]), Caller(door, SCRIPTS["add"])]
         self._names = {caller.id: add_keys(keys, caller.id) for caller in self._free}
+        self._within_s = door.connection.command_timeout_s
         self._durable: DurableCalls | None = None
         self._waiting: deque[OneJob | ManyJobs] = deque()
         self._buffered = 0  # jobs of `_waiting` that are in no call yet
@@ -354,8 +356,8 @@ class Adder:
         call = _Alone(self, caller, packed, future, wire, self._actions.heard)
         self._in_flight += 1
         try:
-            args = add_arguments(self._keys, (packed,), caller.next_number(), self._clock)
-            self._door.evaluate_soon(wire, SCRIPTS["add"], self._names[caller.id], args, call)
+            command = command_for_one(packed, self._names[caller.id][0], self._base, caller.next_number(), self._clock)
+            wire.send_to(call, pack(command), within_s=self._within_s)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
             self._let_go(call)
             _fail(future, error)
@@ -381,14 +383,16 @@ class Adder:
             if stored.taken:
                 self._hand_out(call.as_batch(), reply, is_late=False)
                 return
-            mark = None
-            if call.heard is not None:
-                mark = Mark(call.heard, stored.event_before_end())
-                self._actions.foresee(mark)  # first of all: the job may have begun already
+            mark, listener = None, self._actions.results
+            if call.heard is not None and listener is not None:
+                mark = new_mark((call.heard, stored.event_before_end()))
+                listener.foresee(mark)  # first of all: the job may have begun already
             job = Job(self._actions, stored.record(call.packed))
             if mark is not None:
                 job.mark = mark
-            self._observe(stored.now, call.sent_at)
+            now = time.monotonic()
+            if now >= self._observe_at:
+                self._observe(stored.now, call.sent_at, now)
             if not call.future.done():
                 call.future.set_result(job)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
@@ -474,11 +478,13 @@ class Adder:
         """Give everybody its jobs; never raises."""
         try:
             stored = read_stored(reply)
-            self._observe(stored.now, batch.sent_at)
+            now = time.monotonic()
+            if now >= self._observe_at:
+                self._observe(stored.now, batch.sent_at, now)
             actions = self._actions
             jobs = [Job(actions, record) for record in stored.records(batch.jobs)]
             if batch.heard is not None:
-                mark = Mark(batch.heard, stored.event_before_end())
+                mark = new_mark((batch.heard, stored.event_before_end()))
                 for job in jobs:
                     job.mark = mark
             if stored.taken:
@@ -501,11 +507,9 @@ class Adder:
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
             batch.fail(error)
 
-    def _observe(self, server_now: bytes, sent_at: float) -> None:
-        now = time.monotonic()
-        if now >= self._observe_at:
-            self._observe_at = now + OBSERVE_EVERY_S
-            self._door.connection.clock.observe(int(server_now) - self._clock_offset_ms, sent_at, now)
+    def _observe(self, server_now: bytes, sent_at: float, now: float) -> None:
+        self._observe_at = now + OBSERVE_EVERY_S
+        self._door.connection.clock.observe(int(server_now) - self._clock_offset_ms, sent_at, now)
 
     def _duplicate(self, job_id: str, state: JobState, flat: list[bytes]) -> Job:
         job = Job(self._actions, JobRecord.parse(job_id, flat))

@@ -22,6 +22,8 @@ from bullpen.queue._redis import Connection
 from bullpen.queue._wire import NOT_YET, ReplyError, new_reader, pack, translate
 from bullpen.wire.scripts import Script
 
+_SHORT: Final = 960
+"""Room for the usual reply, from the memory that the C library has at hand."""
 _CHUNK: Final = 65_536
 
 
@@ -62,10 +64,14 @@ class BlockingWire:
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """One script call. A server that has forgotten the script gets its text; it then ran exactly once."""
-        reply = self._ask(pack(("EVALSHA", script.sha1, len(keys), *keys, *args)))
-        if isinstance(reply, ReplyError):
+        return self.run_script(script, ("EVALSHA", script.sha1, len(keys), *keys, *args))
+
+    def run_script(self, script: Script, command: tuple[Any, ...]) -> Any:
+        """The same with the whole command, an EVALSHA of this script."""
+        reply = self._ask(pack(command))
+        if type(reply) is ReplyError:
             if str(reply).startswith("NOSCRIPT"):
-                return self.call("EVAL", script.body, len(keys), *keys, *args)
+                return self.call("EVAL", script.body, *command[2:])
             raise self._refusal(reply)
         return reply
 
@@ -88,12 +94,14 @@ class BlockingWire:
             if packed:
                 self._socket.sendall(packed)
             reply = reader.gets()
+            room = _SHORT
             while reply is NOT_YET:
-                data = self._socket.recv(_CHUNK)
+                data = self._socket.recv(room)
                 if not data:
                     raise ConnectionLost(f"{self.endpoint}: closed by the server")
                 reader.feed(data)
                 reply = reader.gets()
+                room = _CHUNK
             return reply
         except ConnectionLost:
             self.close()

@@ -19,6 +19,7 @@ from bullpen.queue.job import JobState, NewJob
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import JobRecord, LateRecord, check_job_name
+from bullpen.wire.scripts import SCRIPTS
 
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
@@ -168,6 +169,7 @@ def clock_and_version(clock_offset_ms: int) -> str:
 
 
 _USUAL_CLOCK: Final = clock_and_version(0)
+_ADD: Final = SCRIPTS["add"]
 
 
 def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock: str = _USUAL_CLOCK) -> list[Any]:
@@ -180,6 +182,18 @@ def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock
     for job in jobs:
         args += job[:5]
     return args
+
+
+def command_for_one(
+    job: PackedJob, call_key: str, base: str, number: int, clock: str = _USUAL_CLOCK
+) -> tuple[Any, ...]:
+    """The whole call of one job, in one step for a caller that is alone."""
+    job_id, name, data, options_json, place, _ = job
+    if job_id:
+        jobs: tuple[Any, ...] = ("", "", "", *job[:5])
+    else:
+        jobs = (name, options_json, place, data)
+    return ("EVALSHA", _ADD.sha1, 1, call_key, base, number, CALL_TTL_MS, clock, *jobs)
 
 
 def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
@@ -52,23 +53,23 @@ class EventStream:
         self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
         self._in_doubt = True  # whether something may be missing between our position and what the stream holds
         self._is_new = False  # the position is an event that was written just now
+        self._packed_read = pack(_blocked_read(keys, "")).removesuffix(b"$0\r\n\r\n")  # up to the position
 
     @property
     def position(self) -> str:
         """Id of the last event that was read."""
         return self._position or "0-0"
 
-    def jump(self, event_id: str) -> None:
-        """Go on behind this event, which was written just now, wherever we were. Not while a page is waited for."""
-        self._position, self._read_so_far, self._in_doubt, self._is_new = event_id, -1, False, True
-
-    def glance(self, receiver: Receiver) -> bool:
-        """Send the blocked read behind an event that was jumped to, without waiting: the receiver gets the reply, for
-        `take_in`, from within the loop. False: there is no open connection, read a page instead."""
+    def glance(self, event_id: bytes, receiver: Receiver) -> bool:
+        """Go on behind this event, which was written just now, wherever we were; not while a page is waited for. The
+        blocked read is sent without waiting: the receiver gets the reply, for `take_in`, from within the loop. False:
+        there is no open connection, read a page instead."""
+        self._position, self._read_so_far, self._in_doubt, self._is_new = event_id.decode(), -1, False, True
         wire = self._door.open_wire
         if wire is None:
             return False
-        wire.send_to(receiver, pack(self._blocked_read()), within_s=_WITHIN_S)
+        read = b"%b$%d\r\n%b\r\n" % (self._packed_read, len(event_id), event_id)
+        wire.send_to(receiver, read, within_s=_WITHIN_S)
         return True
 
     def take_in(self, reply: Any) -> list[Any]:
@@ -85,7 +86,7 @@ class EventStream:
 
     def has_passed(self, event_id: bytes) -> bool:
         """Whether we have read further than this event."""
-        return not _after(event_id, self.position) and event_id.decode() != self.position
+        return event_id.decode() != self.position and not _after(event_id, self.position)
 
     async def start(self) -> None:
         """Fix the position; waits for a server that is away."""
@@ -141,7 +142,7 @@ class EventStream:
 
         Both commands go in one write, and a server runs what one client sent together without another in between.
         """
-        read = self._blocked_read()
+        read = _blocked_read(self._keys, self.position)
         if self._is_new:
             self._is_new = False
             reply = await self._door.call(*read, within_s=_WITHIN_S)
@@ -157,13 +158,14 @@ class EventStream:
         )  # then the page is read again, with the counts that tell whether something is missing
         return False, list(reply[0][1]) if reply and known else []
 
-    def _blocked_read(self) -> tuple[str | int, ...]:
-        return ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self.position)
-
     async def _pause(self) -> None:
         if self._door.closed:
             raise _Closed
         await asyncio.sleep(self._door.reconnect_wait_s())
+
+
+def _blocked_read(keys: QueueKeys, position: str) -> tuple[str | int, ...]:
+    return ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", keys.events, position)
 
 
 def _after(entry_id: bytes, position: str) -> bool:
@@ -276,7 +278,8 @@ class ResultListener:
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
         self._patience: deque[tuple[float, weakref.ref[asyncio.Future[Any]]]] = deque()
         self._patience_ends: asyncio.TimerHandle | None = None
-        self._heard = 0
+        self.heard: int | None = None
+        """How many finished jobs were heard of so far; None while the position is not fixed."""
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_resting = False
@@ -285,11 +288,6 @@ class ResultListener:
         """The result of the last job was waited for."""
         self._wanted = asyncio.Event()
         self._glance = _Glance(self)
-
-    @property
-    def heard(self) -> int | None:
-        """How many finished jobs were heard of so far; None while the position is not fixed."""
-        return self._heard if self._ready is not None and self._ready.done() else None
 
     def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Coroutine[Any, Any, Any]:
         """The value of the job, once it is done."""
@@ -362,19 +360,20 @@ class ResultListener:
     def _be_patient(self, future: asyncio.Future[Any]) -> None:
         """Have a wait look for itself when nothing comes for a while. One timer for all: one of their own would cost
         short waits more than the rest of them."""
-        loop = future.get_loop()
         # Weak, so that a value is not held until then.
-        self._patience.append((loop.time() + _ASK_AFTER_S, weakref.ref(future)))
+        self._patience.append((time.monotonic() + _ASK_AFTER_S, weakref.ref(future)))
         if self._patience_ends is None:
-            self._patience_ends = loop.call_later(_ASK_AFTER_S, self._lose_patience, loop)
+            self._patience_ends = future.get_loop().call_later(_ASK_AFTER_S, self._lose_patience)
 
-    def _lose_patience(self, loop: asyncio.AbstractEventLoop) -> None:
-        patience, now = self._patience, loop.time()
+    def _lose_patience(self) -> None:
+        patience, now, self._patience_ends = self._patience, time.monotonic(), None
         while patience and patience[0][0] <= now:
             future = patience.popleft()[1]()
             if future is not None and not future.done():
                 future.set_result(_NOTHING_YET)
-        self._patience_ends = loop.call_at(patience[0][0], self._lose_patience, loop) if patience else None
+        if patience:
+            wait_s = patience[0][0] - now
+            self._patience_ends = asyncio.get_running_loop().call_later(wait_s, self._lose_patience)
 
     async def aclose(self) -> None:
         self._door.close()
@@ -394,17 +393,24 @@ class ResultListener:
     async def _begin(self) -> bool:
         """Have the events read from now on. Always False: what has ended before this is not heard of."""
         if self._ready is None:
-            self._ready = asyncio.create_task(self._stream.start())
+            self._ready = asyncio.create_task(self._fix_position())
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._ready)
         return False
+
+    async def _fix_position(self) -> None:
+        await self._stream.start()
+        self.heard = 0
+
+    def _hear_of_one(self) -> None:
+        self.heard = (self.heard or 0) + 1
 
     def _go_on(self, mark: Mark | None) -> bool:
         """Have the events read from where we are, or from the mark. True: the end of the job with this mark cannot have
         been missed."""
         if not self._is_resting:
             return mark is not None and (
-                mark.heard == self._heard or (mark.event != b"" and not self._stream.has_passed(mark.event))
+                mark.heard == self.heard or (mark.event != b"" and not self._stream.has_passed(mark.event))
             )
         if mark is None or not mark.event:
             self._is_resting = False
@@ -421,9 +427,8 @@ class ResultListener:
 
     def _begin_at(self, mark: Mark) -> None:
         self._is_resting = False
-        self._stream.jump(mark.event.decode())
-        self._heard += 1  # what was skipped may have been the end of another job that has a mark: that one must ask
-        if not self._stream.glance(self._glance):
+        self._hear_of_one()  # what is skipped may be the end of another job that has a mark: that one must ask
+        if not self._stream.glance(mark.event, self._glance):
             self._wanted.set()
 
     async def _read(self) -> None:
@@ -459,7 +464,7 @@ class ResultListener:
         kind = flat[1]
         if kind not in (b"completed", b"failed"):
             return
-        self._heard += 1
+        self._hear_of_one()
         if not self._waits:
             return
         fields = dict(zip(flat[::2], flat[1::2], strict=False))
@@ -470,8 +475,9 @@ class ResultListener:
             if kind == b"failed":
                 reason = fields.get(b"failedReason", b"").decode("utf-8", "replace")
                 future.set_exception(JobFailed(self._keys.name, job_id, reason))
-            else:
-                future.set_result(_value(fields.get(b"returnvalue", b"null")))
+                continue
+            raw = fields.get(b"returnvalue", b"null")
+            future.set_result(None if raw == b"null" else _value(raw))
 
     async def _look_behind_position(self) -> None:
         """Resolve from events that were not read yet. Not through our own door, which may be blocked."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from bullpen._kernel import json
+from bullpen._kernel.tuples import maker
 from bullpen.errors import BullpenError
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
@@ -74,6 +75,9 @@ class Mark(NamedTuple):
     """How many finished jobs the listener had heard of just before."""
     event: bytes
     """Id of an event that cannot be the job's end, which comes behind it; empty when none is known."""
+
+
+new_mark = maker(Mark)
 
 
 class JobActions(Protocol):

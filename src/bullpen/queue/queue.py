@@ -129,9 +129,9 @@ class Queue(Browsing, Maintenance, Limits):
         """
         if replace_finished:
             options["replace_finished"] = replace_finished
-        self._must_be_open()
+        sender = self._sender()
         packed = pack_job(name, data, self._defaults, options)
-        return await self._sender().add(packed, self._level(durability))
+        return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
 
     async def add_many(
         self, jobs: Iterable[NewJob | tuple[str, Any]], *, durability: Durability | str | None = None
@@ -141,16 +141,14 @@ class Queue(Browsing, Maintenance, Limits):
         Each call is atomic, the whole is not: when the server goes away in between, an error is raised although
         earlier ones are stored.
         """
-        self._must_be_open()
+        sender = self._sender()
         packed = pack_jobs(jobs, self._defaults)
-        return await self._sender().add_many(packed, self._level(durability)) if packed else []
-
-    def _level(self, durability: Durability | str | None) -> Durability:
-        return self._durability if durability is None else Durability.read(durability)
+        level = self._durability if durability is None else Durability.read(durability)
+        return await sender.add_many(packed, level) if packed else []
 
     def _sender(self) -> Adder:
-        if self._loop is not asyncio.get_running_loop():
-            self._running_loop()
+        if self._closed or self._loop is not asyncio.get_running_loop():
+            self._ready()
         return self._adder
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

@@ -45,8 +45,10 @@ from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
     PackedJob,
+    Stored,
     add_arguments,
     add_keys,
+    command_for_one,
     count_fitting,
     pack_job,
     pack_jobs,
@@ -157,7 +159,14 @@ class Queue:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         if replace_finished:
             options["replace_finished"] = replace_finished
-        return self._store((pack_job(name, data, self._defaults, options),))[0]
+        job = pack_job(name, data, self._defaults, options)
+        with self._lock:
+            self._ready()
+            self._number += 1
+            command = command_for_one(job, self._add_keys[0], self._keys.base, self._number)
+            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command))
+        stored = read_stored(reply)
+        return self._stored_jobs(stored, (job,))[0] if stored.taken else Job(self, stored.record(job))
 
     def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
@@ -175,7 +184,9 @@ class Queue:
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
             reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
-        stored = read_stored(reply)
+        return self._stored_jobs(read_stored(reply), batch)
+
+    def _stored_jobs(self, stored: Stored, batch: Sequence[PackedJob]) -> list[Job]:
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
             for index, state, flat in stored.duplicates():
