@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sys
 from types import FrameType
 from typing import Any, Self
@@ -50,6 +51,8 @@ class Instructions:
 
 async def main(url: str) -> dict[str, float]:
     counted = Instructions()
+    # First: once large blocks were used and given back, the C library keeps what it would else ask the system for.
+    asked, faults = await _ask(url, counted)
     async with Queue("work", connection=url) as queue:
         for _ in range(2):  # the first time opens the connection, and Python 3.12 begins to count only with the second
             with counted:
@@ -68,7 +71,39 @@ async def main(url: str) -> dict[str, float]:
     async with Queue("failing", connection=url, attempts=1) as queue:
         await queue.add_many([("bench", DATA)] * JOBS)
         failed = await _drain(url, "failing", JOBS, counted, fails=True)
-    return {"bulk": bulk, "in_flight": in_flight, "one_by_one": one_by_one, "drain": drained, "failure": failed}
+    return {
+        "bulk": bulk,
+        "in_flight": in_flight,
+        "one_by_one": one_by_one,
+        "drain": drained,
+        "failure": failed,
+        "ask": asked,
+        "page_faults": faults,
+    }
+
+
+async def _ask(url: str, counted: Instructions) -> tuple[float, float]:
+    """Instructions and page faults per job whose result is waited for, of the client and of an idle worker."""
+
+    async def handle(job: Job) -> None:
+        pass
+
+    async with Queue("asked", connection=url) as queue, Worker("asked", handle, connection=url):
+
+        async def ask() -> None:
+            await (await queue.add("bench", DATA)).result()
+            await asyncio.sleep(0.002)  # until the worker is idle again
+
+        for _ in range(20):
+            await ask()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(JOBS // 4):
+            await ask()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+        with counted:
+            for _ in range(JOBS // 4):
+                await ask()
+    return counted.count / (JOBS // 4), faults / (JOBS // 4)
 
 
 async def _drain(url: str, queue: str, jobs: int, counted: Instructions, *, fails: bool = False) -> float:

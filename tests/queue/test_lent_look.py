@@ -111,6 +111,131 @@ async def test_a_cut_connection_costs_no_wake_up(kit: Kit) -> None:
         await told.finished(number + 1)
 
 
+class TestOutcome:
+    """Of a job that ends alone: somebody may wait for its result, so it is sent where the handler ends."""
+
+    @pytest.mark.parametrize("concurrency", [1, 30], ids=["one pump", "two pumps"])
+    async def test_it_is_sent_before_anything_else_is_done(self, kit: Kit, concurrency: int) -> None:
+        """The loop is blocked right behind the handler's last step."""
+        blocked_until: list[bool] = []
+
+        async def handle(job: Job) -> None:
+            asyncio.get_running_loop().call_soon(block, job.id)
+
+        def block(job_id: str) -> None:
+            wait_until(lambda: job_id in kit.zset("completed"))
+            blocked_until.append(True)
+
+        told = await idle(kit, handle, concurrency=concurrency)
+
+        await kit.queue().add("a")
+
+        await told.finished()
+        assert blocked_until == [True]
+
+    @pytest.mark.parametrize("concurrency", [1, 30], ids=["one pump", "two pumps"])
+    async def test_without_a_connection_it_waits_for_one(self, kit: Kit, concurrency: int) -> None:
+        told: Told
+
+        async def handle(job: Job) -> None:
+            if job.name == "first":
+                door = told.worker._door
+                kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await kit.until(lambda: door.open_wire is None, "the connection is cut")
+
+        told = await idle(kit, handle, concurrency=concurrency)
+        queue = kit.queue()
+
+        await queue.add("first")
+        await told.finished()
+        await idle_again(kit, told)
+        await queue.add("second")
+        await told.finished(2)
+
+        assert [kit.fields(job_id)["ats"] for job_id in told.ids("completed")] == ["1", "1"]
+
+    async def test_a_connection_that_goes_in_the_first_step_is_no_end_of_listening(self, kit: Kit) -> None:
+        told: Told
+
+        async def handle(job: Job) -> None:
+            if job.name == "first":
+                told.worker._door.break_wire("cut by the test")
+
+        told = await idle(kit, handle)
+        queue = kit.queue()
+
+        await queue.add("first")
+        await told.finished()
+        await idle_again(kit, told)
+        await queue.add("second")
+        await told.finished(2)
+
+    async def test_one_that_comes_while_another_is_in_flight_waits_for_its_answer(
+        self, kit: Kit, proxy: FaultProxy
+    ) -> None:
+        """Calls are numbered and one at a time: sent at once, it would take the place of the one whose answer is lost
+        here."""
+        gates = {"slow": Gate(), "fast": Gate()}
+
+        async def handle(job: Job) -> None:
+            await gates[job.name](job)
+
+        told = await idle(kit, handle, concurrency=2, connection=proxy.url)
+        slow, fast = await kit.queue().add_many([("slow", None), ("fast", None)])
+        await gates["slow"].reached()
+        await gates["fast"].reached()
+
+        proxy.stall(requests=False)
+        gates["fast"].open()
+        await kit.until(lambda: fast.id in kit.zset("completed"), "the server has settled it")
+        proxy.stall()
+        gates["slow"].open()
+        await kit.until(lambda: told.worker.running == 0, "both have ended")
+        proxy.reset()
+        proxy.unstall()
+        await told.finished(2)
+
+        assert sorted(told.ids("completed")) == sorted([slow.id, fast.id])
+        assert told.of("lock_lost") == []
+
+    async def test_a_connection_that_is_cut_with_it_loses_nothing(self, kit: Kit, proxy: FaultProxy) -> None:
+        """The reply is lost; the call is repeated with its number, and the worker goes on to listen."""
+        told = await idle(kit, connection=proxy.url)
+        queue = kit.queue()
+        lost = proxy.lose_reply(EXCHANGE)
+
+        await queue.add("first")
+        await told.finished()
+        await idle_again(kit, told)
+        await queue.add("second")
+        await told.finished(2)
+
+        assert lost.count == 1
+        assert [kit.fields(job_id)["ats"] for job_id in told.ids("completed")] == ["1", "1"]
+
+    async def test_what_is_left_is_asked_for_with_it(self, kit: Kit) -> None:
+        """Of a burst the look brings one job and says that there are more: then one call settles and takes."""
+        told = await idle(kit)
+        queue = kit.queue()
+        await queue.add("first")
+        await told.finished()
+        await idle_again(kit, told)
+        kit.command("CONFIG", "RESETSTAT")
+
+        await queue.add_many(("n", n) for n in range(10))
+        await told.finished(11)
+
+        stats: Any = kit.redis.info("commandstats")
+        # The add, the look behind the read, nine that settle and take, and one that settles the last.
+        assert stats["cmdstat_evalsha"]["calls"] == 12
+
+
+async def idle_again(kit: Kit, told: Told) -> None:
+    await kit.until(
+        lambda: any("bzpopmin" in line and told.worker.name in line for line in kit.clients()), "it is idle again"
+    )
+
+
 async def test_a_paused_worker_takes_its_slot_back(kit: Kit) -> None:
     """A job that is added later stays for others, and is not even touched."""
     told = await idle(kit)

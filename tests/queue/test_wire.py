@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -11,27 +12,23 @@ from bullpen.queue._wire import Prompt
 
 
 class TestPrompt:
-    async def test_it_acts_at_once_and_wakes_behind_what_the_act_has_started(self) -> None:
-        order: list[str] = []
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
-        future.add_done_callback(lambda _: order.append("woken"))
+    async def test_it_acts_at_once_and_wakes_when_the_act_says_so(self) -> None:
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        acted: list[tuple[str, Callable[[], None]]] = []
 
-        def act(reply: str) -> None:
-            order.append(f"acted on {reply}")
-            loop.call_soon(order.append, "started")
+        Prompt(lambda reply, wake: acted.append((reply, wake)), future).set_result("reply")
 
-        Prompt(act, future).set_result("reply")
-
-        assert order == ["acted on reply"]
+        ((reply, wake),) = acted
+        await asyncio.sleep(0.01)
+        assert (reply, future.done()) == ("reply", False)
+        wake()
         assert await future == "reply"
-        assert order == ["acted on reply", "started", "woken"]
 
     async def test_an_act_that_raises_is_told_to_who_waits(self) -> None:
         """And not to the wire, whose other replies are nobody's fault."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def act(reply: str) -> None:
+        def act(reply: str, wake: Callable[[], None]) -> None:
             raise RuntimeError("a bug")
 
         Prompt(act, future).set_result("reply")
@@ -43,7 +40,7 @@ class TestPrompt:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         acted: list[str] = []
 
-        Prompt(acted.append, future).set_exception(ConnectionLost("cut"))
+        Prompt(lambda reply, _: acted.append(reply), future).set_exception(ConnectionLost("cut"))
 
         with pytest.raises(ConnectionLost, match="cut"):
             await future
@@ -52,11 +49,11 @@ class TestPrompt:
     async def test_nobody_waits_any_more(self) -> None:
         """Between the reply and the waking: then nothing is left to tell."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        acted: list[str] = []
-        prompt = Prompt(acted.append, future)
+        wakes: list[Callable[[], None]] = []
+        prompt = Prompt(lambda _, wake: wakes.append(wake), future)
 
         prompt.set_result("reply")
         future.cancel()
-        await asyncio.sleep(0)  # the waking itself
+        wakes[0]()
 
-        assert (acted, prompt.done()) == (["reply"], True)
+        assert prompt.done()

@@ -16,7 +16,7 @@ from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
-from bullpen.queue._wire import ReplyError, Wire
+from bullpen.queue._wire import Act, Prompt, ReplyError, Wire, pack
 from bullpen.wire.scripts import Script
 
 OBSERVE_EVERY_S: Final = 0.1
@@ -51,6 +51,7 @@ class Caller:
         self.id = caller_id or new_token()
         self._door = door
         self._script = script
+        self._within_s = door.connection.command_timeout_s
         self._number = 0
 
     async def call(
@@ -75,7 +76,8 @@ class Caller:
         self._number += 1
         wire = self._door.open_wire
         if wire is not None:
-            self._door.evaluate_soon(wire, self._script, keys, make_args(self._number), reply)
+            command = ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
+            wire.send_to(reply, pack(command), within_s=self._within_s)
         return _new_flight((keys, make_args, sent_at, wire, reply))
 
     async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
@@ -120,7 +122,7 @@ class Caller:
         *,
         queue: str,
         within_s: float,
-        act: Callable[[Any], None],
+        act: Act,
     ) -> Any:
         """The next call, sent behind a blocking command on a door of its own: the server begins it by itself when the
         command is answered, which saves a round trip at the moment that counts.
@@ -140,7 +142,9 @@ class Caller:
             if door.closed:
                 raise
             await asyncio.sleep(door.reconnect_wait_s())
-        act(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
+        acted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        Prompt(act, acted).set_result(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
+        await acted
         return first
 
     async def repeat(

@@ -129,17 +129,17 @@ class Exchange:
         *,
         take: int,
         within_s: float,
-        on_reply: Callable[[ExchangeReply], None],
+        on_reply: Callable[[ExchangeReply, Callable[[], None]], None],
     ) -> Any:
         """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
 
-        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. Returns the
-        reply to the command; see `Caller.call_after` about it.
+        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. It also gets
+        a function that lets this one return the reply to the command; see `Caller.call_after` about that.
         """
 
-        def act(reply: Any) -> None:
+        def act(reply: Any, wake: Callable[[], None]) -> None:
             self.is_unanswered = False
-            on_reply(self._read(reply))
+            on_reply(self._read(reply), wake)
 
         self.is_unanswered = True
         make_args = partial(self._arguments, (), take)
@@ -221,6 +221,8 @@ class Exchange:
 
 
 def _read_codes(text: bytes) -> list[int]:
+    if not text:
+        return []
     count = (len(text) + 1) // 2
     if text == _ALL_DONE[: len(text)]:  # nearly always
         return [DONE] * count

@@ -38,7 +38,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
-from bullpen.queue._wire import FOREIGN_KEY, ONE_SLOT, Moved, Receiver, ReplyError, Wire, pack, translate
+from bullpen.queue._wire import FOREIGN_KEY, ONE_SLOT, Act, Moved, Receiver, ReplyError, Wire, pack, translate
 from bullpen.queue.checks import Facts, Verdict, judge_facts
 from bullpen.wire.keys import DEFAULT_PREFIX, hash_tag, slot
 from bullpen.wire.scripts import Script
@@ -545,7 +545,7 @@ class Door:
         args: Sequence[str | bytes | int],
         *,
         within_s: float,
-        act: Callable[[Any], None],
+        act: Act,
     ) -> tuple[Any, Any]:
         """A blocking command with a script call behind it, which the server runs by itself once the command is
         answered; `act` gets the reply of the call where it is read. Error replies are returned in place, translated; a
@@ -559,7 +559,7 @@ class Door:
         behind: Sequence[str | bytes | int | float],
         *,
         within_s: float,
-        act: Callable[[Any], None] | None = None,
+        act: Act | None = None,
     ) -> tuple[Any, Any]:
         """Two commands in one write, both answered in time. Error replies are returned in place, translated. Faster
         than `call_many`, where latency counts: one task waits, for the second reply."""

@@ -118,32 +118,35 @@ class Kept:
         self.reply = error
 
 
+Act = Callable[[Any, Callable[[], None]], None]
+"""What to do with a reply where it is read. The second argument wakes whoever waits for the reply: to be called once,
+when there is nothing more urgent to do."""
+
+
 class Prompt:
-    """A receiver that acts on a reply where it is read. Whoever waits for the reply is woken behind what the act has
-    started."""
+    """A receiver that acts on a reply where it is read. Whoever waits for the reply is woken when the act says so."""
 
-    __slots__ = ("_act", "_future", "_loop")
+    __slots__ = ("_act", "_future", "_reply")
 
-    def __init__(self, act: Callable[[Any], None], future: asyncio.Future[Any]) -> None:
-        self._act, self._future, self._loop = act, future, future.get_loop()
+    def __init__(self, act: Act, future: asyncio.Future[Any]) -> None:
+        self._act, self._future = act, future
 
     def done(self) -> bool:
         return self._future.done()
 
     def set_result(self, reply: Any, /) -> None:
+        self._reply = reply
         try:
-            self._act(reply)
+            self._act(reply, self._wake)
         except Exception as error:  # noqa: BLE001 - a bug of ours belongs to whoever waits, not to the wire
             self._future.set_exception(error)
-        else:
-            self._loop.call_soon(self._wake, reply)
 
     def set_exception(self, error: BaseException, /) -> None:
         self._future.set_exception(error)
 
-    def _wake(self, reply: Any) -> None:
+    def _wake(self) -> None:
         if not self._future.done():
-            self._future.set_result(reply)
+            self._future.set_result(self._reply)
 
 
 class Wire(asyncio.Protocol):
@@ -198,7 +201,7 @@ class Wire(asyncio.Protocol):
         self._transport.write(packed)
 
     def send_two(
-        self, packed: bytes, behind: bytes, *, within_s: float, act: Callable[[Any], None] | None = None
+        self, packed: bytes, behind: bytes, *, within_s: float, act: Act | None = None
     ) -> tuple[Kept, asyncio.Future[Any]]:
         """Two packed commands in one write; both have to be answered in time. Only the second is waited for: the first
         is answered before it, or lost with it. `act` gets the second reply where it is read."""

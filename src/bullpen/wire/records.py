@@ -75,6 +75,14 @@ class JobRecord:
             _put_data(self, json.decode(self.raw_data))
         return self._data
 
+    def decode_data(self) -> bool:
+        """Decode `data` now, for whoever reads it later. False: it is no JSON, and reading it raises."""
+        try:
+            _put_data(self, json.decode(self._fields.get(b"data") or b"{}"))
+        except NotJson:
+            return False
+        return True
+
     @property
     def raw_data(self) -> bytes:
         """The payload as stored; `{}` when there is none."""
