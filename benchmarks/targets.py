@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks import loaded
-from benchmarks.results import Results
+from benchmarks.contestants import NODE, OURS
+from benchmarks.results import Results, best
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ CONTEST = (
 )
 LIFE_AGAINST_FLOOR = 1.25
 CLIENT_US_PER_JOB = 22.0
+CLIENT_AGAINST_NODE = 0.47
+"""The bound above was set on a machine where Node needs 47 µs; this is the same on a slower or a faster one."""
 GROWTH = 0.9
 GUARDED_SHARE = 0.9
 
@@ -57,7 +60,8 @@ def judge(results: Results) -> list[Verdict]:
     return [
         *(verdict for target in CONTEST for verdict in _contest(results, target)),
         _blocking_add(results),
-        *_floor(results),
+        _floor(results),
+        *_client(results),
         _growth(results),
         *_guards(results),
         *_latencies(results),
@@ -85,26 +89,35 @@ def _blocking_add(results: Results) -> Verdict:
     return _ratio("add one by one, blocking, against the fastest blocking peer", ours, theirs, 1.0, at_least=True)
 
 
-def _floor(results: Results) -> Iterator[Verdict]:
+def _floor(results: Results) -> Verdict:
     minimal, ours = results.floor.get("minimal"), results.floor.get("ours")
-    yield _ratio(
+    return _ratio(
         "server CPU per job life, against minimal scripts",
         ("ours", ours["life"]) if ours else None,
         ("minimal", minimal["life"]) if minimal else None,
         LIFE_AGAINST_FLOOR,
         at_least=False,
     )
-    client = {
-        name: value
-        for name, value in results.client_us.get("drain_one", {}).items()
-        if name in results.of_camp("drain_one", "ours")
-    }
-    wanted = f"≤ {CLIENT_US_PER_JOB:.0f} µs"
-    if not client:
-        yield Verdict("client CPU per no-op job in a drain", "–", wanted, None)
+
+
+def _client(results: Results) -> Iterator[Verdict]:
+    title, wanted = "client CPU per no-op job in a drain", f"≤ {CLIENT_US_PER_JOB:.0f} µs"
+    ours, node = (
+        best(
+            {
+                name: value
+                for name, value in results.client_us.get("drain_one", {}).items()
+                if name in results.of_camp("drain_one", camp)
+            },
+            more_is_better=False,
+        )
+        for camp in (OURS, NODE)
+    )
+    if ours is None:
+        yield Verdict(title, "–", wanted, None)
     else:
-        least = min(client.values())
-        yield Verdict("client CPU per no-op job in a drain", f"{least:.1f} µs", wanted, least <= CLIENT_US_PER_JOB)
+        yield Verdict(title, f"{ours[1]:.1f} µs", wanted, ours[1] <= CLIENT_US_PER_JOB)
+    yield _ratio(f"{title}, against Node", ours, node, CLIENT_AGAINST_NODE, at_least=False)
 
 
 def _growth(results: Results) -> Verdict:

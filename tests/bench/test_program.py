@@ -117,13 +117,15 @@ class TestJudging:
         assert verdict(found, "drain with 1,000,000 more waiting").holds is True
 
     def test_server_and_client_time_and_the_limits_under_load(self) -> None:
-        found = results(drain_one={"us": 1.0})
+        found = results(drain_one={"us": 1.0, "node": 1.0})
         found.floor = {"minimal": {"life": 20.0}, "ours": {"life": 25.1}}
-        found.client_us = {"drain_one": {"us": 21.9, "peer": 1.0}}
+        found.client_us = {"drain_one": {"us": 21.9, "node": 46.0, "peer": 1.0}}
         found.loaded = {"read_job": {"p50": 0.1, "p99": 9.9}, "take_lock": {"p50": 0.1, "p99": 5.0}}
 
         assert verdict(found, "server CPU per job life").holds is False
         assert verdict(found, "client CPU").found == "21.9 µs"
+        against_node = verdict(found, "client CPU per no-op job in a drain, against Node")
+        assert (against_node.found, against_node.holds) == ("0.48x", False)
         assert verdict(found, "read a job").holds is True
         assert verdict(found, "take a job").holds is False
 

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 import hiredis
@@ -197,7 +198,7 @@ class Wire(asyncio.Protocol):
         if self.broken or self._transport is None:
             receiver.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
             return
-        self._waiting.append((receiver, self._loop.time() + within_s))
+        self._waiting.append((receiver, monotonic() + within_s))
         self._transport.write(packed)
 
     def send_two(
@@ -207,7 +208,7 @@ class Wire(asyncio.Protocol):
         is answered before it, or lost with it. `act` gets the second reply where it is read."""
         first = Kept()
         if not self.broken:
-            self._waiting.append((first, self._loop.time() + within_s))
+            self._waiting.append((first, monotonic() + within_s))
         future: asyncio.Future[Any] = self._loop.create_future()
         self.send_to(future if act is None else Prompt(act, future), packed + behind, within_s=within_s)
         return first, future
@@ -243,7 +244,7 @@ class Wire(asyncio.Protocol):
                 future.set_exception(ConnectionLost(why))
 
     def _look_for_silence(self) -> None:
-        if self._waiting and self._loop.time() > self._waiting[0][1]:
+        if self._waiting and monotonic() > self._waiting[0][1]:
             self.close(f"{self.endpoint} did not answer in time")
         elif self._is_retired and not self._waiting:
             self.close()
