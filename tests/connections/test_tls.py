@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from bullpen import sync
 from bullpen.errors import ServerRefused
-from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue import Connection, Queue, Worker, _watch
 from bullpen.testing import RedisServer, free_port, need
 from tests.queue._kit import Gate, echo, nothing, soon
 
@@ -90,6 +91,16 @@ async def round_trip(connection: str) -> Any:
 
 async def test_a_certificate_of_a_known_authority_is_trusted(url: str, pki: Pki) -> None:
     assert await round_trip(f"{url}?ca={pki.ca}") == {"to": "ada"}
+
+
+def test_adds_in_a_row_over_tls_never_watch(url: str, pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a blocking TLS socket holds back cannot be asked for without sleeping."""
+    monkeypatch.setattr(_watch, "WORTH_IT", float("inf"))
+    monkeypatch.setattr(_watch, "IN_A_ROW_S", 60.0)
+    with sync.Queue("row", connection=f"{url}?ca={pki.ca}") as queue:
+        for _ in range(3 * _watch.TRIED):
+            queue.add("mail")
+        assert queue.counts().waiting == 3 * _watch.TRIED
 
 
 async def test_a_certificate_of_nobody_we_know_is_refused_at_once(url: str) -> None:

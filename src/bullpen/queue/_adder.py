@@ -39,6 +39,7 @@ from bullpen.queue._packing import (
     size_of,
 )
 from bullpen.queue._redis import Door
+from bullpen.queue._watch import Watch
 from bullpen.queue._wire import Wire, pack
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.job import Added, BlockedBy, Job, JobState, new_mark
@@ -213,6 +214,7 @@ class Adder:
         self._is_exclusive = False  # the call in flight is one that no other may overtake
         self._is_planned = False
         self._alone = 0  # how many usual calls in a row held one job
+        self._watch = Watch()
         self._observe_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._when_idle: asyncio.Future[None] | None = None
@@ -358,6 +360,8 @@ class Adder:
         try:
             command = command_for_one(packed, self._names[caller.id][0], self._base, caller.next_number(), self._clock)
             wire.send_to(call, pack(command), within_s=self._within_s)
+            if until := self._watch.begin(call.sent_at):
+                wire.stay_awake(until)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
             self._let_go(call)
             _fail(future, error)
@@ -380,6 +384,8 @@ class Adder:
             self._flush()
         try:
             stored = read_stored(reply)
+            now = time.monotonic()
+            self._watch.end(now)
             if stored.taken:
                 self._hand_out(call.as_batch(), reply, is_late=False)
                 return
@@ -390,7 +396,6 @@ class Adder:
             job = Job(self._actions, stored.record(call.packed))
             if mark is not None:
                 job.mark = mark
-            now = time.monotonic()
             if now >= self._observe_at:
                 self._observe(stored.now, call.sent_at, now)
             if not call.future.done():

@@ -13,12 +13,14 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Any, Final
 
 from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue._address import Command, Endpoint
 from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
 from bullpen.queue._redis import Connection
+from bullpen.queue._watch import NEVER
 from bullpen.queue._wire import NOT_YET, ReplyError, new_reader, pack, translate
 from bullpen.wire.scripts import Script
 
@@ -37,6 +39,7 @@ class BlockingWire:
         self._timeout_s = command_timeout_s
         self._reader = new_reader()
         self._socket = _connect(endpoint, connect_timeout_s)
+        self._may_watch = _has_limit_by_kernel(self._socket) and hasattr(socket, "MSG_DONTWAIT")
         try:
             _limit(self._socket, connect_timeout_s)
             for reply in self._converse((*endpoint.greeting(None), ("PING",))):
@@ -66,9 +69,10 @@ class BlockingWire:
         """One script call. A server that has forgotten the script gets its text; it then ran exactly once."""
         return self.run_script(script, ("EVALSHA", script.sha1, len(keys), *keys, *args))
 
-    def run_script(self, script: Script, command: tuple[Any, ...]) -> Any:
-        """The same with the whole command, an EVALSHA of this script."""
-        reply = self._ask(pack(command))
+    def run_script(self, script: Script, command: tuple[Any, ...], *, watch_until: float = NEVER) -> Any:
+        """The same with the whole command, an EVALSHA of this script. The answer is watched for until then, before we
+        sleep until it comes."""
+        reply = self._ask(pack(command), watch_until)
         if type(reply) is ReplyError:
             if str(reply).startswith("NOSCRIPT"):
                 return self.call("EVAL", script.body, *command[2:])
@@ -87,7 +91,7 @@ class BlockingWire:
         packed = [pack(tuple(command)) for command in commands]
         return [self._ask(b"" if at else b"".join(packed)) for at in range(len(packed))]
 
-    def _ask(self, packed: bytes) -> Any:
+    def _ask(self, packed: bytes, watch_until: float = NEVER) -> Any:
         """Write this, if anything, and read the next reply."""
         reader = self._reader
         try:
@@ -96,7 +100,11 @@ class BlockingWire:
             reply = reader.gets()
             room = _SHORT
             while reply is NOT_YET:
-                data = self._socket.recv(room)
+                data = None
+                if watch_until != NEVER and self._may_watch:
+                    data = self._watch(room, watch_until)
+                if data is None:
+                    data = self._socket.recv(room)
                 if not data:
                     raise ConnectionLost(f"{self.endpoint}: closed by the server")
                 reader.feed(data)
@@ -115,6 +123,16 @@ class BlockingWire:
         except BaseException:
             self.close()
             raise
+
+    def _watch(self, room: int, until: float) -> bytes | None:
+        """What comes until then; None: nothing did."""
+        receive = self._socket.recv
+        while True:
+            try:
+                return receive(room, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if monotonic() >= until:
+                    return None
 
     @staticmethod
     def _refusal(error: ReplyError) -> Exception:
@@ -188,7 +206,7 @@ def _limit(open_socket: socket.socket, seconds: float) -> None:
     By the kernel where that is possible: with Python's own limit each read costs a second system call, which asks
     whether there is something to read.
     """
-    if isinstance(open_socket, ssl.SSLSocket) or not hasattr(socket, "SO_RCVTIMEO"):
+    if not _has_limit_by_kernel(open_socket):
         open_socket.settimeout(seconds)
         return
     open_socket.settimeout(None)
@@ -196,3 +214,7 @@ def _limit(open_socket: socket.socket, seconds: float) -> None:
     limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1_000_000)))
     open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _has_limit_by_kernel(open_socket: socket.socket) -> bool:
+    return not isinstance(open_socket, ssl.SSLSocket) and hasattr(socket, "SO_RCVTIMEO")

@@ -162,6 +162,7 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[tuple[Receiver, float]] = deque()
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._awake_until, self._is_awake = 0.0, False
         self._is_retired = False
         self.broken = False
         self.why_broken = ""
@@ -200,6 +201,20 @@ class Wire(asyncio.Protocol):
             return
         self._waiting.append((receiver, monotonic() + within_s))
         self._transport.write(packed)
+
+    def stay_awake(self, until: float) -> None:
+        """Keep the loop from sleeping while an answer is missing, until then at the longest. Whatever else the loop has
+        to do is done as ever."""
+        self._awake_until = until
+        if not self._is_awake:
+            self._is_awake = True
+            self._loop.call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        if self._waiting and monotonic() < self._awake_until:
+            self._loop.call_soon(self._look_again)  # with something to do, a loop asks for news without waiting
+        else:
+            self._is_awake = False
 
     def send_two(
         self, packed: bytes, behind: bytes, *, within_s: float, act: Act | None = None

@@ -55,6 +55,7 @@ from bullpen.queue._packing import (
     read_stored,
 )
 from bullpen.queue._redis import Connection
+from bullpen.queue._watch import Watch
 from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
 from bullpen.queue.queue import JobCounts
 from bullpen.wire.keys import QueueKeys
@@ -147,6 +148,7 @@ class Queue:
         self._pid = os.getpid()
         self._caller_id, self._number = new_token(), 0
         self._wire: BlockingWire | None = None
+        self._watch = Watch()
         self._add_keys = add_keys(self._keys, self._caller_id)
 
     @property
@@ -164,7 +166,9 @@ class Queue:
             self._ready()
             self._number += 1
             command = command_for_one(job, self._add_keys[0], self._keys.base, self._number)
-            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command))
+            until = self._watch.begin(time.monotonic())
+            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until))
+            self._watch.end(time.monotonic())
         stored = read_stored(reply)
         return self._stored_jobs(stored, (job,))[0] if stored.taken else Job(self, stored.record(job))
 
