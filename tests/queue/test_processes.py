@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import BullpenError, InvalidOption
 from bullpen.queue import Job, Worker
+from bullpen.queue._child import run_plainly
 from bullpen.testing import Child
 from bullpen.testing.killer import wait_until_gone
 from tests.queue import _process_handlers as handlers
@@ -68,6 +72,70 @@ class TestResults:
         assert stored.reported_progress == {"message": "half way"}
         assert await stored.logs() == ["first", "second"]
         assert stored.data == {"changed": True}
+
+
+class TestPlainFunctions:
+    """A `def` handler runs in the child's main thread, and no loop serves it."""
+
+    async def _results(self, kit: Kit, handler: Callable[[Job], Any], data: Sequence[Any]) -> list[Any]:
+        """The value of each job, run one after the other in one child."""
+        jobs = [await kit.queue().add("plain", item, attempts=1) for item in data]
+        await kit.drain(handler, len(data), processes=True)
+        stored = [await kit.queue().get_job(job.id) for job in jobs]
+        assert [job.failed_reason for job in stored if job] == [None] * len(data)
+        return [job.return_value for job in stored if job]
+
+    @pytest.mark.requirement("W-86")
+    async def test_it_has_the_main_thread_and_a_context_of_its_own(self, kit: Kit) -> None:
+        results = await self._results(kit, handlers.environment, [None, None])
+
+        assert results == [{"is_main": True, "left": ""}] * 2
+
+    @pytest.mark.requirement("W-86")
+    async def test_threads_that_it_starts_may_use_the_job(self, kit: Kit) -> None:
+        job = await kit.queue().add("report")
+
+        await kit.drain(handlers.reporting_from_threads, 1, processes=True)
+
+        stored = await kit.queue().get_job(job.id)
+        assert stored is not None
+        assert sorted(await stored.logs()) == sorted(f"line {number}" for number in range(20))
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_thread_that_outlives_the_job_is_refused(self, kit: Kit) -> None:
+        """Its question would take the answer for the next job's."""
+        results = await self._results(
+            kit, handlers.leaving_a_thread, [{"is_first": True}, {"is_first": False}, {"is_first": False}]
+        )
+
+        assert results[0] == []
+        assert results[1] == results[2] == ["the job has ended; its handler left a thread behind that still uses it"]
+
+    def test_what_would_wait_for_a_loop_is_refused(self) -> None:
+        """There is none, and the handler would stand still for ever."""
+
+        async def sleep() -> None:
+            await asyncio.sleep(0)
+
+        with pytest.raises(BullpenError, match="needs an event loop"):
+            run_plainly(sleep())
+
+    @pytest.mark.requirement("W-86")
+    async def test_data_and_values_of_any_size_pass(self, kit: Kit) -> None:
+        """Also what does not come in one piece."""
+        data = [{"text": "x" * size} for size in (0, 65_000, 3_000_000)]
+
+        assert await self._results(kit, handlers.echoing, data) == data
+
+    @pytest.mark.requirement("W-86", "X-29")
+    @pytest.mark.parametrize(
+        ("handler", "value"), [(handlers.interrupted, "False"), (handlers.interrupted_async, "went on")]
+    )
+    async def test_signals_for_the_group_are_left_to_the_parent(
+        self, kit: Kit, handler: Callable[[Job], Any], value: str
+    ) -> None:
+        """Ctrl-C reaches all processes of a terminal; a graceful close must not cost the running jobs an attempt."""
+        assert await self._results(kit, handler, [None]) == [value]
 
 
 class TestFailures:

@@ -2,22 +2,25 @@
 
 Started by `_processes`; its arguments are the numbers of two inherited files, a socket and a pipe. In: messages on
 the socket, first where the handler is, then jobs. Out: progress, logs and one result per job. Messages are
-MessagePack behind a length; nothing is ever pickled. The life pipe is held open by the parent alone: when it ends,
-however the parent died, so does this process at once.
+MessagePack behind a length; nothing is ever pickled. An `async def` handler runs on an event loop, a plain one in the
+main thread and without a loop: half the processor time per job. The life pipe is held open by the parent alone: when
+it ends, however the parent died, so does this process at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import os
 import runpy
+import signal
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Final
 
@@ -34,7 +37,7 @@ from bullpen.errors import (
     PayloadTooLarge,
     RateLimited,
 )
-from bullpen.queue._execute import is_async, run_async, run_thread
+from bullpen.queue._execute import Handler, is_async, run_async, run_plain
 from bullpen.queue.job import Job, JobState, Mark
 from bullpen.wire.records import JobRecord
 
@@ -53,33 +56,40 @@ def frame(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class ParentActions:
+class EndOfMessages(Exception):
+    """The other side is gone."""
+
+
+def receive(link: socket.socket) -> dict[str, Any]:
+    """One message, blocking; raises EndOfMessages."""
+    (length,) = _LENGTH.unpack(_receive_exactly(link, _LENGTH.size))
+    message: dict[str, Any] = msgspec.msgpack.decode(_receive_exactly(link, length))
+    return message
+
+
+def _receive_exactly(link: socket.socket, size: int) -> bytes:
+    received = link.recv(size)
+    while len(received) < size:
+        more = link.recv(size - len(received))
+        if not more:
+            raise EndOfMessages
+        received += more
+    return received
+
+
+class ParentActions(ABC):
     """What a job in a child can do: it asks the parent."""
 
-    def __init__(self, queue: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, queue: str) -> None:
         self._queue = queue
-        self._writer = writer
-        self._number = 0
-        self._answers: dict[int, asyncio.Future[Any]] = {}
 
     @property
     def name(self) -> str:
         return self._queue
 
-    def answer(self, message: dict[str, Any]) -> None:
-        future = self._answers.pop(message["number"], None)
-        if future is not None and not future.done():
-            if message["error"] is None:
-                future.set_result(message["value"])
-            else:
-                future.set_exception(BullpenError(message["error"]))
-
+    @abstractmethod
     async def _ask(self, action: str, *args: Any) -> Any:
-        self._number += 1
-        future = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        self._writer.write(frame({"kind": "ask", "number": self._number, "action": action, "args": args}))
-        await self._writer.drain()
-        return await future
+        """Have the parent do this, and return its answer."""
 
     async def update_progress(self, job_id: str, progress: bytes) -> None:
         await self._ask("update_progress", job_id, progress)
@@ -103,7 +113,73 @@ class ParentActions:
         raise BullpenError("a handler cannot wait for its own result")
 
 
-def find_handler(setup: dict[str, Any]) -> Callable[[Job], Any]:
+class LoopActions(ParentActions):
+    """Asked on the loop, which reads the answers."""
+
+    def __init__(self, queue: str, writer: asyncio.StreamWriter) -> None:
+        super().__init__(queue)
+        self._writer = writer
+        self._number = 0
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+
+    def answer(self, message: dict[str, Any]) -> None:
+        future = self._answers.pop(message["number"], None)
+        if future is not None and not future.done():
+            if message["error"] is None:
+                future.set_result(message["value"])
+            else:
+                future.set_exception(BullpenError(message["error"]))
+
+    async def _ask(self, action: str, *args: Any) -> Any:
+        self._number += 1
+        future = self._answers[self._number] = asyncio.get_running_loop().create_future()
+        self._writer.write(_question(self._number, action, args))
+        await self._writer.drain()
+        return await future
+
+
+class PlainActions(ParentActions):
+    """Asked by a plain function or by threads that it started, one at a time, while its job runs."""
+
+    def __init__(self, queue: str, link: socket.socket) -> None:
+        super().__init__(queue)
+        self._link = link
+        self._lock = threading.Lock()
+        self._has_ended = False
+
+    async def _ask(self, action: str, *args: Any) -> Any:
+        """Blocks, and never awaits anything: see `run_plainly`."""
+        with self._lock:
+            if self._has_ended:
+                raise BullpenError("the job has ended; its handler left a thread behind that still uses it")
+            self._link.sendall(_question(0, action, args))
+            message = receive(self._link)
+        if message["error"] is not None:
+            raise BullpenError(message["error"])
+        return message["value"]
+
+    def end(self, message: dict[str, Any]) -> None:
+        """Tell the job's result. From now on nothing may be asked: what the parent sends next is another job."""
+        with self._lock:
+            self._has_ended = True
+            self._link.sendall(frame(message))
+
+
+def _question(number: int, action: str, args: tuple[Any, ...]) -> bytes:
+    return frame({"kind": "ask", "number": number, "action": action, "args": args})
+
+
+def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never awaits anything that takes time."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise BullpenError("this needs an event loop: make the handler an `async def`")
+
+
+def find_handler(setup: dict[str, Any]) -> Handler:
     """Import the handler by where the parent found it; never by anything that stands in a job."""
     sys.path[:] = setup["path"]
     if setup["main"]:
@@ -114,7 +190,7 @@ def find_handler(setup: dict[str, Any]) -> Callable[[Job], Any]:
         found, rest = importlib.import_module(setup["module"]), setup["name"].split(".")
     for part in rest:
         found = getattr(found, part)
-    handler: Callable[[Job], Any] = found
+    handler: Handler = found
     return handler
 
 
@@ -152,40 +228,58 @@ def _die_with_parent(life_fd: int) -> None:
     os._exit(70)
 
 
-async def _serve(socket_fd: int) -> None:
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=socket_fd))
-    try:
-        handler = find_handler(await read_message(reader))
-    except Exception as error:  # noqa: BLE001 - user code of the module's top level
-        writer.write(frame({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"}))
-        await writer.drain()
-        return
-    threads = ThreadPoolExecutor(1)
-    writer.write(frame({"kind": "ready"}))
+async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
+    reader, writer = await asyncio.open_connection(sock=link)
     running: set[asyncio.Task[None]] = set()  # held here, or the loop might forget it; never more than one
-    actions: ParentActions | None = None
+    actions: LoopActions | None = None
 
     async def run(job: Job) -> None:
-        result = await (run_async(handler, job, None) if is_async(handler) else run_thread(threads, handler, job, None))
-        writer.write(frame(_result_message(result)))
+        writer.write(frame(_result_message(await run_async(handler, job, None))))
         await writer.drain()
 
     while True:
         message = await read_message(reader)
         if message["kind"] == "run":
-            actions = ParentActions(message["queue"], writer)
-            record = JobRecord(message["id"], {name.encode(): value for name, value in message["fields"].items()})
-            task = asyncio.create_task(run(Job(actions, record)))
+            actions = LoopActions(message["queue"], writer)
+            task = asyncio.create_task(run(_job(actions, message)))
             running.add(task)
             task.add_done_callback(running.discard)
         elif message["kind"] == "answer" and actions is not None:
             actions.answer(message)
 
 
+def _serve_plainly(link: socket.socket, handler: Handler) -> None:
+    while True:
+        message = receive(link)
+        actions = PlainActions(message["queue"], link)
+        job = _job(actions, message)
+        job.bind(run_plainly)
+        # A context of its own for each job, as every task of a loop has one.
+        actions.end(_result_message(contextvars.copy_context().run(run_plain, handler, job)))
+
+
+def _job(actions: ParentActions, message: dict[str, Any]) -> Job:
+    return Job(actions, JobRecord(message["id"], {name.encode(): value for name, value in message["fields"].items()}))
+
+
 def main() -> None:
     socket_fd, life_fd = (int(text) for text in sys.argv[1:3])
+    # Ctrl-C and a stopped service reach all processes of a group. Whether a job may end is the parent's decision, and
+    # no child outlives it. (Not ignored: what is ignored stays so in programs that a handler starts.)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_die_with_parent, args=(life_fd,), daemon=True).start()
+    link = socket.socket(fileno=socket_fd)
     try:
-        asyncio.run(_serve(socket_fd))
-    except asyncio.IncompleteReadError:
-        os._exit(0)  # the parent closed the socket; a thread that still runs a handler must not hold us
+        handler = find_handler(receive(link))
+    except Exception as error:  # noqa: BLE001 - user code of the module's top level
+        link.sendall(frame({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"}))
+        return
+    link.sendall(frame({"kind": "ready"}))
+    try:
+        if is_async(handler):
+            asyncio.run(_serve_on_loop(link, handler))
+        else:
+            _serve_plainly(link, handler)
+    except (EndOfMessages, OSError, asyncio.IncompleteReadError):
+        os._exit(0)  # the parent closed the socket; a thread that a handler left must not hold us

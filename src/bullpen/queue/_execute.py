@@ -63,9 +63,9 @@ async def run_thread(threads: ThreadPoolExecutor, handler: Handler, job: Job, ti
     """In a thread, which nobody can kill: when time is up `job.cancelled` is set and the slot stays taken until it
     returns."""
     loop = asyncio.get_running_loop()
-    job.bind_loop(loop)
+    job.bind(lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result())
     context = contextvars.copy_context()
-    call = loop.run_in_executor(threads, partial(context.run, _call, handler, job))
+    call = loop.run_in_executor(threads, partial(context.run, run_plain, handler, job))
     if timeout_s is not None:
         timer = loop.call_later(timeout_s, setattr, job, "cancelled", True)
         call.add_done_callback(lambda _: timer.cancel())
@@ -82,7 +82,8 @@ async def run_thread(threads: ThreadPoolExecutor, handler: Handler, job: Job, ti
     return result
 
 
-def _call(handler: Handler, job: Job) -> Result:
+def run_plain(handler: Handler, job: Job) -> Result:
+    """A plain function, in this thread."""
     try:
         value = handler(job)
         if inspect.isawaitable(value):

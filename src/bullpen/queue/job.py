@@ -7,8 +7,7 @@ them (`worker`), what the fields mean (`bullpen.wire.records`).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -94,13 +93,16 @@ class JobActions(Protocol):
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
 
 
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Waits for a coroutine, from where nothing can be awaited, and returns what it returned."""
+
 _UNSET: Final = {
     "added": Added.CREATED,
     "blocked_by": None,
     "cancelled": False,
     "durability": "memory",
     "mark": None,
-    "_loop": None,
+    "_run": None,
 }
 
 
@@ -112,7 +114,7 @@ class Job:
 
     __slots__ = (
         "_actions",
-        "_loop",
+        "_run",
         "added",
         "blocked_by",
         "cancelled",
@@ -142,7 +144,7 @@ class Job:
     where its fields are at hand, because nearly all jobs are."""
     mark: Mark | None
     """Of a job that was added here while results were listened to."""
-    _loop: asyncio.AbstractEventLoop | None
+    _run: RunCoroutine | None
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
         self._actions = actions
@@ -300,27 +302,29 @@ class Job:
 
     @property
     def sync(self) -> SyncJob:
-        """The same actions for handlers that run in a thread."""
-        if self._loop is None:
+        """The same actions for handlers that are plain functions."""
+        if self._run is None:
             raise BullpenError("job.sync is for `def` handlers of a Worker; elsewhere await the job's own methods")
-        return SyncJob(self, self._loop)
+        return SyncJob(self, self._run)
 
-    def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called by the worker before a thread gets the job."""
-        self._loop = loop
+    def bind(self, run: RunCoroutine) -> None:
+        """Called before a plain function gets the job: how it has a coroutine run."""
+        self._run = run
 
 
 class SyncJob:
-    """A job's actions, blocking. Only from a handler's thread: on the event loop it would wait for itself."""
+    """A job's actions, blocking. Only from a handler that is a plain function: on the event loop it would wait for
+    itself."""
 
-    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        self._job, self._loop = job, loop
+    def __init__(self, job: Job, run: RunCoroutine) -> None:
+        self._job, self._run = job, run
 
     def progress(self, value: int | dict[str, Any] | str | float | bool) -> None:
-        asyncio.run_coroutine_threadsafe(self._job.progress(value), self._loop).result()
+        self._run(self._job.progress(value))
 
     def log(self, line: str) -> int:
-        return asyncio.run_coroutine_threadsafe(self._job.log(line), self._loop).result()
+        kept: int = self._run(self._job.log(line))
+        return kept
 
     def update_data(self, data: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._job.update_data(data), self._loop).result()
+        self._run(self._job.update_data(data))
