@@ -599,6 +599,25 @@ async def test_a_rate_limit_holds_over_all_senders(make_messages: MakeMessages, 
     assert len(provider.delivered) == 11
 
 
+async def test_two_senders_may_be_the_first_on_a_channel(
+    make_messages: MakeMessages, both_ledgers: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two looks of one the other opens the limit: there is room, so nothing goes back to the broker."""
+    provider = Provider()
+    messages = make_messages(provider, ledger=both_ledgers, rate_limit=RateLimit(10, 1_000))
+    first, second = await queued(messages, both_ledgers, count=2)
+    sender = sender_of(messages)
+    await sender.handle(order_for(first))
+    statements = sender._store.sql
+    whole = statements.reserve
+    looks = iter([whole.replace("WHERE", "WHERE 1 = 0 AND")])  # as it is seen before the other has written it
+    monkeypatch.setattr(type(statements), "reserve", property(lambda _: next(looks, whole)))
+
+    await sender.handle(order_for(second))
+
+    assert len(provider.delivered) == 2
+
+
 async def test_what_would_wait_long_for_its_slot_goes_back_to_the_broker(
     make_messages: MakeMessages, ledger: Ledger, told: Told
 ) -> None:

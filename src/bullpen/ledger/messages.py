@@ -229,7 +229,8 @@ class SqlMessages:
             if row is None:
                 await connection.execute(sa.text(self.sql.open_limit), {"rows": encode_rows([{"channel": channel}])})
                 return 0, 0
-            return 0, max(1, (_instant(row.free_at) - _instant(row.now_at)) // _MS - most_ms)
+            # 0 also when another process has opened the limit since our first look: it is worth asking again at once.
+            return 0, max(0, (_instant(row.free_at) - _instant(row.now_at)) // _MS - most_ms)
 
     # ---- looking after ------------------------------------------------------------------------------------------
 

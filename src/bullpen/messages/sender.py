@@ -360,7 +360,7 @@ class Sender:
         if route.rate_limit is None:
             return
         is_granted, ms = await self._slots.submit(None, row.channel)
-        if not is_granted and ms == 0:  # the first ever on this channel
+        if not is_granted and ms == 0:  # the first ever on this channel, or one of them
             is_granted, ms = await self._slots.submit(None, row.channel)
         if not is_granted:
             telemetry.emit("messages.limited", **_ids(row), ms=ms)
