@@ -118,6 +118,8 @@ def test_the_first_user_starts_a_private_server(directory: Path) -> None:
             assert client.config_get("appendonly")["appendonly"] == "yes"
             assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
             assert client.config_get("port")["port"] == "0"
+            client.hset("job", mapping={"data": "x" * 512})
+            assert client.object("encoding", "job") == b"listpack"  # not a table, which takes much more memory
         pid = _pid(directory)
     assert repr(server) == f"<EmbeddedServer {directory}, released>"
     wait_until_gone(pid)
