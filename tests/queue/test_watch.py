@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
@@ -127,43 +129,42 @@ def run_spied(scenario: Any, *args: Any) -> None:
         runner.run(scenario(sleeps, *args))
 
 
+@asynccontextmanager
+async def asked() -> AsyncIterator[tuple[Wire, asyncio.Future[Any], Callable[[float], object]]]:
+    """A wire that has asked something, what it waits for, and a function that has it answered after so long."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, wire = await loop.create_unix_connection(lambda: Wire(Endpoint(path="pair")), sock=ours)
+        yield wire, wire.send(b"PING", within_s=60), lambda after_s: loop.call_later(after_s, theirs.send, b"+PONG\r\n")
+        wire.close()
+
+
 class TestLoop:
     def test_a_wire_keeps_the_loop_awake_while_an_answer_is_missing(self) -> None:
         async def scenario(sleeps: Sleeps) -> None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                _, wire = await asyncio.get_running_loop().create_unix_connection(
-                    lambda: Wire(Endpoint(path="pair")), sock=ours
-                )
-                answer = wire.send(b"PING", within_s=60)
-                asyncio.get_running_loop().call_later(0.05, theirs.send, b"+PONG\r\n")
+            async with asked() as (wire, reply, answer):
+                answer(0.05)
                 sleeps.forget()
                 wire.stay_awake(monotonic() + 60)
-                assert await answer == b"PONG"
+                assert await reply == b"PONG"
                 assert (sleeps.slept, sleeps.looked > 50) == (0, True)
                 sleeps.forget()
                 await asyncio.sleep(0.01)
                 assert (sleeps.slept > 0, sleeps.looked < 5) == (True, True)
-                wire.close()
 
         run_spied(scenario)
 
     def test_it_may_sleep_when_the_time_is_over(self) -> None:
         async def scenario(sleeps: Sleeps) -> None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                _, wire = await asyncio.get_running_loop().create_unix_connection(
-                    lambda: Wire(Endpoint(path="pair")), sock=ours
-                )
-                answer = wire.send(b"PING", within_s=60)
+            async with asked() as (wire, reply, answer):
                 wire.stay_awake(monotonic() + 0.005)
                 wire.stay_awake(monotonic() + 0.010)  # one watch, however often it is asked for
                 await asyncio.sleep(0.015)
                 sleeps.forget()
-                asyncio.get_running_loop().call_later(0.02, theirs.send, b"+PONG\r\n")
-                assert await answer == b"PONG"
+                answer(0.02)
+                assert await reply == b"PONG"
                 assert (sleeps.slept > 0, sleeps.looked < 5) == (True, True)
-                wire.close()
 
         run_spied(scenario)
 
