@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError, NotConfigured
 from bullpen.ledger import Ledger
+from bullpen.ledger.database import prepare_sqlite
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
 from tests.databases import MakeLedger, item
@@ -137,6 +141,24 @@ async def test_sqlite_is_durable_and_does_not_wait_for_readers(sqlite_url: str, 
         }
 
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5_000, "foreign_keys": 1}
+
+
+def test_a_new_sqlite_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    """As the processes of one program do at its first start. One in twenty such starts failed."""
+    together = threading.Barrier(6)
+
+    def use(engine: sa.Engine) -> None:
+        together.wait(10)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS once (id)")
+        engine.dispose()
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(60):
+            engines = [sa.create_engine(f"sqlite:///{tmp_path}/{number}.sqlite3") for _ in range(6)]
+            for engine in engines:
+                prepare_sqlite(engine)
+            list(pool.map(use, engines))  # raises what one of them raised
 
 
 async def test_statements_can_be_left_unprepared_behind_a_pooler(postgres_url: str, make_ledger: MakeLedger) -> None:

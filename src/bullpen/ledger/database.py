@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,7 +240,9 @@ def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS
     def on_connect(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves; the module's own habit is to guess
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={busy_timeout_ms}", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA busy_timeout={busy_timeout_ms}")
+        _use_wal(cursor, time.monotonic() + busy_timeout_ms / 1000)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -249,6 +252,19 @@ def prepare_sqlite(engine: sa.Engine, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS
 
     sa.event.listen(engine, "connect", on_connect)
     sa.event.listen(engine, "begin", on_begin)
+
+
+def _use_wal(cursor: Any, give_up_at: float) -> None:
+    """Switch the file to WAL, if nobody has yet. Where several do so at once, SQLite refuses all but one without
+    waiting, whatever its timeout says."""
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.005)
 
 
 def _make_directory_of(engine: sa.Engine, file: Path) -> None:
