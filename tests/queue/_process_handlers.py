@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -99,6 +100,17 @@ def interrupted(job: Job) -> str:
 ASK_FOR_SIGNALS = (
     "import signal; print(signal.SIG_IGN in (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))"
 )
+
+
+def stopping_a_fork(job: Job) -> int | None:
+    """As a pool of `multiprocessing` ends its processes."""
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork.start()
+    fork.terminate()
+    fork.join(10)
+    code = fork.exitcode
+    fork.kill()
+    return code
 
 
 async def interrupted_async(job: Job) -> str:

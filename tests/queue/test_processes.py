@@ -137,6 +137,11 @@ class TestPlainFunctions:
         """Ctrl-C reaches all processes of a terminal; a graceful close must not cost the running jobs an attempt."""
         assert await self._results(kit, handler, [None]) == [value]
 
+    @pytest.mark.requirement("W-86")
+    async def test_what_a_handler_forks_can_be_stopped(self, kit: Kit) -> None:
+        """A pool of processes ends with SIGTERM; one that does nothing then would never end."""
+        assert await self._results(kit, handlers.stopping_a_fork, [None]) == [-15]
+
 
 class TestFailures:
     async def _fail(self, kit: Kit, how: str, **options: object) -> Job:

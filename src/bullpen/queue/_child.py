@@ -228,6 +228,33 @@ def _die_with_parent(life_fd: int) -> None:
     os._exit(70)
 
 
+def _leave_signals_to_parent() -> None:
+    """Ctrl-C and a stopped service reach all processes of a group. Whether a job may end is the parent's decision, and
+    no child outlives it. What a handler starts obeys signals as ever: a program, since they are not ignored here, and
+    a fork, which gets back what was there before; until it has, they wait."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    masks = threading.local()
+
+    def do_nothing(number: int, frame: object) -> None:
+        pass
+
+    def hold_back() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, before)
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def give_back() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is do_nothing:
+                signal.signal(number, handler)
+        let_go()
+
+    for number in before:
+        signal.signal(number, do_nothing)
+    os.register_at_fork(before=hold_back, after_in_parent=let_go, after_in_child=give_back)
+
+
 async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     running: set[asyncio.Task[None]] = set()  # held here, or the loop might forget it; never more than one
@@ -264,10 +291,7 @@ def _job(actions: ParentActions, message: dict[str, Any]) -> Job:
 
 def main() -> None:
     socket_fd, life_fd = (int(text) for text in sys.argv[1:3])
-    # Ctrl-C and a stopped service reach all processes of a group. Whether a job may end is the parent's decision, and
-    # no child outlives it. (Not ignored: what is ignored stays so in programs that a handler starts.)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    _leave_signals_to_parent()
     threading.Thread(target=_die_with_parent, args=(life_fd,), daemon=True).start()
     link = socket.socket(fileno=socket_fd)
     try:
