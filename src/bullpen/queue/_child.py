@@ -1,10 +1,10 @@
 """The child process that runs handlers for a worker with `processes=True`.
 
 Started by `_processes`; its arguments are the numbers of two inherited files, a socket and a pipe. In: messages on
-the socket, first where the handler is, then jobs. Out: progress, logs and one result per job. Messages are
-MessagePack behind a length; nothing is ever pickled. An `async def` handler runs on an event loop, a plain one in the
-main thread and without a loop: half the processor time per job. The life pipe is held open by the parent alone: when
-it ends, however the parent died, so does this process at once.
+the socket, first where the handler is, then jobs. Out: progress, logs and one result per job. An `async def` handler
+runs on an event loop, a plain one in the main thread and without a loop: half the processor time per job. The life pipe
+is held open by the parent alone: when it ends, however the parent died, so does this process at once. Elsewhere: how
+messages get through (`_messages`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import os
 import runpy
 import signal
 import socket
-import struct
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from bullpen._kernel import json
 from bullpen._kernel.outcome import Raised, Result, describe
@@ -38,43 +35,9 @@ from bullpen.errors import (
     RateLimited,
 )
 from bullpen.queue._execute import Handler, is_async, run_async, run_plain
+from bullpen.queue._messages import BlockingLink, EndOfMessages, LoopLink, Message
 from bullpen.queue.job import Job, JobState, Mark
 from bullpen.wire.records import JobRecord
-
-_LENGTH: Final = struct.Struct(">I")
-
-
-async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """One message; raises asyncio.IncompleteReadError when the other side is gone."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    message: dict[str, Any] = msgspec.msgpack.decode(await reader.readexactly(length))
-    return message
-
-
-def frame(message: dict[str, Any]) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class EndOfMessages(Exception):
-    """The other side is gone."""
-
-
-def receive(link: socket.socket) -> dict[str, Any]:
-    """One message, blocking; raises EndOfMessages."""
-    (length,) = _LENGTH.unpack(_receive_exactly(link, _LENGTH.size))
-    message: dict[str, Any] = msgspec.msgpack.decode(_receive_exactly(link, length))
-    return message
-
-
-def _receive_exactly(link: socket.socket, size: int) -> bytes:
-    received = link.recv(size)
-    while len(received) < size:
-        more = link.recv(size - len(received))
-        if not more:
-            raise EndOfMessages
-        received += more
-    return received
 
 
 class ParentActions(ABC):
@@ -116,13 +79,13 @@ class ParentActions(ABC):
 class LoopActions(ParentActions):
     """Asked on the loop, which reads the answers."""
 
-    def __init__(self, queue: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, queue: str, link: LoopLink) -> None:
         super().__init__(queue)
-        self._writer = writer
+        self._link = link
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}
 
-    def answer(self, message: dict[str, Any]) -> None:
+    def answer(self, message: Message) -> None:
         future = self._answers.pop(message["number"], None)
         if future is not None and not future.done():
             if message["error"] is None:
@@ -133,15 +96,14 @@ class LoopActions(ParentActions):
     async def _ask(self, action: str, *args: Any) -> Any:
         self._number += 1
         future = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        self._writer.write(_question(self._number, action, args))
-        await self._writer.drain()
+        self._link.send(_question(self._number, action, args))
         return await future
 
 
 class PlainActions(ParentActions):
     """Asked by a plain function or by threads that it started, one at a time, while its job runs."""
 
-    def __init__(self, queue: str, link: socket.socket) -> None:
+    def __init__(self, queue: str, link: BlockingLink) -> None:
         super().__init__(queue)
         self._link = link
         self._lock = threading.Lock()
@@ -152,21 +114,21 @@ class PlainActions(ParentActions):
         with self._lock:
             if self._has_ended:
                 raise BullpenError("the job has ended; its handler left a thread behind that still uses it")
-            self._link.sendall(_question(0, action, args))
-            message = receive(self._link)
+            self._link.send(_question(0, action, args))
+            message = self._link.receive()
         if message["error"] is not None:
             raise BullpenError(message["error"])
         return message["value"]
 
-    def end(self, message: dict[str, Any]) -> None:
+    def end(self, message: Message) -> None:
         """Tell the job's result. From now on nothing may be asked: what the parent sends next is another job."""
         with self._lock:
             self._has_ended = True
-            self._link.sendall(frame(message))
+            self._link.send(message)
 
 
-def _question(number: int, action: str, args: tuple[Any, ...]) -> bytes:
-    return frame({"kind": "ask", "number": number, "action": action, "args": args})
+def _question(number: int, action: str, args: tuple[Any, ...]) -> Message:
+    return {"kind": "ask", "number": number, "action": action, "args": args}
 
 
 def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -179,7 +141,7 @@ def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise BullpenError("this needs an event loop: make the handler an `async def`")
 
 
-def find_handler(setup: dict[str, Any]) -> Handler:
+def find_handler(setup: Message) -> Handler:
     """Import the handler by where the parent found it; never by anything that stands in a job."""
     sys.path[:] = setup["path"]
     if setup["main"]:
@@ -194,7 +156,7 @@ def find_handler(setup: dict[str, Any]) -> Handler:
     return handler
 
 
-def _result_message(result: Result) -> dict[str, Any]:
+def _result_message(result: Result) -> Message:
     if isinstance(result, Raised):
         return _error_message(result.error)
     try:
@@ -205,9 +167,9 @@ def _result_message(result: Result) -> dict[str, Any]:
     return {"kind": "returned", "value": value}
 
 
-def _error_message(error: BaseException) -> dict[str, Any]:
+def _error_message(error: BaseException) -> Message:
     reason, stack = describe(error)
-    message: dict[str, Any] = {
+    message: Message = {
         "kind": "raised",
         "reason": reason,
         "stack": stack,
@@ -256,18 +218,17 @@ def _leave_signals_to_parent() -> None:
 
 
 async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
-    reader, writer = await asyncio.open_connection(sock=link)
+    messages = await LoopLink.open(link)
     running: set[asyncio.Task[None]] = set()  # held here, or the loop might forget it; never more than one
     actions: LoopActions | None = None
 
     async def run(job: Job) -> None:
-        writer.write(frame(_result_message(await run_async(handler, job, None))))
-        await writer.drain()
+        messages.send(_result_message(await run_async(handler, job, None)))
 
     while True:
-        message = await read_message(reader)
+        message = await messages.receive()
         if message["kind"] == "run":
-            actions = LoopActions(message["queue"], writer)
+            actions = LoopActions(message["queue"], messages)
             task = asyncio.create_task(run(_job(actions, message)))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -275,9 +236,9 @@ async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
             actions.answer(message)
 
 
-def _serve_plainly(link: socket.socket, handler: Handler) -> None:
+def _serve_plainly(link: BlockingLink, handler: Handler) -> None:
     while True:
-        message = receive(link)
+        message = link.receive()
         actions = PlainActions(message["queue"], link)
         job = _job(actions, message)
         job.bind(run_plainly)
@@ -285,25 +246,25 @@ def _serve_plainly(link: socket.socket, handler: Handler) -> None:
         actions.end(_result_message(contextvars.copy_context().run(run_plain, handler, job)))
 
 
-def _job(actions: ParentActions, message: dict[str, Any]) -> Job:
-    return Job(actions, JobRecord(message["id"], {name.encode(): value for name, value in message["fields"].items()}))
+def _job(actions: ParentActions, message: Message) -> Job:
+    return Job(actions, JobRecord(message["id"], dict(message["fields"])))
 
 
 def main() -> None:
     socket_fd, life_fd = (int(text) for text in sys.argv[1:3])
     _leave_signals_to_parent()
     threading.Thread(target=_die_with_parent, args=(life_fd,), daemon=True).start()
-    link = socket.socket(fileno=socket_fd)
+    link = BlockingLink(socket.socket(fileno=socket_fd))
     try:
-        handler = find_handler(receive(link))
+        handler = find_handler(link.receive())
     except Exception as error:  # noqa: BLE001 - user code of the module's top level
-        link.sendall(frame({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"}))
+        link.send({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"})
         return
-    link.sendall(frame({"kind": "ready"}))
+    link.send({"kind": "ready"})
     try:
         if is_async(handler):
-            asyncio.run(_serve_on_loop(link, handler))
+            asyncio.run(_serve_on_loop(link.socket, handler))
         else:
             _serve_plainly(link, handler)
-    except (EndOfMessages, OSError, asyncio.IncompleteReadError):
+    except (EndOfMessages, OSError):
         os._exit(0)  # the parent closed the socket; a thread that a handler left must not hold us

@@ -14,15 +14,15 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Final
 
 from bullpen import errors
 from bullpen._kernel import json
-from bullpen._kernel.outcome import Raised, Result, Returned
+from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen._kernel.remote import RemoteError
 from bullpen.errors import BullpenError, InvalidOption
-from bullpen.queue._child import frame, read_message
 from bullpen.queue._execute import Handler, JobTimeout
+from bullpen.queue._messages import EndOfMessages, LoopLink, Message
 from bullpen.queue.job import Job, JobActions
 
 logger = logging.getLogger("bullpen.worker")
@@ -36,16 +36,14 @@ class ChildDied(Exception):
 
 
 class _Child:
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, life_fd: int
-    ) -> None:
-        self.process, self.reader, self.writer, self._life_fd = process, reader, writer, life_fd
+    def __init__(self, process: subprocess.Popen[bytes], link: LoopLink, life_fd: int) -> None:
+        self.process, self.link, self._life_fd = process, link, life_fd
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._life_fd)
         self.process.kill()
-        self.writer.close()
+        self.link.close()
 
     async def reap(self) -> int:
         """Wait for the end; a killed process is gone within moments, so a short blocking wait in a thread will do."""
@@ -88,7 +86,7 @@ class ProcessPool:
             if not limit.expired():
                 raise
             return Raised(JobTimeout(f"timed out after {(timeout_s or 0) * 1000:.0f} ms, its process was killed"))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except EndOfMessages:
             child.kill()
             return Raised(
                 ChildDied(f"the child process died in the middle of the job (exit code {await child.reap()})")
@@ -120,13 +118,12 @@ class ProcessPool:
                 )
             finally:
                 os.close(life_read)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = _Child(process, reader, writer, life_write)
-        writer.write(frame(self._setup))
+        child = _Child(process, await LoopLink.open(ours), life_write)
+        child.link.send(self._setup)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                message = await read_message(reader)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+                message = await child.link.receive()
+        except (TimeoutError, EndOfMessages) as error:
             child.kill()
             code = await child.reap()
             raise BullpenError(f"a child process for the handler did not start (exit code {code})") from error
@@ -143,23 +140,22 @@ class ProcessPool:
         return f"{self._setup['module']}.{self._setup['name']}"
 
     async def _talk(self, child: _Child, job: Job) -> Result:
-        fields = {name.decode(): value for name, value in job.record.fields().items()}
-        child.writer.write(frame({"kind": "run", "queue": job.queue_name, "id": job.id, "fields": fields}))
-        await child.writer.drain()
+        link, fields = child.link, list(job.record.fields().items())
+        link.send({"kind": "run", "queue": job.queue_name, "id": job.id, "fields": fields})
         while True:
-            message = await read_message(child.reader)
+            message = await link.receive()
             match message["kind"]:
                 case "ask":
-                    child.writer.write(frame(await _answer(job.actions, message)))
-                    await child.writer.drain()
+                    link.send(await _answer(job.actions, message))
                 case "returned":
-                    return Returned(json.decode(message["value"], what="return value"))
+                    value = message["value"]
+                    return RETURNED_NOTHING if value == b"null" else Returned(json.decode(value, what="return value"))
                 case _:
                     return Raised(_error(message))
 
 
-async def _answer(actions: JobActions, message: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"kind": "answer", "number": message["number"], "value": None, "error": None}
+async def _answer(actions: JobActions, message: Message) -> Message:
+    answer: Message = {"kind": "answer", "number": message["number"], "value": None, "error": None}
     try:
         answer["value"] = await getattr(actions, message["action"])(*message["args"])
     except BullpenError as error:
@@ -167,7 +163,7 @@ async def _answer(actions: JobActions, message: dict[str, Any]) -> dict[str, Any
     return answer
 
 
-def _error(message: dict[str, Any]) -> BaseException:
+def _error(message: Message) -> BaseException:
     """The handler's error as it can be judged here: signals as themselves, all others with their text, stack and
     classes."""
     match message["signal"]:
@@ -185,7 +181,7 @@ def _error(message: dict[str, Any]) -> BaseException:
             return errors.PermanentError(message["reason"])
 
 
-def _locate(handler: Handler) -> dict[str, Any]:
+def _locate(handler: Handler) -> Message:
     """Where a child finds the handler. Refused: lambdas, nested functions, bound methods."""
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "")
     if not module or not name or "<" in name or getattr(handler, "__self__", None) is not None:
