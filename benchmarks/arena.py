@@ -200,7 +200,7 @@ class Run:
         workload = self.workload
         held = self._hold(workload.held_active) if workload.held_active else []
         ids = self._fill(self.jobs + workload.left_waiting)
-        workers = [self._start("work") for _ in range(self._processes)]
+        workers = [self._start("work") for _ in range(workload.processes)]
         server_before = self._server_cpu_s()
         for worker in workers:
             worker.go()
@@ -283,15 +283,7 @@ class Run:
         return min(self.workload.jobs, max(_FEWEST_JOBS, int(self.workload.jobs * self.contestant.share)))
 
     @property
-    def _processes(self) -> int:
-        if self.workload.handler == "burn" and not self.contestant.spawns_children:
-            return 2
-        return self.workload.processes
-
-    @property
     def _concurrency(self) -> int:
-        if self.workload.handler == "burn" and not self.contestant.spawns_children:
-            return 1
         wanted = self.workload.concurrency or self.contestant.concurrency
         return min(wanted, self.contestant.most_concurrency or wanted)
 

@@ -192,9 +192,11 @@ _HOW = """\
 Producers and workers are processes of their own, started before the clock and let go together. A drain is timed from
 the first handler that starts to the last job that the library reports as done; for BullMQ clients that is the server's
 confirmation, for others the end of the handler, which flatters them a little. Latencies are taken on an idle queue
-with 3 ms between two jobs. CPU-bound handlers use 5 ms of CPU each, in two processes. Delayed jobs are all due at one
-instant. Memory is the server's, with all completed jobs kept. On a virtual machine a measurement during which its host
-gave more than 5 % of the wanted processor time to others is repeated, up to three times; the least disturbed counts.
+with 3 ms between two jobs. CPU-bound handlers use 5 ms of CPU each, in two processes with one job at a time each; and
+in two children of one worker, which costs more and can be killed, for libraries that have that. Delayed jobs are all
+due at one instant. Memory is the server's, with all completed jobs kept. On a virtual machine a measurement during
+which its host gave more than 5 % of the wanted processor time to others is repeated, up to three times; the least
+disturbed counts.
 
 After each run of ours the ids that were added are compared with those completed, and the structures of all queues are
 checked; one more run keeps all events and reads the life of every job from them. A library that loses jobs gets no

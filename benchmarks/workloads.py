@@ -81,6 +81,17 @@ def contest(sizes: Sizes) -> list[Workload]:
         Workload(
             *("cpu", "drain", sizes.cpu, _rate("cpu", "5 ms CPU handlers, two processes")),
             handler="burn",
+            processes=2,
+            concurrency=1,
+        ),
+        Workload(
+            *(
+                "cpu_children",
+                "drain",
+                sizes.cpu,
+                _rate("cpu_children", "5 ms CPU handlers, two children of one worker"),
+            ),
+            handler="burn",
             concurrency=2,
             variant=("processes",),
         ),

@@ -23,6 +23,8 @@ OURS, NODE, PYTHON = "ours", "node", "python"
 _BLOCKING = frozenset({"add_in_flight"})
 _NO_BULK = frozenset({"add_bulk"})
 _RESULT_IS_ELSEWHERE = frozenset({"memory_completed"})
+_NO_CHILDREN = frozenset({"cpu_children"})
+"""Its handlers run in the worker's own process."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,6 @@ class Contestant:
     """Of the jobs of a workload: rates of slow ones are as good with fewer jobs."""
     adds_per_s: int = 1_500
     """A careful guess, to fill a queue before its jobs are due."""
-    spawns_children: bool = False
-    """It runs CPU-bound handlers in child processes by itself; others are started twice."""
     blocks: bool = False
     """Its `add` blocks the thread."""
     speaks_bullmq: bool = False
@@ -71,7 +71,10 @@ class _Peer:
             most_concurrency=self.most_concurrency,
             share=self.share,
             blocks=self.blocks,
-            leaves_out=self.leaves_out | _RESULT_IS_ELSEWHERE | (_BLOCKING if self.blocks else frozenset()),
+            leaves_out=self.leaves_out
+            | _RESULT_IS_ELSEWHERE
+            | _NO_CHILDREN
+            | (_BLOCKING if self.blocks else frozenset()),
         )
 
 
@@ -129,7 +132,6 @@ def _ours() -> Iterator[Contestant]:
                 variant=(loop,),
                 concurrency=200,
                 adds_per_s=4_000,
-                spawns_children=True,
                 speaks_bullmq=True,
             )
     only_adds = frozenset({"drain_one", "drain_two", "io", "cpu", "latency", "delayed", "retries", "memory"})
@@ -137,7 +139,7 @@ def _ours() -> Iterator[Contestant]:
         *("bullpen.sync", (sys.executable, str(HERE / "bullpen_sync_bench.py")), OURS),
         blocks=True,
         speaks_bullmq=True,
-        leaves_out=only_adds | _BLOCKING,
+        leaves_out=only_adds | _BLOCKING | _NO_CHILDREN,
     )
 
 
@@ -150,7 +152,6 @@ def _node() -> list[Contestant]:
             *("node bullmq", program, NODE, "6.7.0"),
             concurrency=100,
             adds_per_s=4_000,
-            spawns_children=True,
             speaks_bullmq=True,
         )
     ]
@@ -165,6 +166,7 @@ def _pypi() -> list[Contestant]:
             concurrency=50,
             share=0.5,
             speaks_bullmq=True,
+            leaves_out=_NO_CHILDREN,
         )
         for suffix, variant in (("", ()), (" (pool)", ("pool",)))
     ]

@@ -13,9 +13,11 @@ const SLEEP_MS = 10;
 const PAUSE_BETWEEN_ASKS_MS = 3;
 const ASKS_TO_WARM_UP = 20;
 const JOBS_TO_WARM_UP = 1000;
+const BURN_FILE = fileURLToPath(new URL('./node_burn.cjs', import.meta.url));
 
 const load = createRequire(`${process.argv[2]}/package.json`);
 const { Queue, QueueEvents, Worker } = load('bullmq');
+const burn = load(BURN_FILE);
 const task = { queue: 'bench', how: 'bulk', handler: 'noop', concurrency: 1, payload_bytes: 100, attempts: 1,
   due_at: null, variant: [], ...JSON.parse(process.argv[3]) };
 const { hostname, port } = new URL(task.url);
@@ -100,6 +102,7 @@ function handlerOf(kind, tally) {
     if (job.data.i !== undefined) tally.by_index.push([job.data.i, tally.last_began]);
   };
   switch (kind) {
+    case 'burn': return (job) => { began(job); return burn(); };
     case 'sleep': return async (job) => { began(job); await pause(SLEEP_MS); return null; };
     case 'fail_once': return async (job) => {
       began(job);
@@ -111,8 +114,8 @@ function handlerOf(kind, tally) {
 }
 
 function startWorker(name, tally, kind, onCompleted) {
-  const inChildren = kind === 'burn'; // sandboxed: each running job has a process of its own
-  const handler = inChildren ? fileURLToPath(new URL('./node_burn.cjs', import.meta.url)) : handlerOf(kind, tally);
+  const inChildren = task.variant.includes('processes'); // sandboxed: each running job has a process of its own
+  const handler = inChildren ? BURN_FILE : handlerOf(kind, tally);
   const worker = new Worker(name, handler, { connection, concurrency: task.concurrency });
   worker.on('error', (error) => { console.error(error); process.exit(1); });
   if (inChildren) worker.on('active', () => { tally.first_began ||= now(); });

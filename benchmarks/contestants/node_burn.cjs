@@ -1,4 +1,4 @@
-// The handler of CPU-bound jobs, run by bullmq in a child process: 5 ms of CPU, as in `harness.py`.
+// The handler of CPU-bound jobs: 5 ms of CPU, as in `harness.py`. A file of its own, so that bullmq can run it in a child process.
 module.exports = async () => {
   const used = () => { const { user, system } = process.cpuUsage(); return user + system; };
   const end = used() + 5000;
