@@ -236,6 +236,118 @@ async def idle_again(kit: Kit, told: Told) -> None:
     )
 
 
+class TestSentAgain:
+    """Behind a job that came and went alone the read is sent again by whoever reads the answer to its outcome: what
+    holds for the first read holds for that one."""
+
+    @pytest.fixture(params=[1, 2, 30], ids=["one slot", "two slots", "two pumps"])
+    async def told(self, kit: Kit, proxy: FaultProxy, request: pytest.FixtureRequest) -> Told:
+        async def handle(job: Job) -> None:
+            if job.name == "fails once" and job.attempts_made == 0:
+                raise ValueError("once")
+
+        told = await idle(kit, handle, concurrency=request.param, connection=proxy.url)
+        for number in range(3):
+            await kit.queue().add("before")
+            await told.finished(number + 1)
+            await idle_again(kit, told)
+        return told
+
+    async def test_each_job_costs_three_calls_and_one_read(self, kit: Kit, told: Told) -> None:
+        """The add, the look behind the read, the outcome. The read that waits now was counted when it began."""
+        queue = kit.queue()
+        kit.command("CONFIG", "RESETSTAT")
+
+        for number in range(5):
+            await queue.add("a")
+            await told.finished(4 + number)
+            await idle_again(kit, told)
+
+        stats: Any = kit.redis.info("commandstats")
+        assert stats["cmdstat_evalsha"]["calls"] == 15
+        assert stats["cmdstat_bzpopmin"]["calls"] == 5
+
+    async def test_a_cut_connection_costs_no_wake_up(self, kit: Kit, told: Told) -> None:
+        for line in kit.clients():
+            if "bzpopmin" in line:
+                kit.command("CLIENT", "KILL", "ID", line.split()[0].removeprefix("id="))
+
+        await kit.queue().add("a")
+
+        await told.finished(4)
+
+    async def test_a_lost_answer_to_the_outcome_loses_nothing(self, kit: Kit, proxy: FaultProxy, told: Told) -> None:
+        lost = proxy.lose_reply(EXCHANGE)
+
+        for number in range(2):
+            await kit.queue().add("a")
+            await told.finished(4 + number)
+
+        assert lost.count == 1
+        assert {kit.fields(job_id)["ats"] for job_id in told.ids("completed")} == {"1"}
+
+    async def test_a_pause_gets_the_slot_back(self, kit: Kit, told: Told) -> None:
+        told.worker.pause()
+        await kit.until(lambda: not any("bzpopmin" in line for line in kit.clients()), "the read has ended")
+
+        job = await kit.queue().add("a")
+        await asyncio.sleep(0.1)
+
+        assert kit.ids("wait") == [job.id]
+        told.worker.resume()
+        await told.finished(4)
+
+    async def test_a_close_gives_back_what_it_took(self, kit: Kit, proxy: FaultProxy, told: Told) -> None:
+        with proxy.stalled(requests=False, replies=True):
+            job = await kit.queue().add("a")
+            await kit.until(lambda: kit.ids("active") == [job.id], "the server took it for us")
+            closing = asyncio.create_task(told.worker.close())
+            await asyncio.sleep(0.1)
+        await soon(closing)
+
+        assert kit.ids("wait") == [job.id]
+        assert not kit.has(f"{job.id}:lock")
+
+    async def test_a_due_job_is_started_in_time(self, kit: Kit, told: Told) -> None:
+        """Its time comes with the look, and must be kept although the pump sleeps on."""
+        job = await kit.queue().add("later", delay=200)
+
+        await told.finished(4)
+
+        fields = kit.fields(job.id)
+        assert 200 <= int(fields["processedOn"]) - int(fields["timestamp"]) < 2_000
+
+    async def test_a_retry_is_started_in_time(self, kit: Kit, told: Told) -> None:
+        """The answer to its outcome says nothing of it: the marker that the script set does."""
+        await kit.queue().add("fails once", attempts=2, backoff=50)
+
+        await told.finished(4)
+
+    async def test_a_limit_is_kept(self, kit: Kit, told: Told) -> None:
+        kit.command("HSET", kit.base + "meta", "max", 1, "duration", 300)
+        queue = kit.queue()
+
+        jobs = [await queue.add("a") for _ in range(2)]
+        await told.finished(5)
+
+        first, second = sorted(int(kit.fields(job.id)["processedOn"]) for job in jobs)
+        assert second - first >= 290
+
+
+async def test_reads_that_end_without_a_job_are_sent_again(kit: Kit) -> None:
+    def reads() -> int:
+        stats: Any = kit.redis.info("commandstats")
+        return int(stats.get("cmdstat_bzpopmin", {}).get("calls", 0))
+
+    kit.command("CONFIG", "RESETSTAT")
+    told = await kit.work(nothing, drain_delay=20, concurrency=2)
+    await kit.until(lambda: reads() > 3, "three have ended")
+
+    await kit.queue().add("a")
+
+    await told.finished()
+
+
 async def test_a_paused_worker_takes_its_slot_back(kit: Kit) -> None:
     """A job that is added later stays for others, and is not even touched."""
     told = await idle(kit)

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from bullpen.errors import ConnectionLost
-from bullpen.queue._wire import Prompt
+from bullpen.queue import Connection
+from bullpen.queue._wire import Prompt, pack
 
 
 class TestPrompt:
     async def test_it_acts_at_once_and_wakes_when_the_act_says_so(self) -> None:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        acted: list[tuple[str, Callable[[], None]]] = []
+        acted: list[tuple[str, Prompt]] = []
 
-        Prompt(lambda reply, wake: acted.append((reply, wake)), future).set_result("reply")
+        Prompt(lambda reply, prompt: acted.append((reply, prompt)), future).set_result("reply")
 
-        ((reply, wake),) = acted
+        ((reply, prompt),) = acted
         await asyncio.sleep(0.01)
         assert (reply, future.done()) == ("reply", False)
-        wake()
+        prompt.wake()
         assert await future == "reply"
 
     async def test_an_act_that_raises_is_told_to_who_waits(self) -> None:
         """And not to the wire, whose other replies are nobody's fault."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def act(reply: str, wake: Callable[[], None]) -> None:
+        def act(reply: str, prompt: Prompt) -> None:
             raise RuntimeError("a bug")
 
         Prompt(act, future).set_result("reply")
@@ -49,11 +49,53 @@ class TestPrompt:
     async def test_nobody_waits_any_more(self) -> None:
         """Between the reply and the waking: then nothing is left to tell."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        wakes: list[Callable[[], None]] = []
-        prompt = Prompt(lambda _, wake: wakes.append(wake), future)
+        prompt = Prompt(lambda *_: None, future)
 
         prompt.set_result("reply")
         future.cancel()
-        wakes[0]()
+        prompt.wake()
 
         assert prompt.done()
+
+    async def test_two_commands_are_sent_again_until_it_is_woken(self, redis_url: str) -> None:
+        """With the same receivers: whoever waits hears of the last ones only."""
+        wire = await Connection(redis_url).open()
+        acted: list[bytes] = []
+
+        def act(reply: bytes, prompt: Prompt) -> None:
+            acted.append(reply)
+            if len(acted) < 3:
+                assert prompt.can_repeat()
+                number = len(acted)
+                prompt.repeat(pack(("ECHO", f"first {number}")), pack(("ECHO", f"second {number}")), within_s=5)
+            else:
+                prompt.wake()
+
+        first, second = wire.send_two(pack(("ECHO", "first 0")), pack(("ECHO", "second 0")), within_s=5, act=act)
+
+        assert await second == b"second 2"
+        assert first.reply == b"first 2"
+        assert acted == [b"second 0", b"second 1", b"second 2"]
+        wire.close()
+
+    @pytest.mark.parametrize("end", ["close", "retire", "cancel"])
+    async def test_nothing_is_sent_again_where_nobody_reads_the_answer(self, redis_url: str, end: str) -> None:
+        """On a wire that is broken or will be, or for one that waits no more."""
+        wire = await Connection(redis_url).open()
+        acting: asyncio.Future[Prompt] = asyncio.get_running_loop().create_future()
+        _, second = wire.send_two(
+            pack(("PING",)), pack(("PING",)), within_s=5, act=lambda _, prompt: acting.set_result(prompt)
+        )
+        prompt = await acting
+        assert prompt.can_repeat()
+
+        (second.cancel if end == "cancel" else getattr(wire, end))()
+
+        assert not prompt.can_repeat()
+        wire.close()
+
+    async def test_without_a_wire_nothing_is_sent_again(self) -> None:
+        """As for the answer to a call that was repeated elsewhere."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        assert not Prompt(lambda *_: None, future).can_repeat()

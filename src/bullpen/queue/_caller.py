@@ -142,10 +142,29 @@ class Caller:
             if door.closed:
                 raise
             await asyncio.sleep(door.reconnect_wait_s())
+        # The act can wake whoever waits, but there is no wire to repeat anything on.
         acted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         Prompt(act, acted).set_result(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
         await acted
         return first
+
+    def call_again(
+        self,
+        prompt: Prompt,
+        command: Sequence[str | bytes | int | float],
+        keys: Sequence[str | bytes],
+        make_args: MakeArguments,
+        *,
+        within_s: float,
+    ) -> bool:
+        """From within the `act` of `call_after`, or later: the same with the next number, for whoever waits already.
+        False: that cannot be done here, the prompt has to be woken."""
+        if not prompt.can_repeat():
+            return False
+        self._number += 1
+        call = ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
+        prompt.repeat(pack(tuple(command)), pack(call), within_s=within_s)
+        return True
 
     async def repeat(
         self,

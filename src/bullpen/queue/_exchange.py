@@ -18,6 +18,7 @@ from bullpen._kernel.tuples import maker
 from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, Flight
 from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._redis import Door
+from bullpen.queue._wire import Prompt
 from bullpen.queue.job import Job, JobActions
 from bullpen.queue.worker_options import RateLimit
 from bullpen.wire.keys import QueueKeys
@@ -115,7 +116,11 @@ class Exchange:
 
     async def answer(self, flight: Flight) -> ExchangeReply:
         """The end of an exchange. Raises as `run`."""
-        found = self._read(await self._caller.answer(flight, queue=self._queue, deadline_s=None))
+        return self.take_in(flight, await self._caller.answer(flight, queue=self._queue, deadline_s=None))
+
+    def take_in(self, flight: Flight, reply: Any) -> ExchangeReply:
+        """Read the reply to a flight."""
+        found = self._read(reply)
         now = time.monotonic()
         if now >= self._observe_at:
             self._observe_at = now + OBSERVE_EVERY_S
@@ -129,23 +134,30 @@ class Exchange:
         *,
         take: int,
         within_s: float,
-        on_reply: Callable[[ExchangeReply, Callable[[], None]], None],
+        on_reply: Callable[[ExchangeReply, Prompt], None],
     ) -> Any:
         """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
 
-        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. It also gets
-        a function that lets this one return the reply to the command; see `Caller.call_after` about that.
+        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. It must see to
+        it that the prompt is woken, which lets this one return the reply to the command (see `Caller.call_after` about
+        that), or that the same is sent again with `look_again`.
         """
 
-        def act(reply: Any, wake: Callable[[], None]) -> None:
+        def act(reply: Any, prompt: Prompt) -> None:
             self.is_unanswered = False
-            on_reply(self._read(reply), wake)
+            on_reply(self._read(reply), prompt)
 
         self.is_unanswered = True
         make_args = partial(self._arguments, (), take)
         return await self._caller.call_after(
             door, command, self._keys, make_args, queue=self._queue, within_s=within_s, act=act
         )
+
+    def look_again(self, prompt: Prompt, command: tuple[str | float, ...], *, take: int, within_s: float) -> bool:
+        """Another look behind another read, for the same `on_reply`. False: the prompt has to be woken."""
+        make_args = partial(self._arguments, (), take)
+        self.is_unanswered = self._caller.call_again(prompt, command, self._keys, make_args, within_s=within_s)
+        return self.is_unanswered
 
     async def void(self) -> ExchangeReply:
         """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it

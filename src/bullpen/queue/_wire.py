@@ -119,18 +119,18 @@ class Kept:
         self.reply = error
 
 
-Act = Callable[[Any, Callable[[], None]], None]
-"""What to do with a reply where it is read. The second argument wakes whoever waits for the reply: to be called once,
-when there is nothing more urgent to do."""
-
-
 class Prompt:
-    """A receiver that acts on a reply where it is read. Whoever waits for the reply is woken when the act says so."""
+    """A receiver that acts on a reply where it is read. Then, when there is nothing more urgent to do, either whoever
+    waits for the reply is woken, or the two commands are sent once more."""
 
-    __slots__ = ("_act", "_future", "_reply")
+    __slots__ = ("_act", "_first", "_future", "_reply", "_wire")
 
-    def __init__(self, act: Act, future: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, act: Act, future: asyncio.Future[Any], wire: Wire | None = None, first: Kept | None = None
+    ) -> None:
+        """`wire`, `first`: where the commands were sent to, and what gets the reply to the one before."""
         self._act, self._future = act, future
+        self._wire, self._first = wire, first
 
     def done(self) -> bool:
         return self._future.done()
@@ -138,16 +138,29 @@ class Prompt:
     def set_result(self, reply: Any, /) -> None:
         self._reply = reply
         try:
-            self._act(reply, self._wake)
+            self._act(reply, self)
         except Exception as error:  # noqa: BLE001 - a bug of ours belongs to whoever waits, not to the wire
             self._future.set_exception(error)
 
     def set_exception(self, error: BaseException, /) -> None:
         self._future.set_exception(error)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if not self._future.done():
             self._future.set_result(self._reply)
+
+    def can_repeat(self) -> bool:
+        return self._wire is not None and not self._future.done() and self._wire.is_in_use
+
+    def repeat(self, packed: bytes, behind: bytes, *, within_s: float) -> None:
+        """Send two such commands again, on the same wire: only if `can_repeat`."""
+        assert self._wire is not None
+        assert self._first is not None
+        self._wire.send_pair(self._first, self, packed, behind, within_s=within_s)
+
+
+Act = Callable[[Any, Prompt], None]
+"""What to do with a reply where it is read. It must see to it that the prompt is woken or repeated."""
 
 
 class Wire(asyncio.Protocol):
@@ -222,11 +235,16 @@ class Wire(asyncio.Protocol):
         """Two packed commands in one write; both have to be answered in time. Only the second is waited for: the first
         is answered before it, or lost with it. `act` gets the second reply where it is read."""
         first = Kept()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        receiver = future if act is None else Prompt(act, future, self, first)
+        self.send_pair(first, receiver, packed, behind, within_s=within_s)
+        return first, future
+
+    def send_pair(self, first: Kept, receiver: Receiver, packed: bytes, behind: bytes, *, within_s: float) -> None:
+        """The same with receivers that are there already."""
         if not self.broken:
             self._waiting.append((first, monotonic() + within_s))
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.send_to(future if act is None else Prompt(act, future), packed + behind, within_s=within_s)
-        return first, future
+        self.send_to(receiver, packed + behind, within_s=within_s)
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""
@@ -236,6 +254,11 @@ class Wire(asyncio.Protocol):
             if isinstance(reply, ConnectionLost):
                 raise reply
         return replies
+
+    @property
+    def is_in_use(self) -> bool:
+        """Neither broken nor retired."""
+        return not self.broken and not self._is_retired
 
     def retire(self) -> None:
         """Close when what was sent has been answered. Whoever opened another wire has its answers here still to
