@@ -335,17 +335,34 @@ class TestSentAgain:
 
 
 async def test_reads_that_end_without_a_job_are_sent_again(kit: Kit) -> None:
-    def reads() -> int:
-        stats: Any = kit.redis.info("commandstats")
-        return int(stats.get("cmdstat_bzpopmin", {}).get("calls", 0))
-
     kit.command("CONFIG", "RESETSTAT")
     told = await kit.work(nothing, drain_delay=20, concurrency=2)
-    await kit.until(lambda: reads() > 3, "three have ended")
+    await kit.until(lambda: reads(kit) > 3, "three have ended")
 
     await kit.queue().add("a")
 
     await told.finished()
+
+
+async def test_a_read_that_is_refused_is_told_and_not_sent_again_at_once(kit: Kit) -> None:
+    """Somebody stored something else under the name of the marker."""
+    told = await idle(kit)
+    kit.command("CONFIG", "RESETSTAT")
+    kit.command("SET", kit.base + "marker", "foreign")
+
+    worker = await kit.work(nothing)
+    await worker.wait("error")
+    await asyncio.sleep(0.3)
+
+    assert reads(kit) <= 2
+    kit.command("DEL", kit.base + "marker")
+    await kit.queue().add("a")
+    await kit.until(lambda: len(told.of("completed") + worker.of("completed")) == 1, "one of them runs it")
+
+
+def reads(kit: Kit) -> int:
+    stats: Any = kit.redis.info("commandstats")
+    return int(stats.get("cmdstat_bzpopmin", {}).get("calls", 0))
 
 
 async def test_a_paused_worker_takes_its_slot_back(kit: Kit) -> None:

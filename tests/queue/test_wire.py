@@ -94,6 +94,19 @@ class TestPrompt:
         assert not prompt.can_repeat()
         wire.close()
 
+    async def test_a_first_command_that_was_refused_is_told(self, redis_url: str) -> None:
+        """Sent again, it would be refused again, without a pause and without a word."""
+        wire = await Connection(redis_url).open()
+        acting: asyncio.Future[Prompt] = asyncio.get_running_loop().create_future()
+
+        first, _ = wire.send_two(
+            pack(("BZPOPMIN",)), pack(("PING",)), within_s=5, act=lambda _, prompt: acting.set_result(prompt)
+        )
+
+        assert not (await acting).can_repeat()
+        assert "wrong number of arguments" in str(first.reply)
+        wire.close()
+
     async def test_without_a_wire_nothing_is_sent_again(self) -> None:
         """As for the answer to a call that was repeated elsewhere."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -150,7 +150,10 @@ class Prompt:
             self._future.set_result(self._reply)
 
     def can_repeat(self) -> bool:
-        return self._wire is not None and not self._future.done() and self._wire.is_in_use
+        """There is a wire, somebody waits, and the first command was not refused: that has to be told."""
+        if self._wire is None or self._first is None or isinstance(self._first.reply, ReplyError):
+            return False
+        return not self._future.done() and self._wire.is_in_use
 
     def repeat(self, packed: bytes, behind: bytes, *, within_s: float) -> None:
         """Send two such commands again, on the same wire: only if `can_repeat`."""
