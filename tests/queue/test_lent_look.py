@@ -245,6 +245,9 @@ class TestSentAgain:
         async def handle(job: Job) -> None:
             if job.name == "fails once" and job.attempts_made == 0:
                 raise ValueError("once")
+            if job.name == "adds one":
+                with sync.Queue(kit.name, connection=kit.url) as queue:
+                    queue.add("next")
 
         told = await idle(kit, handle, concurrency=request.param, connection=proxy.url)
         for number in range(3):
@@ -322,6 +325,14 @@ class TestSentAgain:
         await kit.queue().add("fails once", attempts=2, backoff=50)
 
         await told.finished(4)
+
+    async def test_the_end_of_a_job_is_told_before_the_next_begins(self, kit: Kit, told: Told) -> None:
+        """The next is there when the outcome comes, so both answers come in one piece."""
+        await kit.queue().add("adds one")
+
+        await told.finished(5)
+
+        assert [event for event, _ in told.all][-4:] == ["active", "completed", "active", "completed"]
 
     async def test_a_limit_is_kept(self, kit: Kit, told: Told) -> None:
         kit.command("HSET", kit.base + "meta", "max", 1, "duration", 300)

@@ -8,7 +8,23 @@ import pytest
 
 from bullpen.errors import ConnectionLost
 from bullpen.queue import Connection
-from bullpen.queue._wire import Prompt, pack
+from bullpen.queue._wire import HOLE, Form, Prompt, Sending, pack
+
+
+class TestForm:
+    """Commands that are packed once, but for what differs."""
+
+    @pytest.mark.parametrize("value", [b"", b"7", b"100%d", "ä\r\n".encode(), bytes(range(256))], ids=repr)
+    def test_it_is_what_packing_gives(self, value: bytes) -> None:
+        form = Form(("GET", HOLE), ("SET", "50%", HOLE, "PX", 100, 0.5, b"%s", HOLE))
+
+        filled = form.fill(value, value, b"end")
+
+        assert filled == pack(("GET", value)) + pack(("SET", "50%", value, "PX", 100, 0.5, b"%s", b"end"))
+
+    def test_a_hole_that_is_forgotten_is_noticed(self) -> None:
+        with pytest.raises(TypeError, match="not enough arguments"):
+            Form(("GET", HOLE)).fill()
 
 
 class TestPrompt:
@@ -61,13 +77,21 @@ class TestPrompt:
         """With the same receivers: whoever waits hears of the last ones only."""
         wire = await Connection(redis_url).open()
         acted: list[bytes] = []
+        carried: list[asyncio.Future[bytes]] = []
+
+        def ahead(number: int) -> Sending | None:
+            if number == 1:
+                return None
+            carried.append(asyncio.get_running_loop().create_future())
+            return carried[0], pack(("ECHO", "carried")), 5.0
 
         def act(reply: bytes, prompt: Prompt) -> None:
             acted.append(reply)
             if len(acted) < 3:
                 assert prompt.can_repeat()
                 number = len(acted)
-                prompt.repeat(pack(("ECHO", f"first {number}")), pack(("ECHO", f"second {number}")), within_s=5)
+                both = pack(("ECHO", f"first {number}")) + pack(("ECHO", f"second {number}"))
+                assert prompt.repeat(both, within_s=5, ahead=ahead(number)) is wire
             else:
                 prompt.wake()
 
@@ -76,6 +100,7 @@ class TestPrompt:
         assert await second == b"second 2"
         assert first.reply == b"first 2"
         assert acted == [b"second 0", b"second 1", b"second 2"]
+        assert [await reply for reply in carried] == [b"carried"]
         wire.close()
 
     @pytest.mark.parametrize("end", ["close", "retire", "cancel"])

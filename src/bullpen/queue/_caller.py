@@ -16,7 +16,7 @@ from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
-from bullpen.queue._wire import Act, Prompt, ReplyError, Wire, pack
+from bullpen.queue._wire import Act, Prompt, ReplyError, Sending, Wire, pack
 from bullpen.wire.scripts import Script
 
 OBSERVE_EVERY_S: Final = 0.1
@@ -24,6 +24,8 @@ OBSERVE_EVERY_S: Final = 0.1
 
 MakeArguments = Callable[[int], list[Any]]
 """The arguments of a call, from its number."""
+Carry = Callable[[Sending], Wire]
+"""Writes a call together with something else, and tells where to."""
 
 
 class Flight(NamedTuple):
@@ -68,17 +70,21 @@ class Caller:
         """
         return await self.answer(self.send(keys, make_args), queue=queue, deadline_s=deadline_s)
 
-    def send(self, keys: Sequence[str | bytes], make_args: MakeArguments) -> Flight:
-        """The next call, written at once if a wire is open. It must be waited for with `answer` before the one after
-        it."""
+    def send(self, keys: Sequence[str | bytes], make_args: MakeArguments, carry: Carry | None = None) -> Flight:
+        """The next call, written at once if a wire is open, or by what carries it. It must be waited for with `answer`
+        before the one after it."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         sent_at = time.monotonic()
         self._number += 1
-        wire = self._door.open_wire
-        if wire is not None:
-            command = ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
-            wire.send_to(reply, pack(command), within_s=self._within_s)
+        wire = None
+        if carry is not None:
+            wire = carry((reply, pack(self._command(keys, make_args)), self._within_s))
+        elif (wire := self._door.open_wire) is not None:
+            wire.send_to(reply, pack(self._command(keys, make_args)), within_s=self._within_s)
         return _new_flight((keys, make_args, sent_at, wire, reply))
+
+    def _command(self, keys: Sequence[str | bytes], make_args: MakeArguments) -> tuple[Any, ...]:
+        return ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
 
     async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
         """What became of the call: its reply, however often it must be sent again. Raises as `call`."""
@@ -147,24 +153,6 @@ class Caller:
         Prompt(act, acted).set_result(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
         await acted
         return first
-
-    def call_again(
-        self,
-        prompt: Prompt,
-        command: Sequence[str | bytes | int | float],
-        keys: Sequence[str | bytes],
-        make_args: MakeArguments,
-        *,
-        within_s: float,
-    ) -> bool:
-        """From within the `act` of `call_after`, or later: the same with the next number, for whoever waits already.
-        False: that cannot be done here, the prompt has to be woken."""
-        if not prompt.can_repeat():
-            return False
-        self._number += 1
-        call = ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
-        prompt.repeat(pack(tuple(command)), pack(call), within_s=within_s)
-        return True
 
     async def repeat(
         self,

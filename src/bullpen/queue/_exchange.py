@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, assert_never
 from bullpen._kernel import json
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.tuples import maker
-from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, Flight
+from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, Carry, Flight
 from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._redis import Door
-from bullpen.queue._wire import Prompt
+from bullpen.queue._wire import HOLE, Form, Prompt, Sending, Wire
 from bullpen.queue.job import Job, JobActions
 from bullpen.queue.worker_options import RateLimit
 from bullpen.wire.keys import QueueKeys
@@ -88,7 +88,8 @@ class Exchange:
         clock_offset_ms: int,
         metrics_minutes: int | None = None,
     ) -> None:
-        self._caller = Caller(door, SCRIPTS["exchange"])
+        self._script = SCRIPTS["exchange"]
+        self._caller = Caller(door, self._script)
         self._clock = door.connection.clock
         self._actions = actions
         self._queue = keys.name
@@ -110,9 +111,9 @@ class Exchange:
         """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
         return await self.answer(self.send(settlements, take))
 
-    def send(self, settlements: list[Settlement], take: int) -> Flight:
-        """Begin an exchange, at once; `answer` must wait for it before the next."""
-        return self._caller.send(self._keys, partial(self._arguments, settlements, take))
+    def send(self, settlements: list[Settlement], take: int, carry: Carry | None = None) -> Flight:
+        """Begin an exchange, at once; `answer` must wait for it before the next. `carry`: see `Caller.send`."""
+        return self._caller.send(self._keys, partial(self._arguments, settlements, take), carry)
 
     async def answer(self, flight: Flight) -> ExchangeReply:
         """The end of an exchange. Raises as `run`."""
@@ -149,15 +150,24 @@ class Exchange:
 
         self.is_unanswered = True
         make_args = partial(self._arguments, (), take)
+        self._look_form, self._look_within_s = self._form_of_look(command, take), within_s
         return await self._caller.call_after(
             door, command, self._keys, make_args, queue=self._queue, within_s=within_s, act=act
         )
 
-    def look_again(self, prompt: Prompt, command: tuple[str | float, ...], *, take: int, within_s: float) -> bool:
-        """Another look behind another read, for the same `on_reply`. False: the prompt has to be woken."""
-        make_args = partial(self._arguments, (), take)
-        self.is_unanswered = self._caller.call_again(prompt, command, self._keys, make_args, within_s=within_s)
-        return self.is_unanswered
+    def look_again(self, prompt: Prompt, ahead: Sending | None = None) -> Wire:
+        """The look of `run_after` and its read once more, for the same `on_reply`: only if the prompt can be repeated.
+        `ahead` is what goes out before them."""
+        number = self._caller.next_number()
+        self._token = f"{self._caller.id}:{number}"
+        self.is_unanswered = True
+        both = self._look_form.fill(b"%d" % number, self._token.encode())
+        return prompt.repeat(both, within_s=self._look_within_s, ahead=ahead)
+
+    def _form_of_look(self, command: tuple[str | float, ...], take: int) -> Form:
+        base, _, call_ttl_ms, _, *rest = self._arguments((), take, 0)
+        call = ("EVALSHA", self._script.sha1, len(self._keys), *self._keys, base, HOLE, call_ttl_ms, HOLE, *rest)
+        return Form(command, call)
 
     async def void(self) -> ExchangeReply:
         """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it

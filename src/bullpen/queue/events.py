@@ -23,7 +23,7 @@ from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClo
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._redis import Connection, Door
-from bullpen.queue._wire import Receiver, pack
+from bullpen.queue._wire import HOLE, Form, Receiver
 from bullpen.queue.job import Mark
 from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
@@ -53,7 +53,7 @@ class EventStream:
         self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
         self._in_doubt = True  # whether something may be missing between our position and what the stream holds
         self._is_new = False  # the position is an event that was written just now
-        self._packed_read = pack(_blocked_read(keys, "")).removesuffix(b"$0\r\n\r\n")  # up to the position
+        self._read_form = Form((*_blocked_read(keys, "")[:-1], HOLE))
 
     @property
     def position(self) -> str:
@@ -68,8 +68,7 @@ class EventStream:
         wire = self._door.open_wire
         if wire is None:
             return False
-        read = b"%b$%d\r\n%b\r\n" % (self._packed_read, len(event_id), event_id)
-        wire.send_to(receiver, read, within_s=_WITHIN_S)
+        wire.send_to(receiver, self._read_form.fill(event_id), within_s=_WITHIN_S)
         return True
 
     def take_in(self, reply: Any) -> list[Any]:
