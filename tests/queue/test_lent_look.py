@@ -344,6 +344,64 @@ class TestSentAgain:
         first, second = sorted(int(kit.fields(job.id)["processedOn"]) for job in jobs)
         assert second - first >= 290
 
+    async def test_a_due_time_that_comes_with_a_job_is_kept(self, kit: Kit, told: Told) -> None:
+        """Another client stored the delayed job and used up the marker that told of it."""
+        seconds, micros = kit.command("TIME")
+        due_ms = int(seconds) * 1000 + int(micros) // 1000 + 300
+        kit.command("HSET", kit.base + "foreign", "name", "later", "data", "{}", "opts", "{}")
+        kit.command("HSET", kit.base + "foreign", "timestamp", due_ms - 300, "delay", 300, "priority", 0)
+        kit.command("ZADD", kit.base + "delayed", due_ms * 4096, "foreign")
+
+        await kit.queue().add("a")
+
+        await told.finished(5)
+        assert int(kit.fields("foreign")["processedOn"]) >= due_ms
+
+
+async def test_a_running_job_leaves_no_slot_to_lend(kit: Kit) -> None:
+    gate = Gate()
+    told = await idle(kit, gate)
+    queue = kit.queue()
+    first = await queue.add("a")
+    await gate.reached()
+
+    second = await queue.add("a")
+    await asyncio.sleep(0.1)
+
+    assert (kit.ids("active"), kit.ids("wait")) == ([first.id], [second.id])
+    gate.open()
+    await told.finished(2)
+
+
+async def test_a_burst_is_not_taken_one_by_one(kit: Kit) -> None:
+    """The look brings the first of many and says so; the pump fetches the others together."""
+    gate = Gate()
+    told = await idle(kit, gate, concurrency=10)
+    kit.command("CONFIG", "RESETSTAT")
+
+    await kit.queue().add_many(("n", n) for n in range(10))
+    await gate.reached(10)
+
+    stats: Any = kit.redis.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 3  # the add, the look, and one for the rest
+    gate.open()
+    await told.finished(10)
+
+
+async def test_a_lost_answer_to_an_outcome_without_a_read_is_asked_for_again(kit: Kit, proxy: FaultProxy) -> None:
+    """The only slot is in use, so nobody listens, and nothing else would wake the pump."""
+    gate = Gate()
+    await kit.queue().add("a")
+    told = await kit.work(gate, connection=proxy.url, drain_delay=SLEEP_MS)
+    await gate.reached()
+    await asyncio.sleep(0.05)  # the pump sleeps
+    lost = proxy.lose_reply(EXCHANGE)
+
+    gate.open()
+
+    await told.finished()
+    assert lost.count == 1
+
 
 async def test_reads_that_end_without_a_job_are_sent_again(kit: Kit) -> None:
     kit.command("CONFIG", "RESETSTAT")
