@@ -394,7 +394,7 @@ async def test_a_lost_answer_to_an_outcome_without_a_read_is_asked_for_again(kit
     await kit.queue().add("a")
     told = await kit.work(gate, connection=proxy.url, drain_delay=SLEEP_MS)
     await gate.reached()
-    await asyncio.sleep(0.05)  # the pump sleeps
+    await kit.until(lambda: told.worker._sleeping != [], "the pump sleeps")
     lost = proxy.lose_reply(EXCHANGE)
 
     gate.open()

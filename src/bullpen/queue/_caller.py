@@ -76,7 +76,7 @@ class Caller:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         sent_at = time.monotonic()
         self._number += 1
-        wire = None
+        wire: Wire | None
         if carry is not None:
             wire = carry((reply, pack(self._command(keys, make_args)), self._within_s))
         elif (wire := self._door.open_wire) is not None:

@@ -188,6 +188,7 @@ class Prompt:
         before them in the same write."""
         assert self._wire is not None
         assert self._first is not None
+        # The bytes of both are with the second: two replies are expected, in this order.
         two: tuple[Sending, Sending] = ((self._first, b"", within_s), (self, both, within_s))
         if ahead is None:
             self._wire.send_all(*two)
