@@ -8,11 +8,13 @@ TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,me
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench chaos docs-table clean distclean
+.PHONY: help demo test test-quick test-long lint format bench chaos docs-table clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
-	@echo "make test        install what is missing, then run all checks and tests"
+	@echo "make test        install what is missing, then run all checks and tests, minutes"
+	@echo "make test-quick  the checks, and the tests of the units and of the queue on one server, in 90 s"
+	@echo "make test-long   what is slower: three-node clusters, installations into empty environments, the long chaos"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
 	@echo "make docs-table  rewrite the pages of requirements and of the command line"
@@ -26,6 +28,14 @@ demo: $(VENV)/.demo-installed
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
 	$(BIN)/python -m tools.check
+
+test-quick: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.check --quick
+
+test-long: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	$(BIN)/python -m tools.check --long
+	$(MAKE) chaos
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.check --static

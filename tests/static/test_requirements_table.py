@@ -90,7 +90,41 @@ def test_the_page_lists_tests_and_what_is_open(project: Path) -> None:
 
     page = (project / requirements_table.PAGE).read_text()
     assert "## Q. Queues\n\n1 of 2 are cited by tests.\n" in page
-    assert "| Q-1 | One \\| two. | `test_it.py::test_a` |\n| Q-2 | Three. | *open* |\n" in page
+    assert "| Q-1 | One \\| two. | test | `test_it.py::test_a` |\n| Q-2 | Three. |  | *open* |\n" in page
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "suites"),
+    [
+        ("unit", '@pytest.mark.requirement("Q-1")\ndef test_a(): ...', "quick"),
+        ("flows", '@pytest.mark.requirement("Q-1")\ndef test_a(): ...', "test"),
+        ("flows", '@pytest.mark.long\n@pytest.mark.requirement("Q-1")\ndef test_a(): ...', "long"),
+        ("unit", '@pytest.mark.long\n@pytest.mark.requirement("Q-1")\ndef test_a(): ...', "long"),
+        ("flows", 'pytestmark = [mark.long, mark.timeout(9)]\n@mark.requirement("Q-1")\ndef test_a(): ...', "long"),
+        (
+            "flows",
+            '@pytest.mark.long\nclass TestIt:\n    @pytest.mark.requirement("Q-1")\n    def test_a(self): ...',
+            "long",
+        ),
+        (
+            "flows",
+            '@mark.parametrize("x", [param(2, marks=mark.long)])\n@mark.requirement("Q-1")\ndef test_a(x): ...',
+            "test",
+        ),
+        (
+            "queue",
+            '@mark.requirement("Q-1")\ndef test_a(): ...\n@mark.long\n@mark.requirement("Q-1")\ndef test_b(): ...',
+            "quick, long",
+        ),
+    ],
+)
+def test_the_page_tells_which_suite_proves_a_requirement(project: Path, folder: str, source: str, suites: str) -> None:
+    (project / "tests" / folder).mkdir()
+    (project / "tests" / folder / "test_it.py").write_text(source)
+
+    assert requirements_table.main([], project) == 0
+
+    assert f"| Q-1 | One \\| two. | {suites} | `" in (project / requirements_table.PAGE).read_text()
 
 
 def test_a_page_out_of_date_is_a_failure(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
