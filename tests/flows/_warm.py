@@ -21,7 +21,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +29,8 @@ from tests.flows._cli import Answer, TerminalText, environment
 
 _REPOSITORY = Path(__file__).parents[2]
 _LONGEST_REQUEST = 100_000
+_END_OF_PART = "\x1e"
+"""Follows what a command has written, on both terminals."""
 # Imported by commands only when they need it; here once for all.
 _PRELOADED = ("bullpen.ledger", "bullpen.runs", "bullpen.messages", "bullpen.outbox", "bullpen._parts.ledger",
               "bullpen._parts.messages", "bullpen._parts.outbox", "bullpen._parts.runs", "bullpen.ledger.migrate",
@@ -57,12 +59,17 @@ class Warm:
     def start(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, rows: int = 40,
               columns: int = 100) -> WarmTerminal:  # fmt: skip
         """Run a command on a terminal; its stderr is another terminal, so that both can be told apart."""
+        return self.session([arguments], cwd=cwd, env=env, rows=rows, columns=columns)
+
+    def session(self, commands: Sequence[Sequence[str]], *, cwd: Path, env: Mapping[str, str] | None = None,
+                rows: int = 40, columns: int = 100) -> WarmTerminal:  # fmt: skip
+        """Run several commands on one terminal, one after the other in one process; each has a part of what is seen."""
         pairs = [pty.openpty(), pty.openpty()]
         status, told = os.pipe()
         for _, theirs in pairs:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         request = {
-            "arguments": arguments,
+            "commands": commands,
             "cwd": str(cwd),
             "env": environment({"TERM": "xterm-256color", **(env or {})}),
         }
@@ -116,13 +123,18 @@ class WarmTerminal(TerminalText):
                 self.close()
                 raise AssertionError(f"no {pattern!r} in:\n{self.error}")
 
-    def wait_for_either(self, pattern: str, timeout: float = 60) -> None:
-        """Read until stdout or stderr matches."""
+    def wait_for_either(self, pattern: str, timeout: float = 60, *, part: int = 0) -> None:
+        """Read until stdout or stderr of a session's command matches."""
         give_up = time.monotonic() + timeout
-        while not re.search(pattern, self.text) and not re.search(pattern, self.error):
+        while not any(re.search(pattern, text) for text in self.part(part)):
             if not self._read(give_up):
                 self.close()
                 raise AssertionError(f"no {pattern!r} in:\n{self.text}\n{self.error}")
+
+    def part(self, number: int) -> tuple[str, str]:
+        """What one command of a session has written so far to stdout and to stderr."""
+        out, err = (f"{text}{_END_OF_PART * (number + 1)}".split(_END_OF_PART) for text in (self.text, self.error))
+        return out[number], err[number]
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -144,6 +156,18 @@ class WarmTerminal(TerminalText):
             if time.monotonic() >= give_up:
                 raise AssertionError(f"it did not end:\n{self.text}\n{self.error}")
             return int(self._status.readline() or -1)  # nothing: it was killed
+        finally:
+            self.close()
+
+    def codes(self, timeout: float = 60) -> list[int]:
+        """Read until the session ends; the exit code of each command."""
+        give_up = time.monotonic() + timeout
+        try:
+            while self._read(give_up):
+                pass
+            if time.monotonic() >= give_up:
+                raise AssertionError(f"it did not end:\n{self.text}\n{self.error}")
+            return [int(line) for line in self._status]
         finally:
             self.close()
 
@@ -183,6 +207,7 @@ def _serve(requests: socket.socket) -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
     commands.tree()
+    _keep_what_was_measured()
     assert threading.active_count() == 1, "threads do not survive a fork"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies; they tell their codes themselves
     while True:
@@ -195,6 +220,16 @@ def _serve(requests: socket.socket) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(b"+")
+
+
+def _keep_what_was_measured() -> None:
+    """Store the coverage of all the imports once: what is not stored before the fork, every child stores again."""
+    if "coverage" in sys.modules:
+        import coverage
+
+        measured = coverage.Coverage.current()
+        if measured is not None:
+            measured.save()
 
 
 def _run(request: Any, run: Callable[[list[str]], int], terminal: int, errors: int, told: int) -> NoReturn:
@@ -211,20 +246,40 @@ def _run(request: Any, run: Callable[[list[str]], int], terminal: int, errors: i
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
-        try:
-            code = run(request["arguments"])
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()  # as Python would
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
+        *before, last = request["commands"]
+        for arguments in before:
+            os.write(told, f"{_code(run, arguments)}\n".encode())
+            for stream in (sys.stdout, sys.stderr):
+                stream.write(_END_OF_PART)
+                stream.flush()
+            _forget_the_program(request["cwd"])
+        code = _code(run, last)
     finally:
         os.write(told, f"{code}\n".encode())
         os._exit(code)
+
+
+def _forget_the_program(directory: str) -> None:
+    """The user's own modules: the next command imports them again, as in a process of its own."""
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}"):
+            del sys.modules[name]
+
+
+def _code(run: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run a command as the entry point does."""
+    try:
+        code = run(arguments)
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()  # as Python would
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 if __name__ == "__main__":

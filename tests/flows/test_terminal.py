@@ -178,26 +178,42 @@ def test_every_command_has_its_use_here_and_there_is_no_other() -> None:
         assert re.search(rf"def {test}\w*\(.*?Terminal\(", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("command", USES)
-def test_every_command_does_its_work_on_a_terminal(command: str, world: dict[str, str], warm: Warm) -> None:
-    use = USES[command]
-    words = [word.format(**world) for word in use.words.split()]
+def _nouns() -> dict[str, list[str]]:
+    """Commands by the thing they are about; those about none are a group of their own."""
+    found: dict[str, list[str]] = {}
+    for command in USES:
+        noun, _, verb = command.partition(" ")
+        found.setdefault(noun if verb else "", []).append(command)
+    return found
 
-    terminal = warm.start(*command.split(), *words, cwd=Path(world["directory"]), env={**_env(world), **use.env})
-    if use.asks:
-        terminal.wait_for_error(use.shows)
-    elif use.typed:
-        terminal.wait_for_either(use.shows)
-    if use.typed:
-        terminal.type(use.typed)
-    code = terminal.end(timeout=60)
 
-    seen = f"{terminal.text}\n{terminal.error}"
-    assert code == use.code, seen
-    assert re.search(use.shows, seen), seen
-    assert "Traceback" not in terminal.error
-    if code not in (0, 130):
-        assert terminal.error.count("\n") == 1, "one line says why"
+@pytest.mark.parametrize("noun", _nouns(), ids=lambda noun: noun or "no noun")
+def test_every_command_does_its_work_on_a_terminal(noun: str, world: dict[str, str], warm: Warm) -> None:
+    """One session for all commands of a noun, as somebody at work has it."""
+    commands = _nouns()[noun]
+    uses = [USES[command] for command in commands]
+    lines = [
+        [*command.split(), *(word.format(**world) for word in use.words.split())]
+        for command, use in zip(commands, uses, strict=True)
+    ]
+    env = {name: value for use in uses for name, value in use.env.items()}
+
+    terminal = warm.session(lines, cwd=Path(world["directory"]), env={**_env(world), **env})
+    for at, use in enumerate(uses):
+        if use.typed:
+            terminal.wait_for_either(use.shows, part=at)
+            terminal.type(use.typed)
+    codes = terminal.codes()
+
+    assert len(codes) == len(commands), f"{terminal.text}\n{terminal.error}"
+    for at, (command, use) in enumerate(zip(commands, uses, strict=True)):
+        out, err = terminal.part(at)
+        seen = f"bullpen {command}\n{out}\n{err}"
+        assert codes[at] == use.code, seen
+        assert re.search(use.shows, err if use.asks else f"{out}\n{err}"), seen
+        assert "Traceback" not in err, seen
+        if use.code not in (0, 130):
+            assert err.count("\n") == 1, f"one line says why: {seen}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
