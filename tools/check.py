@@ -46,13 +46,13 @@ RUFF = (
     Stage("ruff check", (_tool("ruff", "check", "--quiet", "--output-format=concise"),)),
     Stage("ruff format", (_tool("ruff", "format", "--check", "--quiet"),)),
 )
-OTHERS = (
-    Stage("luacheck", (_module("tools.check_lua"),), program="luacheck"),
+LUA = Stage("luacheck", (_module("tools.check_lua"),), program="luacheck")
+# Two that tests/static runs as well: only `make lint` has them as stages.
+IN_TESTS = (
     Stage("import contracts", (_tool("lint-imports", "--no-logo", "--no-cache"),)),
     Stage("requirements table", (_module("tools.requirements_table", "--check"),)),
 )
 TYPES = Stage("mypy --strict", (_tool("mypy", "--strict", "--no-error-summary"),))
-STATIC = (*RUFF, TYPES, *OTHERS)
 
 # Many tests wait for servers, so one more of them than there are cores run at a time. Each process begins with a part
 # of its own and takes over from another when it has finished: no core waits for the one that has the longest file.
@@ -175,13 +175,13 @@ def main() -> int:
     TEST_REPORT.unlink(missing_ok=True)
     started = time.monotonic()
     if chosen.static:
-        results = run_both((TYPES,), (*RUFF, *OTHERS))
+        results = run_both((TYPES,), (*RUFF, LUA, *IN_TESTS))
     elif chosen.quick:
-        results = run_both((*RUFF, *OTHERS, QUICK_TYPES), (QUICK_TESTS,))
+        results = run_both((*RUFF, LUA, QUICK_TYPES), (QUICK_TESTS,))
     elif chosen.long:
         results = [run(LONG_TESTS)]
     else:
-        results = run_both(STATIC, (TESTS, COVERAGE))
+        results = run_both((*RUFF, LUA, TYPES), (TESTS, COVERAGE))
 
     print_table(results, time.monotonic() - started)
     return int(any(result.verdict == "FAILED" for result in results))
