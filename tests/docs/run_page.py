@@ -1,4 +1,6 @@
-"""Run the code of one page of documentation, block after block, as a reader would: `python run_page.py PAGE`.
+"""Run the code of one page of documentation, block after block, as a reader would.
+
+`python -m tests.docs.run_page PAGE`, in the checkout.
 
 - ```python: run in order in one module, `await` allowed. A block with `asyncio.run(` is a whole program and runs by
   itself; one that begins with `# name.py` becomes that file.
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.testing import RedisServer
+from tests.docs._forks import Fork, Forks
 
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
 NOT_RUN_HERE = ("pip install", "make ", "npm ", "export ", "bullpen demo", "redis-cli ", "python -m asyncio")
@@ -50,11 +53,12 @@ def blocks_of(page: str) -> Iterator[Block]:
 class Page:
     """A page that is being run."""
 
-    def __init__(self, path: Path, port: int | None) -> None:
-        self._path, self._port = path, port
+    def __init__(self, path: Path, port: int | None, commands: Forks) -> None:
+        self._path, self._port, self._commands = path, port, commands
         self._module: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._background: list[asyncio.subprocess.Process] = []
+        self._running: list[Fork] = []
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("REDIS_")}
 
     async def run(self) -> None:
@@ -70,6 +74,9 @@ class Page:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
                 await process.wait()
+            for fork in self._running:
+                fork.signal(signal.SIGTERM)
+                await asyncio.to_thread(fork.read, 90)
 
     async def _run(self, block: Block) -> None:
         source = block.source if self._port is None else block.source.replace("6379", str(self._port))
@@ -116,11 +123,18 @@ class Page:
             self._printed += await self._finish(sys.executable, *arguments)
             return
         assert program == "bullpen", f"nobody runs {command!r}"
-        words = (sys.executable, "-m", "bullpen.cli", *arguments)
+        started = self._commands.start("command", *arguments, env=self._environment, cwd=Path.cwd())
         if arguments[0] == "run":
-            await self._start(*words, until=b"taking jobs")
-        else:
-            self._printed += await self._finish(*words)
+            self._running.append(started)
+            told = await asyncio.to_thread(started.read, 90, b"taking jobs")
+            assert told, f"{command} takes no jobs: {(started.output + started.errors).decode()}"
+            return
+        ended = await asyncio.to_thread(started.read, 90)
+        out, errors = started.output.decode(), started.errors.decode()
+        assert ended, f"{command} did not end:\n{out}{errors}"
+        code = started.code()
+        assert code == 0, f"{command} ended with {code}:\n{out}{errors}"
+        self._printed += out
 
     async def _run_node(self, source: str) -> None:
         _write("worker.cjs", source)
@@ -157,17 +171,21 @@ def _write(name: str, source: str) -> None:
     Path(name).write_text(source)
 
 
-def main() -> None:
-    path = Path(sys.argv[1]).resolve()
+def run(words: list[str]) -> int:
+    """Run a page; its commands are forked from this process as it is now."""
+    path = Path(words[0]).resolve()
     needs_server = "6379" in "".join(block.source for block in blocks_of(path.read_text()) if block.language != "sh")
     with contextlib.ExitStack() as stack:
+        commands = Forks.here()
+        stack.callback(commands.close)
         port = None
         if needs_server:
             port = int(stack.enter_context(RedisServer.start("valkey")).url.rpartition(":")[2])
         os.chdir(stack.enter_context(tempfile.TemporaryDirectory(prefix="bullpen-page-", ignore_cleanup_errors=True)))
         sys.path.insert(0, "")
-        asyncio.run(Page(path, port).run())
+        asyncio.run(Page(path, port, commands).run())
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs._forks import Forks
 from tests.docs.run_page import blocks_of
 from tests.docs.test_pages import run_page
 
@@ -14,8 +15,8 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_the_tour_runs() -> None:
-    run_page(README)
+def test_the_tour_runs(forks: Forks) -> None:
+    run_page(README, forks)
 
 
 def test_the_two_commands_and_the_installation_are_named() -> None:

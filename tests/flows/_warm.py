@@ -32,9 +32,9 @@ _LONGEST_REQUEST = 100_000
 _END_OF_PART = "\x1e"
 """Follows what a command has written, on both terminals."""
 # Imported by commands only when they need it; here once for all.
-_PRELOADED = ("bullpen.ledger", "bullpen.runs", "bullpen.messages", "bullpen.outbox", "bullpen._parts.ledger",
-              "bullpen._parts.messages", "bullpen._parts.outbox", "bullpen._parts.runs", "bullpen.ledger.migrate",
-              "alembic.command", "aiosqlite", "rich.live", "rich.progress", "rich.table", "uvloop")  # fmt: skip
+PRELOADED = ("bullpen.ledger", "bullpen.runs", "bullpen.messages", "bullpen.outbox", "bullpen._parts.ledger",
+             "bullpen._parts.messages", "bullpen._parts.outbox", "bullpen._parts.runs", "bullpen.ledger.migrate",
+             "alembic.command", "aiosqlite", "rich.live", "rich.progress", "rich.table", "uvloop")  # fmt: skip
 
 
 class Warm:
@@ -204,7 +204,7 @@ def _serve(requests: socket.socket) -> None:
 
     from bullpen.cli import commands
 
-    for module in _PRELOADED:
+    for module in PRELOADED:
         importlib.import_module(module)
     commands.tree()
     _keep_what_was_measured()
@@ -248,12 +248,12 @@ def _run(request: Any, run: Callable[[list[str]], int], terminal: int, errors: i
         os.environ.update(request["env"])
         *before, last = request["commands"]
         for arguments in before:
-            os.write(told, f"{_code(run, arguments)}\n".encode())
+            os.write(told, f"{exit_code(run, arguments)}\n".encode())
             for stream in (sys.stdout, sys.stderr):
                 stream.write(_END_OF_PART)
                 stream.flush()
             _forget_the_program(request["cwd"])
-        code = _code(run, last)
+        code = exit_code(run, last)
     finally:
         os.write(told, f"{code}\n".encode())
         os._exit(code)
@@ -266,7 +266,7 @@ def _forget_the_program(directory: str) -> None:
             del sys.modules[name]
 
 
-def _code(run: Callable[[list[str]], int], arguments: list[str]) -> int:
+def exit_code(run: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a command as the entry point does."""
     try:
         code = run(arguments)
