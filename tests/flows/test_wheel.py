@@ -55,6 +55,7 @@ def test_the_wheel_holds_the_package_with_its_scripts_and_types_and_nothing_else
     assert [name for name in files if not name.startswith(("bullpen/", f"bullpen-{VERSION}.dist-info/"))] == []
 
 
+@pytest.mark.long
 def test_every_module_can_be_imported_that_needs_no_further_extra(environment: Path, tmp_path: Path) -> None:
     """A name that only the development environment has would be noticed by the first user otherwise."""
     modules = "bullpen, bullpen.errors, bullpen.queue, bullpen.settings, bullpen.testing, bullpen.wire.scripts"
@@ -65,12 +66,14 @@ def test_every_module_can_be_imported_that_needs_no_further_extra(environment: P
     assert Path(found.strip()).is_relative_to(environment)
 
 
+@pytest.mark.long
 def test_the_command_says_its_version(environment: Path, tmp_path: Path) -> None:
     answer = run(environment / "bin" / "bullpen", "--version", cwd=tmp_path)
 
     assert VERSION in answer
 
 
+@pytest.mark.long
 def test_the_demo_runs_from_the_installed_wheel(environment: Path, tmp_path: Path) -> None:
     """What a user does first, with nothing there but what pip installed."""
     answer = run(environment / "bin" / "bullpen", "demo", "--json", "--jobs", "60", "--duration", "2", cwd=tmp_path)

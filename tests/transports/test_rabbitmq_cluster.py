@@ -32,7 +32,7 @@ own setting makes it three minutes and more."""
 PATIENCE_S = 60.0
 PUBLISHERS = 4
 
-pytestmark = pytest.mark.timeout(900 if LONG else 300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900 if LONG else 300)]
 
 
 class Load:
