@@ -17,8 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 TEST_REPORT = ROOT / "build" / "tests.xml"
-MOST_RUN_ALONE = 5
-"""More failures than this are no coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,6 @@ class Stage:
     commands: tuple[tuple[str, ...], ...]
     program: str | None = None
     """A program from outside the virtual environment that the stage needs."""
-    alone: tuple[str, ...] | None = None
-    """What to run when a command failed, to tell a starved test from a broken one."""
 
 
 def _tool(name: str, *arguments: str) -> tuple[str, ...]:
@@ -59,7 +55,6 @@ TESTS = (
             _module("coverage", "erase"),
             _module("coverage", "run", "-m", "pytest", "-q", *_PARALLEL, f"--junitxml={TEST_REPORT}"),
         ),
-        alone=_module("coverage", "run", "-m", "pytest", "-q", "--last-failed", "--last-failed-no-failures=none"),
     ),
     Stage(
         "coverage",
@@ -88,20 +83,8 @@ def run(stage: Stage) -> Result:
         print(f"{stage.program} is not installed")
     else:
         passed = all(subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in stage.commands)
-        if not passed and stage.alone is not None and 0 < (failed := _failures()) <= MOST_RUN_ALONE:
-            # Side by side a test may be starved for as long as it is willing to wait. Alone it has no excuse.
-            print(f"\n=== {failed} failed side by side and run once more, alone; each is worth a look", flush=True)
-            passed = subprocess.run(stage.alone, cwd=ROOT, check=False).returncode == 0
         verdict = "ok" if passed else "FAILED"
     return Result(stage.name, verdict, time.monotonic() - started)
-
-
-def _failures() -> int:
-    """How many tests of the last run failed; 0 when it did not even begin."""
-    if not TEST_REPORT.exists():
-        return 0
-    suite = next(ET.parse(TEST_REPORT).iter("testsuite"))
-    return int(suite.get("failures", 0)) + int(suite.get("errors", 0))
 
 
 def seconds_per_folder(report: Path) -> Iterator[tuple[str, float]]:
