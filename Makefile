@@ -8,11 +8,12 @@ TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,me
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench chaos docs-table clean distclean
+.PHONY: help demo test test-fresh lint format bench chaos docs-table clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
 	@echo "make test        install what is missing, then run all checks and tests"
+	@echo "make test-fresh  demo and test on minimal Debian systems (root, debootstrap); FRESH=user: one of them"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
 	@echo "make docs-table  rewrite the pages of requirements and of the command line"
@@ -26,6 +27,9 @@ demo: $(VENV)/.demo-installed
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
 	$(BIN)/python -m tools.check
+
+test-fresh: | $(BIN)/python
+	$(BIN)/python -m tools.fresh_machine $(FRESH)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.check --static
