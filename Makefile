@@ -8,13 +8,14 @@ TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,me
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long lint format bench chaos docs-table clean distclean
+.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
 	@echo "make test        install what is missing, then run all checks and tests, minutes"
 	@echo "make test-quick  the checks, and the tests of the units and of the queue on one server, in 90 s"
 	@echo "make test-long   what is slower: three-node clusters, installations into empty environments, the long chaos"
+	@echo "make test-fresh  demo and test on minimal Debian systems (root, debootstrap); FRESH=user: one of them"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
 	@echo "make docs-table  rewrite the pages of requirements and of the command line"
@@ -36,6 +37,9 @@ test-long: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
 	$(BIN)/python -m tools.check --long
 	$(MAKE) chaos
+
+test-fresh: | $(BIN)/python
+	$(BIN)/python -m tools.fresh_machine $(FRESH)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.check --static

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,25 @@ StartServer = Callable[..., RedisServer]
 # A slow machine is no failure: generating examples beside other tests may take its time.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
+
+
+def _give_children_default_signals() -> None:
+    """Undo what a shell or `nohup` has ignored: an ignored signal stays ignored in every program we start.
+
+    A handler does not, so SIGHUP gets one that does nothing: programs start with the default, and the run itself still
+    outlives its terminal.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, lambda *_: None),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+_give_children_default_signals()
 
 
 def pytest_configure(config: pytest.Config) -> None:

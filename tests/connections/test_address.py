@@ -29,6 +29,9 @@ class TestOneServer:
             ("redis://cache/?db=4", Endpoint(host="cache", db=4)),
             ("redis://[::1]:7000", Endpoint(host="::1", port=7000)),
             ("redis://[fe80::1]", Endpoint(host="fe80::1")),
+            ("redis://[fe80::1%25eth0]", Endpoint(host="fe80::1%eth0")),
+            ("REDIS://cache:7000/3\n", Endpoint(host="cache", port=7000, db=3)),
+            ("unix:/run/redis.sock", Endpoint(path="/run/redis.sock")),
             ("redis://:secret@cache", Endpoint(host="cache", password="secret")),
             ("redis://ada:secret@cache", Endpoint(host="cache", username="ada", password="secret")),
             ("redis://cache?username=ada&password=secret", Endpoint(host="cache", username="ada", password="secret")),
@@ -104,6 +107,31 @@ class TestManyServers:
             )
         )
         assert str(address) == "cluster one:7000, [::1]:7001"
+
+    @pytest.mark.parametrize(
+        ("hosts", "expected"),
+        [
+            ("[::1]", [("::1", 6379)]),
+            ("[::1],[::2]:7001", [("::1", 6379), ("::2", 7001)]),
+            ("[::1]:7000,two", [("::1", 7000), ("two", 6379)]),
+            ("one,[fe80::1]:7001,three:7002", [("one", 6379), ("fe80::1", 7001), ("three", 7002)]),
+        ],
+    )
+    @pytest.mark.parametrize("login", ["", ":secret@", "ada:se[ret@", "ada:[secret]@", "ada:secre]t@"])
+    def test_hosts_in_brackets_may_stand_anywhere(
+        self, hosts: str, expected: list[tuple[str, int]], login: str
+    ) -> None:
+        """Python's own reading of URLs takes brackets in one place or another, as its micro version likes."""
+        address = parse_url(f"redis+cluster://{login}{hosts}")
+
+        assert isinstance(address, ClusterAddress)
+        assert [(seed.host, seed.port) for seed in address.seeds] == expected
+        assert {seed.password or "" for seed in address.seeds} == {login[:-1].rpartition(":")[2]}
+
+    @pytest.mark.parametrize("hosts", ["one,[::1", "one,::1]", "one,[]", "one,[two]", "one,[::1]7001", "[::1]x,two"])
+    def test_brackets_hold_a_whole_address_or_are_refused(self, hosts: str) -> None:
+        with pytest.raises(InvalidOption, match="expected redis://host:port/db"):
+            Connection(f"redis+cluster://:s3cr3t@{hosts}")
 
     @pytest.mark.parametrize("scheme", ["rediss+sentinel", "rediss+cluster"])
     def test_tls_is_for_all_of_them(self, scheme: str) -> None:

@@ -49,7 +49,7 @@ class TestSqlEvents(SourceContract):
         postgres = request.param == "postgresql"
         url = request.getfixturevalue("postgres_url" if postgres else "sqlite_url")
         server = request.getfixturevalue("postgres_server") if postgres else None
-        return SqlHarness(make_ledger(url, timeout_ms=5_000 if postgres else 300), server)
+        return SqlHarness(make_ledger(url, timeout_ms=5_000 if postgres else 1_000), server)
 
 
 @pytest.mark.parametrize("steps", range(8))

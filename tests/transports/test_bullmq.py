@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import subprocess
 import sys
@@ -87,15 +86,19 @@ async def test_client_defaults_apply_and_one_job_may_differ(make_client: MakeCli
 
 @pytest.mark.requirement("W-29", "W-30", "W-58")
 async def test_ten_thousand_jobs_need_one_queue_object(
-    make_client: MakeClient, redis_server: RedisServer, queue_name: str
+    make_client: MakeClient, redis_server: RedisServer, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = make_client()
-    gc.collect()
-    before = sum(isinstance(one, Queue) for one in gc.get_objects())
+    client, made, make = make_client(), [], Queue.__init__
+
+    def counted(queue: Queue, name: str, *args: Any, **options: Any) -> None:
+        made.append(name)
+        make(queue, name, *args, **options)
+
+    monkeypatch.setattr(Queue, "__init__", counted)
 
     await client.produce_many(queue_name, [("pay", {"urn": f"urn:{number}"}) for number in range(10_000)])
 
-    assert sum(isinstance(one, Queue) for one in gc.get_objects()) - before == 1
+    assert made == [queue_name]
     assert client.queue(queue_name) is client.queue(queue_name)
     assert redis_server.client().llen(f"bull:{queue_name}:wait") == 10_000
 

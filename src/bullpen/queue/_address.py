@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 from bullpen.errors import InvalidOption, require
 
@@ -132,7 +133,7 @@ class Login:
 def parse_url(url: str) -> Address:
     """Read a URL. TLS certificates are verified unless it says `?verify=no`. Messages never show a password."""
     try:
-        parts = urlsplit(url)
+        parts = _split(url)
         scheme = parts.scheme.replace("rediss", "redis", 1)
         if parts.scheme == "unix":
             return _socket(parts)
@@ -205,7 +206,22 @@ def _extras(scheme: str) -> tuple[str, ...]:
     return {"redis": ("db",), "redis+sentinel": ("db", *_SENTINEL_LOGIN)}.get(scheme, ())
 
 
-def _query(parts: SplitResult, known: Collection[str]) -> dict[str, str]:
+class _Parts(NamedTuple):
+    scheme: str
+    authority: str
+    path: str
+    query: str
+
+
+def _split(url: str) -> _Parts:
+    """Cut a URL at its marks. Not `urlsplit`: which brackets it takes in a list of hosts changes with its version."""
+    scheme, _, rest = url.strip().partition(":")
+    rest, _, query = rest.partition("#")[0].partition("?")
+    authority, slash, path = rest[2:].partition("/") if rest.startswith("//") else ("", "", rest)
+    return _Parts(scheme.lower(), authority, slash + path, query)
+
+
+def _query(parts: _Parts, known: Collection[str]) -> dict[str, str]:
     query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     for name in query:
         if name not in known:
@@ -215,13 +231,13 @@ def _query(parts: SplitResult, known: Collection[str]) -> dict[str, str]:
     return query
 
 
-def _authority(parts: SplitResult) -> tuple[str, str]:
+def _authority(parts: _Parts) -> tuple[str, str]:
     """(user information, hosts). Only the last @ divides them."""
-    user, _, hosts = parts.netloc.rpartition("@")
+    user, _, hosts = parts.authority.rpartition("@")
     return user, hosts
 
 
-def _login(parts: SplitResult, query: Mapping[str, str]) -> tuple[str | None, str | None]:
+def _login(parts: _Parts, query: Mapping[str, str]) -> tuple[str | None, str | None]:
     username, colon, password = _authority(parts)[0].partition(":")
     if username and not colon:
         raise ValueError("a user name without a password")
@@ -236,15 +252,16 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host, bracket, rest = text[1:].partition("]")
         if not bracket or not host or (rest and not rest.startswith(":")):
             raise ValueError("brackets of an IPv6 address")
-        port = rest[1:]
+        host, port = str(ipaddress.IPv6Address(unquote(host))), rest[1:]
     else:
         host, _, port = text.partition(":")
+        host = unquote(host)
     if port and not (port.isascii() and port.isdigit()):
         raise ValueError("a port is a number")
-    return unquote(host) or "localhost", int(port) if port else default_port
+    return host or "localhost", int(port) if port else default_port
 
 
-def _socket(parts: SplitResult) -> Endpoint:
+def _socket(parts: _Parts) -> Endpoint:
     query = _query(parts, ("db", *_LOGIN))
     path = unquote(_authority(parts)[1] + parts.path)
     require("connection", bool(path), "a socket path after unix://", "unix://")

