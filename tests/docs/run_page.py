@@ -31,7 +31,10 @@ from typing import Any
 from bullpen.testing import RedisServer
 
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
-NOT_RUN_HERE = ("pip install", "make ", "npm ", "export ", "bullpen demo", "redis-cli ", "python -m asyncio")
+NOT_RUN_HERE = (
+    *("pip install", "python3 -m venv", ". .venv", "make ", "npm ", "export "),
+    *("bullpen demo", "redis-cli ", "python -m asyncio"),
+)
 
 
 @dataclass(frozen=True, slots=True)
