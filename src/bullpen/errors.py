@@ -1,4 +1,7 @@
-"""Every error that bullpen raises, and the signals a handler may raise at us.
+"""The errors of queues, connections and the ledger, and the signals a handler may raise at us.
+
+Workflows, messages, sources, transports and stores of dead letters define theirs beside what raises them; each is a
+`BullpenError` too. `docs/reference/errors.md` lists all.
 
 BullpenError
 ├── InvalidOption            a value or name that cannot be used; nothing was written       (also a ValueError)
@@ -44,6 +47,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from bullpen._version import install_line
+
 
 class BullpenError(Exception):
     """Base of everything that bullpen raises on its own behalf."""
@@ -79,7 +84,7 @@ class MissingExtra(BullpenError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs the extra "{extra}": pip install "bullpen[{extra}]"')
+        super().__init__(f'{purpose} needs the extra "{extra}": {install_line(extra)}')
         self.extra, self.purpose = extra, purpose
 
 

@@ -34,7 +34,10 @@ from bullpen.testing import RedisServer
 from tests.docs._forks import Fork, Forks
 
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
-NOT_RUN_HERE = ("pip install", "make ", "npm ", "export ", "bullpen demo", "redis-cli ", "python -m asyncio")
+NOT_RUN_HERE = (
+    *("pip install", "python3 -m venv", ". .venv", "make ", "npm ", "export "),
+    *("bullpen demo", "redis-cli ", "python -m asyncio"),
+)
 
 
 @dataclass(frozen=True, slots=True)

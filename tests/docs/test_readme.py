@@ -24,4 +24,4 @@ def test_the_two_commands_and_the_installation_are_named() -> None:
 
     assert "make demo" in shell
     assert "make test" in shell
-    assert 'pip install "bullpen[embedded,cli]"' in shell
+    assert 'pip install ".[embedded,cli]"' in shell

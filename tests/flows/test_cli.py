@@ -116,7 +116,7 @@ def test_without_the_extra_the_command_prints_the_pip_line(tmp_path: Path) -> No
     answer = subprocess.run([sys.executable, "-c", hidden], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert answer.returncode == 2
-    assert answer.stderr == 'bullpen: the command line needs the extra "cli": pip install "bullpen[cli]"\n'
+    assert answer.stderr == 'bullpen: the command line needs the extra "cli": pip install "bullpen-mq[cli]"\n'
 
 
 def test_an_error_of_our_own_is_not_mistaken_for_the_missing_extra(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_package_with_its_scripts_and_types_and_nothing_else
     files = zipfile.ZipFile(wheel).namelist()
 
     assert {"bullpen/py.typed", "bullpen/wire/lua/exchange.lua", "bullpen/wire/lua/lib/clock.lua"} <= set(files)
-    assert [name for name in files if not name.startswith(("bullpen/", f"bullpen-{VERSION}.dist-info/"))] == []
+    assert [name for name in files if not name.startswith(("bullpen/", f"bullpen_mq-{VERSION}.dist-info/"))] == []
 
 
 @pytest.mark.long

@@ -23,7 +23,6 @@ DOORS = {
     "cronsim": ("bullpen._kernel.cron",),
     "hiredis": ("bullpen.queue._wire",),
     "httpcore2": ("bullpen.plugins._http",),
-    "jinja2": ("bullpen.dashboard",),
     "kurrentdbclient": ("bullpen.plugins.sources.kurrent",),
     "opentelemetry": ("bullpen.ops.tracing",),
     "prometheus_client": ("bullpen.ops.metrics",),

@@ -58,7 +58,6 @@ def _sound_queue(client: Client) -> None:
     client.hset(f"{BASE}metrics:completed", "count", 1)
     client.rpush(f"{BASE}metrics:completed:data", 1)
     client.set(f"{BASE}bp:call:me", "1", px=60_000)
-    client.zadd(f"{BASE}bp:held:tenant", {"4": 1})
 
 
 def _somebody_works(client: Client) -> None:
@@ -165,18 +164,6 @@ def test_jobs_at_the_front_of_their_class_took_no_number(client: Client) -> None
     client.zadd(f"{BASE}prioritized", {"1": 3 * 2**32, "2": 3 * 2**32 + 1})
     client.zadd(f"{BASE}marker", {"0": 0})
     client.set(f"{BASE}pc", 1)
-
-    assert check_queue(client, "bull", "orders") == []
-
-
-def test_lanes_use_the_counter_in_their_own_way(client: Client) -> None:
-    """Fair-queuing tags repeat, so counting them proves nothing."""
-    for job_id in ("1", "2"):
-        _job(client, job_id)
-    client.zadd(f"{BASE}prioritized", {"1": 2**32 + 4, "2": 2**32 + 4})
-    client.zadd(f"{BASE}marker", {"0": 0})
-    client.set(f"{BASE}pc", 1)
-    client.zadd(f"{BASE}bp:lanes:1", {"tenant": 4})
 
     assert check_queue(client, "bull", "orders") == []
 

@@ -376,8 +376,8 @@ for name in ("kafka", "rabbitmq"):
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     kafka, rabbitmq = answer.stdout.splitlines()
-    assert 'pip install "bullpen[kafka]"' in kafka
-    assert 'pip install "bullpen[rabbitmq]"' in rabbitmq
+    assert 'pip install "bullpen-mq[kafka]"' in kafka
+    assert 'pip install "bullpen-mq[rabbitmq]"' in rabbitmq
 
 
 def test_transports_are_found_by_name() -> None:

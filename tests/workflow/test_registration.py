@@ -179,7 +179,7 @@ def test_only_the_driver_in_use_is_needed() -> None:
     answer = subprocess.run([sys.executable, "-c", ONLY_ITS_DRIVER], capture_output=True, text=True, check=False)
 
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.splitlines()[0].endswith('pip install "bullpen[kafka]"')
+    assert answer.stdout.splitlines()[0].endswith('pip install "bullpen-mq[kafka]"')
     assert answer.stdout.splitlines()[1:] == ["[]"]
 
 

@@ -1,7 +1,7 @@
 """Serve an ASGI application beside the workers of a process.
 
 In: an application and where to listen. Out: a service that an app runs: it starts, stops and fails with the others.
-Needs the extra `http` (uvicorn).
+Needs the extra `metrics` (uvicorn), which `http` brings too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.errors import InvalidOption, MissingExtra
 
 __all__ = ["HttpService", "parse_address"]
 
@@ -38,7 +38,7 @@ class HttpService:
         try:
             import uvicorn
         except ImportError:
-            raise NotConfigured("serving HTTP needs uvicorn: pip install 'bullpen[http]'") from None
+            raise MissingExtra("metrics", "serving over HTTP") from None
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

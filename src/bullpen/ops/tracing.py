@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from bullpen import _version
 from bullpen._kernel import tracing
 from bullpen._kernel.scrub import scrub
-from bullpen.errors import NotConfigured
+from bullpen.errors import MissingExtra
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -29,7 +29,7 @@ def install(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
     try:
         from opentelemetry import trace
     except ImportError:
-        raise NotConfigured("tracing needs OpenTelemetry: pip install 'bullpen[tracing]'") from None
+        raise MissingExtra("tracing", "tracing with OpenTelemetry") from None
     return tracing.install(_OpenTelemetry(trace.get_tracer("bullpen", _version.__version__, provider)))
 
 

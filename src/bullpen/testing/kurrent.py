@@ -19,20 +19,24 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-import grpc
-from google.protobuf import any_pb2, empty_pb2
-from kurrentdbclient.protos.v1 import (
-    gossip_pb2,
-    gossip_pb2_grpc,
-    persistent_pb2,
-    persistent_pb2_grpc,
-    shared_pb2,
-    status_pb2,
-    streams_pb2,
-    streams_pb2_grpc,
-)
-
+from bullpen.errors import MissingExtra
 from bullpen.testing.servers import free_port
+
+try:
+    import grpc
+    from google.protobuf import any_pb2, empty_pb2
+    from kurrentdbclient.protos.v1 import (
+        gossip_pb2,
+        gossip_pb2_grpc,
+        persistent_pb2,
+        persistent_pb2_grpc,
+        shared_pb2,
+        status_pb2,
+        streams_pb2,
+        streams_pb2_grpc,
+    )
+except ModuleNotFoundError as missing:
+    raise MissingExtra("kurrent", "the KurrentDB of tests") from missing
 
 __all__ = ["KurrentServer"]
 

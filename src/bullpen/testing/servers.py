@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from bullpen.errors import MissingExtra
 from bullpen.testing import _reaper
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ def need(component: str) -> Path:
 
     If it is missing, the test is skipped at home and fails when `CI=true`, so that no suite goes quiet unnoticed.
     """
-    import pytest
-
     try:
         return find_component(component)
     except ComponentMissing as missing:
+        import pytest  # runs this test, so it is there; the extra `testing` does not bring it
+
         if os.environ.get("CI", "").lower() in {"1", "true"}:
             pytest.fail(str(missing), pytrace=False)
         pytest.skip(str(missing))
@@ -272,9 +273,12 @@ class RedisServer:
         return f"<RedisServer {self._binary.name} on {where}, {'running' if self.is_running else 'stopped'}>"
 
     def _make_client(self) -> redis.Redis:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise MissingExtra("testing", "the client of a test server") from error
 
         no_retry = Retry(NoBackoff(), 0)
         if self._unix:

@@ -21,6 +21,7 @@ from typing import Annotated, Final
 import typer
 
 from bullpen import embedded
+from bullpen._version import install_line
 from bullpen.app import connect
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, RedisOption
@@ -118,8 +119,7 @@ async def _told(stage: _Stage, as_json: bool) -> AsyncIterator[Line]:
     missing = [extra for module, extra in _NEEDED.items() if find_spec(module) is None]
     if missing:
         if not as_json:
-            wanted = ",".join(dict.fromkeys(missing))
-            common.out.print(f'\nThe other systems need more: pip install "bullpen[{wanted}]"', markup=False)
+            common.out.print(f"\nThe other systems need more: {install_line(*dict.fromkeys(missing))}", markup=False)
         return
     if not as_json:
         common.out.print("\nThe other systems, each with a fault on purpose:")
@@ -142,7 +142,8 @@ def _view(stage: _Stage, plain: bool, as_json: bool) -> display.Display:
     if stage.node is not None:
         # Outside of any frame and in one piece, so that it can be copied.
         common.out.print(
-            f"a Node worker may join, where bullmq is installed (npm install bullmq):\n\n{stage.node}\n", markup=False
+            f"a Node worker may join (npm install bullmq ioredis):\n\n{stage.node}\n",
+            markup=False,
         )
     return display.Lines(common.out) if plain or not common.out.is_terminal else display.Picture(common.out)
 
