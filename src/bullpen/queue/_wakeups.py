@@ -235,9 +235,9 @@ class Wakeups:
 
     def _on_timer(self) -> None:
         # A timer may come a fraction of a millisecond early (uvloop counts whole ones). So its time says nothing about
-        # whether it is still to come: it is forgotten here, and the reply to the look plans the next one. The limit ends
-        # here too: the look is told what is left of it, whereas a worker that still holds itself for limited would
-        # sleep with nobody to wake it.
+        # whether it is still to come: it is forgotten here, and the reply to the look plans the next one. The limit
+        # ends here too: the look is told what is left of it, whereas a worker that still holds itself for limited
+        # would sleep with nobody to wake it.
         self._timer = None
         self._limited_until = 0.0
         self.look_now()
