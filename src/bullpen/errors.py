@@ -159,9 +159,10 @@ class JobStateConflict(QueueError):
 class JobLockLost(QueueError):
     """The lock ran out before the outcome was written. The outcome was dropped; another worker has the job."""
 
-    def __init__(self, queue: str, job_id: str, held_ms: int) -> None:
+    def __init__(self, queue: str, job_id: str, held_ms: int, why: str | None = None) -> None:
+        what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         super().__init__(
-            f"job {job_id!r} of queue {queue!r}: lock lost after {held_ms} ms, outcome not written; "
+            f"job {job_id!r} of queue {queue!r}: {what}; "
             "another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler",
             queue=queue,
             job_id=job_id,
@@ -178,7 +179,24 @@ class JobFailed(QueueError):
 
 
 class ResultTimeout(QueueError, TimeoutError):
-    """The job did not finish within the time given. The job itself is untouched."""
+    """The job did not finish within the time given. The job itself is untouched.
+
+    The message says in which state it is and whether a worker is connected; `state`, `has_worker` and `is_paused` say
+    the same, None where the server could not tell.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        queue: str,
+        job_id: str,
+        state: str | None = None,
+        has_worker: bool | None = None,
+        is_paused: bool | None = None,
+    ) -> None:
+        super().__init__(message, queue=queue, job_id=job_id)
+        self.state, self.has_worker, self.is_paused = state, has_worker, is_paused
 
 
 class EventsLost(QueueError):

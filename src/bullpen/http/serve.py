@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, MissingExtra
 
 __all__ = ["HttpService", "parse_address"]
 
-logger = logging.getLogger("bullpen.http")
+logger = get_logger("bullpen.http")
 
 
 def parse_address(text: str) -> tuple[str, int]:
