@@ -39,6 +39,7 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
     "bp:lanes:": "zset; last fair-queuing tag of each lane of one priority class; trimmed at each add",
     "bp:held:": "zset; ids of one lane that wait in `delayed` for its limit; bounded by those jobs",
+    "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
 }
 """Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
@@ -156,6 +157,10 @@ class QueueKeys:
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
         return f"{self.base}bp:call:{caller}"
+
+    def synced(self, caller: str) -> str:
+        """Written to see whether the server waits for its disk."""
+        return f"{self.base}bp:synced:{caller}"
 
     def lanes(self, priority_class: int) -> str:
         return f"{self.base}bp:lanes:{priority_class}"

@@ -79,12 +79,13 @@ def test_scheduler_and_deduplication_keys() -> None:
 
 def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
     """Node's cleaner of orphans deletes `bull:orders:x`, not `bull:orders:x:y`; and obliterate reads the table."""
-    ours = [KEYS.call("w1"), KEYS.lanes(3), KEYS.held("tenant:1"), KEYS.turns("open:ai")]
+    ours = [KEYS.call("w1"), KEYS.lanes(3), KEYS.held("tenant:1"), KEYS.synced("w1"), KEYS.turns("open:ai")]
 
     assert ours == [
         "bull:orders:bp:call:w1",
         "bull:orders:bp:lanes:3",
         "bull:orders:bp:held:tenant%3A1",
+        "bull:orders:bp:synced:w1",
         "bull:orders:bp:turns:open%3Aai",
     ]
     for key in ours:
