@@ -176,15 +176,12 @@ def costs(sizes: Sizes) -> list[Workload]:
         *(_durable("memory", "plain", sizes, "level memory, server without append-only file")),
         *(_durable("memory_aof", "everysec", sizes, "level memory, appendfsync everysec")),
         *(_durable("fsync_always", "always", sizes, "level fsync, appendfsync always", "fsync")),
-        *(_durable("fsync_waitaof", "everysec", sizes, "level fsync, appendfsync everysec (WAITAOF)", "fsync")),
         *(_durable("replicated", "replica", sizes, "level replicated(1)", "replicated")),
     ]
 
 
 def _durable(name: str, server: str, sizes: Sizes, title: str, *variant: str) -> list[Workload]:
-    # WAITAOF with everysec takes up to a second a call: few jobs show it as well as many.
-    alone = 10 if name == "fsync_waitaof" else max(100, sizes.one_by_one // 10)
-    crowd = 1_000 if name == "fsync_waitaof" else sizes.many // 4
+    alone, crowd = max(100, sizes.one_by_one // 10), sizes.many // 4
     return [
         Workload(
             *(f"{name}_one_by_one", "add", alone, _rate(f"{name}_one_by_one", f"add one by one, {title}")),

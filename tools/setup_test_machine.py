@@ -16,7 +16,12 @@ from tests.interop._node import find_node, install_packages
 from tests.interop._pypi import ensure_environment
 
 # Program that must be on PATH -> Debian package that brings it.
-DEBIAN_PACKAGES = {"luacheck": "lua-check", "rabbitmq-server": "rabbitmq-server", "redis-server": "redis-server"}
+DEBIAN_PACKAGES = {
+    "cc": "gcc",
+    "luacheck": "lua-check",
+    "rabbitmq-server": "rabbitmq-server",
+    "redis-server": "redis-server",
+}
 
 
 def _privilege() -> list[str] | None:

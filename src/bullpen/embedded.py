@@ -36,11 +36,11 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
 from bullpen._kernel import telemetry
@@ -50,6 +50,10 @@ from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfig
 __all__ = ["EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path"]
 
 _log = get_logger("bullpen.embedded")
+
+Sync = Literal["everysec", "always"]
+"""When the server brings its file to the disk: once a second, or before it answers."""
+_SYNCS: Final = ("everysec", "always")
 
 _PROJECT_MARKS = ("pyproject.toml", ".git", ".bullpen")
 _STAMP = "server.json"
@@ -170,22 +174,28 @@ def ledger_path(directory: Path | None = None) -> Path:
 
 
 def acquire(
-    directory: Path | None = None, *, tcp_port: int | None = None, password: str | None = None
+    directory: Path | None = None,
+    *,
+    tcp_port: int | None = None,
+    password: str | None = None,
+    appendfsync: Sync | None = None,
 ) -> EmbeddedServer:
     """Become a user of the server of `directory`, starting it if nobody has; blocks until it answers.
 
     Without a directory, `data_directory()` is used. `tcp_port` with `password` opens 127.0.0.1 too, so that programs
-    that need TCP can join; all processes that ask for it must ask for the same. The server ends after the last user
-    released it or died, and its data stays.
+    that need TCP can join; all processes that ask for it must ask for the same. `appendfsync="always"` lets the server
+    bring each write to the disk before it answers, which level `fsync` of an add needs; the directory remembers it, and
+    a server that runs changes at once. The server ends after the last user released it or died, and its data stays.
 
     Raises NotConfigured if `BULLPEN_EMBEDDED=never`; MissingExtra if no server is installed; EmbeddedError if the
     directory belongs to something or somebody else, was written by a newer server, or the server does not start.
     """
     _refuse_if_forbidden()
     wish = _Tcp.check(tcp_port, password)
+    require("appendfsync", appendfsync is None or appendfsync in _SYNCS, "'everysec' or 'always'", appendfsync)
     place = Path(os.path.realpath(data_directory() if directory is None else Path(directory).expanduser()))
     _tell_once(place)
-    return EmbeddedServer(place, wish)
+    return EmbeddedServer(place, wish, appendfsync)
 
 
 def is_running(directory: Path) -> bool:
@@ -200,8 +210,8 @@ class EmbeddedServer:
     own. All methods may be called from any thread; those that start a server block.
     """
 
-    def __init__(self, directory: Path, tcp: _Tcp | None) -> None:
-        self._directory, self._tcp = directory, tcp
+    def __init__(self, directory: Path, tcp: _Tcp | None, appendfsync: Sync | None) -> None:
+        self._directory, self._tcp, self._appendfsync = directory, tcp, appendfsync
         self._lock = threading.RLock()
         self._users = -1
         self._stamp: _Stamp
@@ -294,9 +304,12 @@ class EmbeddedServer:
                 if self._users >= 0:
                     os.close(self._users)
                 self._users = new
-            stamp = _find_or_start(self._directory, tcp)
+            stamp = _find_or_start(self._directory, tcp, self._appendfsync)
             if insist:
                 _refuse_other_tcp(self._directory, stamp, tcp)
+                _refuse_rarer_syncs(self._directory, stamp, self._appendfsync)
+            if self._appendfsync == "always" and stamp.appendfsync != "always":
+                stamp = _sync_always(self._directory, stamp)
             self._stamp = stamp
 
     def _after_fork(self) -> None:
@@ -363,6 +376,7 @@ class _Stamp:
     socket: str
     tcp_port: int | None = None
     password: str | None = None
+    appendfsync: Sync = "everysec"
 
     @property
     def tcp(self) -> _Tcp | None:
@@ -384,8 +398,9 @@ class _Stamp:
             if stored["stamp"] != "bullpen":
                 raise KeyError("stamp")
             path = str(directory / stored["socket"])
-            return cls(str(stored["name"]), str(stored["version"]), path, stored["tcp_port"], stored["password"])
-        except (KeyError, TypeError) as error:
+            sync: Sync = "always" if stored.get("appendfsync") == "always" else "everysec"
+            return cls(str(stored["name"]), str(stored["version"]), path, stored["tcp_port"], stored["password"], sync)
+        except (KeyError, TypeError, AttributeError) as error:
             raise EmbeddedError(f"{directory / _STAMP} was not written by bullpen; {_ELSEWHERE}") from error
 
     def write(self, directory: Path) -> None:
@@ -583,7 +598,7 @@ def _is_held(path: Path) -> bool:
 # Finding or starting the server -------------------------------------------------------------------------------------
 
 
-def _find_or_start(directory: Path, tcp: _Tcp | None) -> _Stamp:
+def _find_or_start(directory: Path, tcp: _Tcp | None, appendfsync: Sync | None) -> _Stamp:
     """Return when a supervised server answers. The caller holds `start.lock` and uses the server already."""
     give_up, asked_to_end = time.monotonic() + _START_DEADLINE_S, False
     while True:
@@ -597,7 +612,7 @@ def _find_or_start(directory: Path, tcp: _Tcp | None) -> _Stamp:
                 case _Answer.SILENT:
                     pass  # it ends, or has crashed a moment ago: its locks will tell
         elif not _is_held(directory / "server.lock"):
-            return _start(directory, tcp, stamp)
+            return _start(directory, tcp, appendfsync, stamp)
         elif stamp is not None and not asked_to_end:
             # Its supervisor was killed. Nobody would ever end it, so it ends now and a new one takes over its data.
             asked_to_end = True
@@ -628,7 +643,25 @@ def _refuse_other_tcp(directory: Path, stamp: _Stamp, tcp: _Tcp | None) -> None:
         )
 
 
-def _start(directory: Path, tcp: _Tcp | None, before: _Stamp | None) -> _Stamp:
+def _refuse_rarer_syncs(directory: Path, stamp: _Stamp, appendfsync: Sync | None) -> None:
+    if appendfsync == "everysec" and stamp.appendfsync == "always":
+        raise EmbeddedError(
+            f"the embedded server in {directory} runs with appendfsync 'always', and others may rely on it; stop them "
+            "before you ask for 'everysec'"
+        )
+
+
+def _sync_always(directory: Path, stamp: _Stamp) -> _Stamp:
+    """Let a server that runs sync before it answers."""
+    changed = replace(stamp, appendfsync="always")
+    changed.write(directory)  # first: a server that is started again must not do less than was said
+    reply = _converse(stamp, b"CONFIG SET appendfsync always")
+    if not reply.endswith(b"+OK\r\n"):
+        raise EmbeddedError(f"the embedded server in {directory} does not change to appendfsync 'always': {reply!r}")
+    return changed
+
+
+def _start(directory: Path, tcp: _Tcp | None, appendfsync: Sync | None, before: _Stamp | None) -> _Stamp:
     binary = _find_binary()
     _refuse_downgrade(directory, before, binary)
     path = _place_for_socket(directory, before)
@@ -639,10 +672,11 @@ def _start(directory: Path, tcp: _Tcp | None, before: _Stamp | None) -> _Stamp:
         str(path),
         tcp.port if tcp is not None else None,
         tcp.password if tcp is not None else None,
+        appendfsync or (before.appendfsync if before is not None else "everysec"),
     )
     # Before the start: once the new server has written a byte, an older one must not touch the directory.
     stamp.write(directory)
-    command = [str(binary.path), *_settings(directory, path, tcp)]
+    command = [str(binary.path), *_settings(directory, path, tcp, stamp.appendfsync)]
     began = time.monotonic()
     listener = _spawn_supervisor(directory, path, command)
     try:
@@ -658,7 +692,7 @@ def _start(directory: Path, tcp: _Tcp | None, before: _Stamp | None) -> _Stamp:
     return stamp
 
 
-def _settings(directory: Path, socket_path: Path, tcp: _Tcp | None) -> list[str]:
+def _settings(directory: Path, socket_path: Path, tcp: _Tcp | None, appendfsync: Sync) -> list[str]:
     config = directory / "server.conf"
     first: list[str] = []
     if tcp is None:
@@ -674,7 +708,7 @@ def _settings(directory: Path, socket_path: Path, tcp: _Tcp | None) -> list[str]
         *first,
         *("--port", str(tcp.port if tcp is not None else 0), "--bind", "127.0.0.1"),
         *("--unixsocket", str(socket_path), "--unixsocketperm", "700"),
-        *("--dir", str(directory), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+        *("--dir", str(directory), "--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""),
         *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--logfile", str(directory / "server.log")),
         *("--hash-max-ziplist-value", str(_COMPACT_BYTES)),  # the name that servers of all versions know
     ]
@@ -746,6 +780,18 @@ class _Answer(Enum):
 
 def _ask(stamp: _Stamp, command: bytes = b"PING") -> _Answer:
     """Send one command over the socket; any reply but "loading" is a sign of life, even an error (full disk)."""
+    try:
+        reply = _converse(stamp, command)
+    except OSError as error:
+        # A server that listens but has no room for one more connection is alive.
+        return _Answer.LOADING if error.errno == errno.EAGAIN else _Answer.SILENT
+    if not reply:
+        return _Answer.SILENT
+    return _Answer.LOADING if b"-LOADING" in reply else _Answer.ALIVE
+
+
+def _converse(stamp: _Stamp, command: bytes) -> bytes:
+    """The reply to one command, behind that to the password if there is one; empty when the server hung up."""
     lines = 1
     request = command + b"\r\n"
     if stamp.password:
@@ -755,18 +801,14 @@ def _ask(stamp: _Stamp, command: bytes = b"PING") -> _Answer:
     reply = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_DEADLINE_S)
-        try:
-            connection.connect(stamp.socket)
-            connection.sendall(request)
-            while reply.count(b"\r\n") < lines:
-                chunk = connection.recv(1024)
-                if not chunk:
-                    return _Answer.SILENT
-                reply += chunk
-        except OSError as error:
-            # A server that listens but has no room for one more connection is alive.
-            return _Answer.LOADING if error.errno == errno.EAGAIN else _Answer.SILENT
-    return _Answer.LOADING if b"-LOADING" in reply else _Answer.ALIVE
+        connection.connect(stamp.socket)
+        connection.sendall(request)
+        while reply.count(b"\r\n") < lines:
+            chunk = connection.recv(1024)
+            if not chunk:
+                return b""
+            reply += chunk
+    return reply
 
 
 def _end_of_log(directory: Path) -> str:

@@ -315,6 +315,11 @@ class EmbeddedSettings:
         Path(".bullpen"), _DIRECTORY, "BULLPEN_DATA_DIR", derived=_project_data_dir
     )
     """Where its data lies. Processes with the same directory share one server."""
+    appendfsync: Literal["everysec", "always"] | None = _option(
+        None, _one_of("everysec", "always"), "BULLPEN_EMBEDDED_APPENDFSYNC"
+    )
+    """`always`: each write is on the disk before it is answered, which level `fsync` of an add needs. None: as the
+    directory was used last, at first `everysec`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -591,7 +596,8 @@ class Settings:
                 f"no Redis address is configured, and {origin} forbids the embedded server; give `connection=`, or set "
                 "BULLPEN_REDIS_URL, or REDIS_HOST and REDIS_PORT, or `url` in the [redis] section of bullpen.toml"
             )
-        return f"embedded://{self.embedded.data_dir}"
+        sync = self.embedded.appendfsync
+        return f"embedded://{self.embedded.data_dir}" + (f"?appendfsync={sync}" if sync is not None else "")
 
     def database_url(self) -> str:
         """Where the ledger is: the configured database, else a SQLite file beside the bundled server's data.

@@ -438,3 +438,31 @@ input()
         holder.wait_for("locked")
         with pytest.raises(EmbeddedError, match=r"start\.lock is held by another process"):
             embedded.acquire(directory)
+
+
+def _appendfsync(directory: Path) -> str:
+    with _client(directory) as client:
+        return str(client.config_get("appendfsync")["appendfsync"])
+
+
+def test_the_wish_to_sync_always_holds_for_a_server_that_runs(directory: Path) -> None:
+    """One process needs it, the others keep their server, and nobody takes it back while it runs."""
+    with embedded.acquire(directory) as first:
+        assert _appendfsync(directory) == "everysec"
+        with embedded.acquire(directory, appendfsync="always"):
+            assert _appendfsync(directory) == "always"
+        with pytest.raises(EmbeddedError, match="others may rely on it"):
+            embedded.acquire(directory, appendfsync="everysec")
+
+        pid = _pid(directory)
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone(pid)
+        first.ensure_running()  # by one who never asked for it
+
+        assert _appendfsync(directory) == "always"
+        pid = _pid(directory)
+    wait_until_gone(pid)
+    with embedded.acquire(directory, appendfsync="everysec"):
+        assert _appendfsync(directory) == "everysec"
+        pid = _pid(directory)
+    wait_until_gone(pid)

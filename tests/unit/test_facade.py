@@ -138,6 +138,20 @@ def test_without_address_and_embedded_server_the_queue_is_refused(monkeypatch: p
 def test_an_embedded_address_needs_its_slashes() -> None:
     with pytest.raises(bullpen.InvalidOption, match="embedded://<dir>"):
         app.connect("embedded:here")
+    with pytest.raises(bullpen.InvalidOption, match="'everysec' or 'always'"):
+        app.connect("embedded://here?appendfsync=no")
+
+
+async def test_the_environment_lets_the_embedded_server_sync_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Level fsync needs it; without it the add is refused and says so."""
+    async with bullpen.Queue("emails") as queue:
+        with pytest.raises(bullpen.InvalidOption, match="appendfsync always"):
+            await queue.add("welcome", durability="fsync")
+    monkeypatch.setenv("BULLPEN_EMBEDDED_APPENDFSYNC", "always")
+    async with bullpen.Queue("emails") as queue:
+        assert (await queue.add("welcome", durability="fsync")).durability == "fsync"
 
 
 # The app ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bullpen.embedded import EmbeddedServer, acquire
+from bullpen.embedded import EmbeddedServer, Sync, acquire
 from bullpen.errors import InvalidOption
 from bullpen.queue import Connection
 from bullpen.settings import Settings
@@ -19,12 +19,15 @@ from bullpen.settings import Settings
 __all__ = ["connect"]
 
 _EMBEDDED: Final = "embedded://"
-_servers: dict[Path, EmbeddedServer] = {}
+_servers: dict[tuple[Path, Sync | None], EmbeddedServer] = {}
+_SYNC: Final = "?appendfsync="
 _starting = threading.Lock()
 
 
 def connect(url: str | None = None) -> Connection:
     """A connection to `url`, which may be `embedded://<dir>`; None: to what is configured, else the embedded server.
+
+    `embedded://<dir>?appendfsync=always` lets that server sync before it answers.
 
     Does not connect yet. The embedded server is started on first use, and kept until this process ends.
     """
@@ -34,19 +37,24 @@ def connect(url: str | None = None) -> Connection:
         return Connection(url)
     if not url.startswith(_EMBEDDED):
         raise InvalidOption("connection", "embedded://<dir>", url)
-    named = url.removeprefix(_EMBEDDED)
+    named, asks, value = url.removeprefix(_EMBEDDED).partition(_SYNC)
+    sync: Sync | None = None
+    if asks:
+        if value not in ("everysec", "always"):
+            raise InvalidOption("connection", "appendfsync 'everysec' or 'always'", url)
+        sync = "always" if value == "always" else "everysec"
     directory = Path(named).expanduser().absolute() if named else Settings.load().embedded.data_dir
-    return Connection(partial(_embedded_url, directory), revive=partial(_revive, directory))
+    return Connection(partial(_embedded_url, directory, sync), revive=partial(_revive, directory, sync))
 
 
-def _embedded_url(directory: Path) -> str:
+def _embedded_url(directory: Path, sync: Sync | None) -> str:
     with _starting:
-        server = _servers.get(directory)
+        server = _servers.get((directory, sync))
         if server is None:
-            server = _servers[directory] = acquire(directory)
+            server = _servers[directory, sync] = acquire(directory, appendfsync=sync)
         return server.url
 
 
-def _revive(directory: Path) -> None:
-    _embedded_url(directory)
-    _servers[directory].ensure_running()
+def _revive(directory: Path, sync: Sync | None) -> None:
+    _embedded_url(directory, sync)
+    _servers[directory, sync].ensure_running()

@@ -103,6 +103,11 @@ class Caller:
             may_have_run=may_have_run,
         )
 
+    @property
+    def number(self) -> int:
+        """Of the latest call."""
+        return self._number
+
     def next_number(self) -> int:
         """Begin a new call."""
         self._number += 1

