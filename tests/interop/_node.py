@@ -14,6 +14,8 @@ from pathlib import Path
 from ._peer import Peer
 
 NODE_DIR = Path(__file__).parent / "node"
+OLDER_PACKAGES = {"4.18.3": "bullmq-4", "5.34.10": "bullmq-5.34", "5.81.5": "bullmq-5"}
+"""Releases that many deployments still run: npm version to the name under which `node/package.json` installs it."""
 _OLDEST_NODE = 18
 
 

@@ -1,7 +1,8 @@
 """The foreign implementations, each one process for the whole session, and a server that nobody else uses."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import redis
 
 from bullpen.testing import RedisServer, check_server, need
 
-from ._node import NodeMissing, NodePeer, NodeTools, find_node, install_packages
-from ._pypi import PyBullmqMissing, PyBullmqPeer, ensure_environment
+from ._node import OLDER_PACKAGES, NodeMissing, NodePeer, NodeTools, find_node, install_packages
+from ._peer import Peer
+from ._pypi import OLDER_VERSION, PyBullmqMissing, PyBullmqPeer, ensure_environment
 from ._sides import OurSide, PeerSide
 
 
@@ -72,6 +74,41 @@ async def node_peer(interop_server: RedisServer, node_tools: NodeTools) -> Async
 async def pypi_peer(interop_server: RedisServer, pypi_python: Path) -> AsyncIterator[PyBullmqPeer]:
     async with PyBullmqPeer(interop_server.url, pypi_python) as peer:
         yield peer
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def older_peers(
+    interop_server: RedisServer, node_tools: NodeTools
+) -> AsyncIterator[Callable[[str], Awaitable[Peer]]]:
+    """Start an older client by its version, once per session."""
+    started: dict[str, Peer] = {}
+    async with AsyncExitStack() as stack:
+
+        async def peer_of(version: str) -> Peer:
+            if version not in started:
+                url = interop_server.url
+                try:
+                    peer = (
+                        NodePeer(url, node_tools, package=OLDER_PACKAGES[version])
+                        if version in OLDER_PACKAGES
+                        else PyBullmqPeer(url, ensure_environment(version))
+                    )
+                except PyBullmqMissing as missing:
+                    _missing(str(missing))
+                started[version] = await stack.enter_async_context(peer)
+            return started[version]
+
+        yield peer_of
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=[*OLDER_PACKAGES, OLDER_VERSION])
+async def older(
+    request: pytest.FixtureRequest, older_peers: Callable[[str], Awaitable[Peer]], client: redis.Redis
+) -> AsyncIterator[PeerSide]:
+    """Each of the older clients in turn (or those that a test names), with nothing running."""
+    side = PeerSide(request.param, await older_peers(request.param))
+    yield side
+    await side.reset()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ DOORS = {
     "aiosmtplib": ("bullpen.plugins.channels.email",),
     "aiosqlite": ("bullpen.ledger",),
     "alembic": ("bullpen.ledger",),
-    "cronsim": ("bullpen._kernel.cron",),
     "hiredis": ("bullpen.queue._wire",),
     "httpcore2": ("bullpen.plugins._http",),
     "kurrentdbclient": ("bullpen.plugins.sources.kurrent",),

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bullpen._kernel.cron import next_after
+from bullpen._kernel.cron import LOCAL, next_after
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict
@@ -159,7 +159,8 @@ def _instants(found: SchedulerRecord) -> Iterator[int]:
         if found.every_ms:
             instant += found.every_ms
         elif found.pattern:
-            instant = next_after(found.pattern, found.zone, instant)
+            # Without a zone as workers compute it: the machine's, as Node's do.
+            instant = next_after(found.pattern, found.zone or LOCAL, instant, seed=f"{found.id} {found.pattern}")
         else:
             return
 
@@ -175,7 +176,7 @@ def _matches(pattern: str, zone: str | None, after_ms: int) -> Iterator[int]:
 
 def _rule(found: SchedulerRecord) -> str:
     if found.pattern:
-        return f"{found.pattern} {found.zone or 'UTC'}"
+        return f"{found.pattern} {found.zone or 'machine zone'}"
     return f"every {found.every_ms} ms"
 
 

@@ -42,6 +42,7 @@ _WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
     "bullpen_jobs_lock_lost_total": ("counter", "Runs that lost their lock."),
     "bullpen_jobs_returned_total": ("counter", "Jobs given back without an attempt counted."),
     "bullpen_worker_errors_total": ("counter", "Errors of workers themselves, not of jobs."),
+    "bullpen_schedules_refused_total": ("counter", "Scheduled jobs given back: their next time cannot be computed."),
 }
 _COUNTED: Final = {
     "job.completed": "bullpen_jobs_completed_total",
@@ -51,6 +52,7 @@ _COUNTED: Final = {
     "job.lock_lost": "bullpen_jobs_lock_lost_total",
     "job.returned": "bullpen_jobs_returned_total",
     "worker.error": "bullpen_worker_errors_total",
+    "worker.scheduler_refused": "bullpen_schedules_refused_total",
 }
 _MOST_REMEMBERED: Final = 100_000
 

@@ -235,7 +235,7 @@ class Browsing(QueuePart):
         return [
             _scheduler(scheduler_id, due, fields)
             for scheduler_id, due, fields in zip(ids, flat[1::2], hashes, strict=True)
-            if fields
+            if fields or _is_legacy(scheduler_id)
         ]
 
     async def scheduler(self, scheduler_id: str) -> SchedulerRecord | None:
@@ -244,7 +244,8 @@ class Browsing(QueuePart):
         due, fields = await actions.commands(
             [("ZSCORE", keys.repeat, scheduler_id), ("HGETALL", keys.scheduler(scheduler_id))]
         )
-        return _scheduler(scheduler_id, due, fields) if due is not None and fields else None
+        is_there = due is not None and (fields or _is_legacy(scheduler_id))
+        return _scheduler(scheduler_id, due, fields) if is_there else None
 
     async def children_counts(self, job: str | Job) -> ChildrenCounts:
         """How many children a job has, by condition; all 0 for a job without any. Raises JobNotFound."""
@@ -463,8 +464,17 @@ async def _scan_all(actions: QueueActions, scan: str, key: str) -> list[bytes]:
             return found
 
 
+def _is_legacy(scheduler_id: str) -> bool:
+    """Clients before 5.x keep no record: `<name>:<id>:<end>:<zone>:<pattern or interval>` is all there is."""
+    return scheduler_id.count(":") >= 4
+
+
 def _scheduler(scheduler_id: str, due: bytes, flat: list[bytes]) -> SchedulerRecord:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if not fields:
+        name, _, end, zone, rule = scheduler_id.encode().split(b":", 4)
+        given = {b"name": name, b"endDate": end, b"tz": zone, b"every" if rule.isdigit() else b"pattern": rule}
+        fields = {field: value for field, value in given.items() if value}
 
     def number(name: bytes) -> int | None:
         return read_int(fields[name]) if name in fields else None

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bullpen._kernel import tracing
+from bullpen._kernel.cron import LOCAL
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
@@ -28,6 +29,7 @@ from bullpen._kernel.outcome import (
     RETURNED_NOTHING,
     Cause,
     Completed,
+    Delayed,
     Failed,
     Outcome,
     Raised,
@@ -67,7 +69,7 @@ from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._processes import ProcessPool
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue._reports import Callback, Reports, WorkerEvent
-from bullpen.queue._scheduler import advance
+from bullpen.queue._scheduler import Schedulers
 from bullpen.queue._suspects import Suspects, Verdict, is_suspect
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
@@ -149,6 +151,7 @@ class Worker:
         count_stalls_as_attempts: bool = False,
         events_max_len: int | None = None,
         metrics_minutes: int | None = None,
+        scheduler_zone: str = LOCAL,
         clock_offset_ms: int = 0,
     ) -> None:
         if not callable(handler):
@@ -168,6 +171,7 @@ class Worker:
             count_stalls_as_attempts=count_stalls_as_attempts,
             events_max_len=events_max_len,
             metrics_minutes=metrics_minutes,
+            scheduler_zone=scheduler_zone,
             clock_offset_ms=clock_offset_ms,
         )
         self.name = clean_name(name) if name else worker_name()
@@ -306,6 +310,9 @@ class Worker:
         )
         self._lent = self._new_exchange()
         self._suspects = Suspects(self._actions, keys)
+        self._schedulers = Schedulers(
+            self._actions, keys, zone=options.scheduler_zone, clock_offset_ms=options.clock_offset_ms
+        )
         self._threads: ThreadPoolExecutor | None = None
         self._execute: Callable[[Job, float | None], Coroutine[Any, Any, Result]]
         if self._processes is not None:
@@ -794,8 +801,8 @@ class Worker:
         return await self._run_in_schedule(job)
 
     async def _run_in_schedule(self, job: Job) -> Outcome | None:
-        if job.record.scheduler_id is not None and not await self._advance_scheduler(job):
-            return Waiting()
+        if job.record.scheduler_id is not None and (given_back := await self._advance_scheduler(job)) is not None:
+            return given_back
         return await self._run_handler(job)
 
     async def _run_alone(self, job: Job) -> Outcome | None:
@@ -860,22 +867,15 @@ class Worker:
             return Failed(*describe(corrupt), Cause.BAD_DATA, corrupt)
         return None
 
-    async def _advance_scheduler(self, job: Job) -> bool:
-        """Store the scheduler's next iteration before this one runs. False: the server is away, somebody shall take
-        the job again."""
+    async def _advance_scheduler(self, job: Job) -> Waiting | Delayed | None:
+        """Store the scheduler's next iteration before this one runs. If that cannot be done the job does not run here,
+        or its schedule would end: somebody shall take it again."""
         try:
-            await advance(self._actions, self._keys, job, self.options.clock_offset_ms)
+            back_ms = await self._schedulers.advance(job)
         except ConnectionLost as error:
             self._reports.tell_error(error)
-            return False
-        except (ServerRefused, InvalidOption) as error:
-            logger.error(
-                "queue %r: scheduler %r stops here, its next time cannot be told",
-                self.queue_name,
-                job.record.scheduler_id,
-            )
-            self._reports.tell_error(error)
-        return True
+            return Waiting()
+        return None if back_ms is None else Delayed(back_ms)
 
     def _given_up_outcome(self, job: Job) -> Outcome | None:
         return Waiting() if self._given_up.pop(job) is GivenUp.CLOSING else None

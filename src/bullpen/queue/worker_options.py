@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bullpen._kernel.cron import LOCAL, find_zone
 from bullpen._kernel.duration import MAX_MS, check_int
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import require
@@ -45,6 +46,8 @@ class WorkerOptions:
     """About how many events the queue's stream keeps; None leaves what is set (10000)."""
     metrics_minutes: int | None = None
     """Count finished jobs per minute, for so many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
+    scheduler_zone: str = LOCAL
+    """Time zone of schedules that name none; `local` is this machine's, which is what Node takes."""
     clock_offset_ms: int = 0
     """Moves the server's clock as this worker sees it. For tests."""
 
@@ -64,6 +67,8 @@ class WorkerOptions:
         if self.metrics_minutes is not None:
             check_int("metrics_minutes", self.metrics_minutes, minimum=1, maximum=100_000)
         check_int("clock_offset_ms", self.clock_offset_ms, minimum=-MAX_MS)
+        require("scheduler_zone", isinstance(self.scheduler_zone, str), "a time zone's name", self.scheduler_zone)
+        find_zone(self.scheduler_zone)
         check_retention("remove_on_complete", self.remove_on_complete)
         check_retention("remove_on_fail", self.remove_on_fail)
         counts = self.count_stalls_as_attempts

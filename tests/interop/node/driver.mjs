@@ -204,6 +204,17 @@ const ops = {
   getState: async (r) => queueOf(r).getJobState(r.jobId),
   getChildrenValues: async (r) => (await jobOf(r)).getChildrenValues(),
   getDependencies: async (r) => (await jobOf(r)).getDependencies(),
+  // The package that computes patterns, by itself: for each [pattern, zone, after ms, seed] the next ms, or null where it is refused.
+  cronNext: async (r) => {
+    const { CronExpressionParser } = await import('cron-parser');
+    return r.asked.map(([pattern, tz, after, hashSeed]) => {
+      try {
+        return CronExpressionParser.parse(pattern, { currentDate: new Date(after), tz, hashSeed }).next().getTime();
+      } catch {
+        return null;
+      }
+    });
+  },
   promote: async (r) => (await jobOf(r)).promote(),
   removeUnprocessedChildren: async (r) => (await jobOf(r)).removeUnprocessedChildren(),
   retryJob: async (r) => (await jobOf(r)).retry(r.state, r.opts),

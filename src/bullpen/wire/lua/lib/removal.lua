@@ -4,7 +4,9 @@
 local function is_current_iteration(base, job_id, scheduler_id)
   if not scheduler_id then return false end
   local slot = redis.call("ZSCORE", base .. "repeat", scheduler_id)
-  return slot and job_id == "repeat:" .. scheduler_id .. ":" .. string.format("%.0f", tonumber(slot))
+  if not slot then return false end
+  local ending = string.format(":%.0f", tonumber(slot)) -- what stands before it depends on the release that made the job
+  return string.sub(job_id, 1, 7) == "repeat:" and string.sub(job_id, -#ending) == ending
 end
 
 -- delete_job: everything stored under a job that no state lists any more. A deduplication id is freed only by its owner.
