@@ -116,6 +116,24 @@ async def test_health_and_metrics_are_served_beside_the_workers(redis_url: str, 
             await asyncio.to_thread(get, service.port, "/livez")
 
 
+async def test_serving_http_does_not_delay_the_end(redis_url: str) -> None:
+    """Whoever runs the services closes them from the task of the one that ended first, which may be this one."""
+    app = Bullpen(redis_url)
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None: ...
+
+    service = HttpService(OpsApp(app.health.report, app.metrics), "127.0.0.1", 0)
+    app.add(service)
+    run = asyncio.create_task(app.run(signals=False))
+    await (await app.queue("mails").add("mail")).result(timeout=20_000)
+    assert (await asyncio.to_thread(get, service.port, "/livez"))[0] == 200
+
+    async with asyncio.timeout(4):  # it took 5 s
+        await app.stop()
+        await run
+
+
 async def test_below_another_application_the_paths_are_the_same() -> None:
     health = Health()
 
