@@ -15,7 +15,7 @@ from bullpen.testing import RedisServer, check_server, need
 # gRPC stops its own threads around every fork, and tests start servers all the time.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-pytest_plugins = ["tests.brokers", "tests.databases"]
+pytest_plugins = ["tests.brokers", "tests.databases", "tests.loops"]
 
 StartServer = Callable[..., RedisServer]
 

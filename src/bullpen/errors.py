@@ -154,9 +154,10 @@ class JobStateConflict(QueueError):
 class JobLockLost(QueueError):
     """The lock ran out before the outcome was written. The outcome was dropped; another worker has the job."""
 
-    def __init__(self, queue: str, job_id: str, held_ms: int) -> None:
+    def __init__(self, queue: str, job_id: str, held_ms: int, why: str | None = None) -> None:
+        what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         super().__init__(
-            f"job {job_id!r} of queue {queue!r}: lock lost after {held_ms} ms, outcome not written; "
+            f"job {job_id!r} of queue {queue!r}: {what}; "
             "another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler",
             queue=queue,
             job_id=job_id,

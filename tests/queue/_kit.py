@@ -20,7 +20,7 @@ from bullpen.queue._execute import Handler
 PATIENCE_S = 15.0
 """Long enough for a busy machine; reached only when something is broken."""
 
-TOLD = ("active", "completed", "failed", "retrying", "stalled", "lock_lost", "returned", "error")
+TOLD = ("active", "completed", "failed", "retrying", "stalled", "suspect", "lock_lost", "returned", "error")
 
 
 class Told:

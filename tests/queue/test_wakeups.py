@@ -30,6 +30,7 @@ async def idle(kit: Kit, handler: Any = nothing, **options: Any) -> Told:
     return told
 
 
+@pytest.mark.every_loop
 class TestReadyWork:
     @pytest.mark.parametrize("options", [{}, {"priority": 5}, {"lifo": True}, {"job_id": "own"}], ids=str)
     async def test_an_add_wakes(self, kit: Kit, options: dict[str, Any]) -> None:
@@ -214,6 +215,7 @@ class TestReadyWork:
         await told.finished(2)
 
 
+@pytest.mark.every_loop
 class TestLeftWork:
     async def test_a_worker_looks_for_what_its_settle_leaves_although_the_marker_is_gone(self, kit: Kit) -> None:
         """Another client's blocked read may have used it up, and need not take the job."""
@@ -233,6 +235,7 @@ class TestLeftWork:
         assert await eater is not None  # the one that the settle has set
 
 
+@pytest.mark.every_loop
 class TestDueWork:
     async def test_delayed_jobs_start_on_time(self, kit: Kit) -> None:
         """By the worker's own timer: the server's tick alone would be up to a tenth of a second late."""
@@ -248,6 +251,25 @@ class TestDueWork:
         assert 0 <= min(late) < 60, late
         # On a slow machine a job may be due before the next one is added.
         assert told.ids("active") == [job.id for job in sorted(jobs, key=lambda job: job.timestamp + job.delay)]
+
+    async def test_a_timer_that_fires_early_is_followed_by_another(self, kit: Kit) -> None:
+        """The look then comes a fraction of a millisecond too soon; the job must not wait for the drain delay."""
+        queue = kit.queue()
+        told = await idle(kit, concurrency=2)
+
+        for number in range(40):
+            job = await queue.add("later", delay=3 + number % 5)
+            await told.finished(number + 1, within_s=5)
+            assert told.ids("completed")[-1] == job.id
+
+    async def test_a_retry_after_a_timer_that_fires_early(self, kit: Kit) -> None:
+        """The same for the due time that a settle brings."""
+        queue = kit.queue()
+        told = await idle(kit, Failing(*[RuntimeError("boom")] * 30), concurrency=2)
+
+        await queue.add("a", attempts=31, backoff=Backoff.fixed(4))
+
+        await told.finished(within_s=5)
 
     async def test_an_earlier_delay_shortens_the_wait(self, kit: Kit) -> None:
         """The worker already sleeps until a later one."""

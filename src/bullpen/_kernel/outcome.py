@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random as _random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
@@ -94,6 +94,8 @@ class Retry:
     delay_ms: int
     keeps_turn: bool = False
     """With no delay: before everything that waits, so that nothing overtakes it."""
+    is_logged: bool = field(default=False, compare=False)
+    """Whoever judged has written the log line already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class Failed:
     reason: str
     stack: str
     cause: Cause
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+    """What was raised, for the log line. Not stored: it may hold secrets."""
+    is_logged: bool = field(default=False, compare=False)
+    """Whoever judged has written the log line already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +134,11 @@ Outcome = Completed | Retry | Failed | Delayed | Waiting | WaitingChildren
 
 
 class Decided(Exception):
-    """Raised by a handler that has judged already; its outcome is taken as it is."""
+    """Raised by a handler that has judged, and logged, already; its outcome is taken as it is."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(type(outcome).__name__)
-        self.outcome = outcome
+        self.outcome = replace(outcome, is_logged=True) if isinstance(outcome, Retry | Failed) else outcome
 
 
 DEFAULT_POLICY: Final = RetryPolicy()
@@ -166,7 +172,7 @@ def judge(
 def describe(error: BaseException) -> tuple[str, str]:
     """The text and the stack of an error, as they may be stored: bounded, scrubbed, never empty, always valid UTF-8."""
     text = text_of(error)
-    stack, is_clean = _stack(error, text)
+    stack, is_clean = stack_of(error, text)
     if text is None or not text.strip():
         return type(error).__name__, stack
     return cut(text if is_clean else scrub_lines(_storable(text[:_SCRUBBED]))), stack
@@ -188,7 +194,7 @@ def _complete(value: Any) -> Outcome:
         json.check_result_size(len(value_json))
     except (NotJson, PayloadTooLarge) as exc:
         # Final although attempts may be left: the work is done, and running it again would end here again.
-        return Failed(*describe(exc), Cause.BAD_RESULT)
+        return Failed(*describe(exc), Cause.BAD_RESULT, exc)
     return Completed(value_json)
 
 
@@ -217,9 +223,9 @@ def _failed(
 ) -> Retry | Failed:
     reason, stack = describe(error)
     if policy.is_final(error):
-        return Failed(reason, stack, Cause.PERMANENT)
+        return Failed(reason, stack, Cause.PERMANENT, error)
     if attempts_made >= attempts:
-        return Failed(reason, stack, Cause.EXHAUSTED)
+        return Failed(reason, stack, Cause.EXHAUSTED, error)
     match backoff:
         case None:
             return Retry(reason, stack, 0)
@@ -227,12 +233,12 @@ def _failed(
             return Retry(reason, stack, backoff.delay_for(attempts_made, random))
         case UnknownBackoff():
             unknown = f"no retry possible, backoff type {backoff.type!r} is not known to this worker; the error was: "
-            return Failed(cut(unknown + reason), stack, Cause.UNKNOWN_BACKOFF)
+            return Failed(cut(unknown + reason), stack, Cause.UNKNOWN_BACKOFF, error)
     assert_never(backoff)
 
 
-def _stack(error: BaseException, text: str | None) -> tuple[str, bool]:
-    """The stack as it may be stored. True: it was clean as it came, and so is the text."""
+def stack_of(error: BaseException, text: str | None) -> tuple[str, bool]:
+    """The stack of an error with this text as it may be stored. True: it was clean as it came, and so is the text."""
     is_clean = False
     try:
         stack, is_clean = (error.stack, False) if isinstance(error, RemoteError) else format_stack(error, text)

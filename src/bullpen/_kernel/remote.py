@@ -11,7 +11,10 @@ class RemoteError(Exception):
     def __init__(self, reason: str, stack: str, class_names: Iterable[str]) -> None:
         super().__init__(reason)
         self.stack = stack
-        self.class_names = frozenset(class_names)
+        names = list(class_names)
+        self.kind = names[0] if names else qualified(RemoteError)
+        """`module.QualName` of its class."""
+        self.class_names = frozenset(names)
         """`module.QualName` of the class and all its bases, so that rules about classes still hold."""
 
 

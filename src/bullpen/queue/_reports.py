@@ -1,6 +1,7 @@
-"""What a worker tells: callbacks of the program, and telemetry.
+"""What a worker tells: log lines, callbacks of the program, and telemetry.
 
-In: an event's name and details. Out: every callback called; what one raises is logged and harms no job.
+In: an event's name and details. Out: its log line, and every callback called; what one raises is logged and harms no
+job. Elsewhere: the lines about jobs (`_job_logs`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from bullpen._kernel import telemetry
-from bullpen.errors import InvalidOption
+from bullpen._kernel.logs import get_logger
+from bullpen._kernel.outcome import Failed, Outcome, Retry
+from bullpen.errors import InvalidOption, JobLockLost
+from bullpen.queue._job_logs import JobLogs
 from bullpen.queue.job import Job
 
-logger = logging.getLogger("bullpen.worker")
+logger = get_logger("bullpen.worker")
 
-WorkerEvent = Literal["active", "completed", "failed", "retrying", "stalled", "lock_lost", "returned", "error"]
-_EVENTS: Final[frozenset[str]] = frozenset(
-    {"active", "completed", "failed", "retrying", "stalled", "lock_lost", "returned", "error"}
-)
+WorkerEvent = Literal[
+    "active", "completed", "failed", "retrying", "stalled", "suspect", "lock_lost", "returned", "error"
+]
+_EVENTS: Final[frozenset[str]] = frozenset(get_args(WorkerEvent))
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 
@@ -29,6 +33,7 @@ class Reports:
 
     def __init__(self, queue: str, worker: str) -> None:
         self._queue, self._worker = queue, worker
+        self._logs = JobLogs(queue)
         self._callbacks: dict[str, list[Callable[..., Any]]] = {}
         self._pending: set[asyncio.Future[Any]] = set()
 
@@ -40,7 +45,44 @@ class Reports:
 
     def are_wanted(self, event: WorkerEvent) -> bool:
         """False when nobody listens to this: the hot path then tells nothing."""
-        return event in self._callbacks or telemetry.is_enabled()
+        return event in self._callbacks or telemetry.is_enabled() or logger.isEnabledFor(logging.DEBUG)
+
+    def tell_active(self, job: Job) -> None:
+        self._logs.started(job)
+        self.tell("active", job)
+
+    def tell_completed(self, job: Job, value_json: bytes) -> None:
+        self._logs.ended(job, "completed")
+        self.tell("completed", job, value_json)
+
+    def tell_outcome(self, job: Job, outcome: Outcome) -> None:
+        """Any other than completed, once it is stored."""
+        match outcome:
+            case Failed(reason):
+                self._logs.failed(job, outcome)
+                self.tell("failed", job, reason)
+            case Retry(reason, _, delay_ms):
+                self._logs.retrying(job, outcome)
+                self.tell("retrying", job, reason, delay_ms)
+            case _:
+                self._logs.ended(job, "went back to its queue")
+                self.tell("returned", job)
+
+    def tell_lock_lost(self, job: Job, error: JobLockLost) -> None:
+        self._logs.lock_lost(job, error)
+        self.tell("lock_lost", job, error)
+
+    def tell_stalled(self, job_id: str) -> None:
+        self._logs.stalled(job_id)
+        self.tell("stalled", job_id)
+
+    def tell_suspect(self, job: Job) -> None:
+        self._logs.suspect(job)
+        self.tell("suspect", job)
+
+    def forget(self, job: Job) -> None:
+        """Its outcome was refused, which was told as an error."""
+        self._logs.ended(job, "ended without an outcome")
 
     def tell(self, event: WorkerEvent, *details: Any) -> None:
         if telemetry.is_enabled():

@@ -202,8 +202,7 @@ class Wakeups:
         listener.cancel()
         await asyncio.wait([listener])
         self._door.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
 
     async def _tell_others_of_due_work(self, door: Door) -> None:
         """Whoever reads a due time removes it from the marker. Leaving before then, we hand it on."""
@@ -228,15 +227,18 @@ class Wakeups:
     def _look_at(self, when: float) -> None:
         when = max(when, self._limited_until)
         if self._timer is not None:
-            if self._loop.time() < self._timer_at <= when:
+            if self._timer_at <= when:
                 return  # an earlier look is planned already
             self._timer.cancel()
         self._timer_at = when
         self._timer = self._loop.call_at(when, self._on_timer)
 
     def _on_timer(self) -> None:
-        # A timer may come a fraction of a millisecond early. Then the limit ends here: the look is told what is left of
-        # it, whereas a worker that still holds itself for limited would sleep with nobody to wake it.
+        # A timer may come a fraction of a millisecond early (uvloop counts whole ones). So its time says nothing about
+        # whether it is still to come: it is forgotten here, and the reply to the look plans the next one. The limit
+        # ends here too: the look is told what is left of it, whereas a worker that still holds itself for limited
+        # would sleep with nobody to wake it.
+        self._timer = None
         self._limited_until = 0.0
         self.look_now()
 

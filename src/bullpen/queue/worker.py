@@ -10,7 +10,6 @@ stalls (`_keepalive`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -24,6 +23,7 @@ from bullpen._kernel import tracing
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import (
     RETURNED_NOTHING,
     Cause,
@@ -32,7 +32,6 @@ from bullpen._kernel.outcome import (
     Outcome,
     Raised,
     Result,
-    Retry,
     Waiting,
     describe,
     judge,
@@ -78,7 +77,7 @@ from bullpen.queue.worker_options import RateLimit, WorkerOptions
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import KeepJobs, Retention, resolve
 
-logger = logging.getLogger("bullpen.worker")
+logger = get_logger("bullpen.worker")
 
 _NULL: Final = Completed(b"null")
 _CANCEL_GRACE_S: Final = 0.5
@@ -237,8 +236,8 @@ class Worker:
 
     def on(self, event: WorkerEvent, callback: Callback) -> Callback:
         """Call `callback` for an event of this worker: `active(job)`, `completed(job, value_json)`, `failed(job,
-        reason)`, `retrying(job, reason, delay_ms)`, `stalled(job_id)`, `lock_lost(job, error)`, `returned(job)`,
-        `error(error)`.
+        reason)`, `retrying(job, reason, delay_ms)`, `stalled(job_id)`, `suspect(job)`, `lock_lost(job, error)`,
+        `returned(job)`, `error(error)`.
 
         `failed` is only told for final failures. Callbacks may be async; what they raise is logged and harms no job.
         """
@@ -682,7 +681,7 @@ class Worker:
         if self._reports.are_wanted("active"):  # asked once per batch; no task has had its first step yet
             for job in jobs:
                 if job in running:
-                    self._reports.tell("active", job)
+                    self._reports.tell_active(job)
 
     def _return_all(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -708,7 +707,7 @@ class Worker:
         except asyncio.CancelledError as error:
             outcome = self._given_up_outcome(job) if job in self._given_up else self._judge(job, Raised(error))
         except BaseException as error:  # noqa: BLE001 - a bug of ours must not leave the slot taken for ever
-            outcome = Failed(*describe(error), Cause.PERMANENT)
+            outcome = Failed(*describe(error), Cause.PERMANENT, error)
             self._reports.tell_error(error)
         self._finish(job, outcome, started)
 
@@ -732,7 +731,7 @@ class Worker:
         if outcome is None:
             self._forget_lock(job)
             held_ms = int((time.monotonic() - started) * 1000)
-            self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, held_ms))
+            self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, held_ms))
         else:
             self._settled.append(new_settlement((job, outcome)))
         if not (self._sleeping and not self._running and self._settle_at_once()):
@@ -800,6 +799,7 @@ class Worker:
 
     async def _run_alone(self, job: Job) -> Outcome | None:
         """Run a suspect when nothing else runs. None: the lock is lost, and nothing may be written."""
+        self._reports.tell_suspect(job)
         async with self._suspects.alone(job, lambda: len(self._running)) as verdict:
             if verdict is Verdict.CONDEMNED:
                 reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
@@ -856,7 +856,7 @@ class Worker:
             _ = job.data
         except NotJson as error:
             corrupt = CorruptJob(f"data cannot be read: {error}", queue=self.queue_name, job_id=job.id)
-            return Failed(*describe(corrupt), Cause.BAD_DATA)
+            return Failed(*describe(corrupt), Cause.BAD_DATA, corrupt)
         return None
 
     async def _advance_scheduler(self, job: Job) -> bool:
@@ -894,7 +894,7 @@ class Worker:
             if tokens.get(job.id) == job.token:
                 del tokens[job.id]
             if is_told:
-                self._reports.tell("completed", job, outcome.value_json)
+                self._reports.tell_completed(job, outcome.value_json)
 
     def _on_code(self, job: Job, outcome: Outcome, code: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
@@ -904,25 +904,24 @@ class Worker:
         if code == DONE_WITHOUT_LETTER:
             code = DONE
             reason = "its queue cannot be written; a later sweep tries again"
-            logger.error("Failed to send job to DLQ: %s (queue %r, job %r)", reason, self.queue_name, job.id)
+            logger.error(
+                "Failed to send job to DLQ: %s (queue %r, job %r)",
+                *(reason, self.queue_name, job.id),
+                extra={"jobId": job.id, "jobName": job.name, "queue": self.queue_name},
+            )
         elif code == DONE and self._dead_letters is not None and isinstance(outcome, Failed):
             logger.warning(
-                "Job sent to DLQ: job %r of queue %r is in %r", job.id, self.queue_name, self._dead_letters.name
+                "Job sent to DLQ: job %r of queue %r is in %r",
+                *(job.id, self.queue_name, self._dead_letters.name),
+                extra={"jobId": job.id, "jobName": job.name, "queue": self.queue_name},
             )
         if code not in (DONE, _REFUSED):
-            logger.warning(
-                "queue %r: outcome of job %r dropped, %s", self.queue_name, job.id, _CODE_TEXT.get(code, f"code {code}")
-            )
-            self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
-        if code != DONE:
-            return
-        match outcome:
-            case Failed(reason):
-                self._reports.tell("failed", job, reason)
-            case Retry(reason, _, delay_ms):
-                self._reports.tell("retrying", job, reason, delay_ms)
-            case _:
-                self._reports.tell("returned", job)
+            why = _CODE_TEXT.get(code, f"code {code}")
+            self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, 0, why))
+        elif code == _REFUSED:
+            self._reports.forget(job)
+        else:
+            self._reports.tell_outcome(job, outcome)
 
     def _refuse_completion(self, job: Job, code: int) -> None:
         """The script would not complete a parent. Pending children: the handler should have waited; failed ones: it
@@ -943,12 +942,7 @@ class Worker:
 
     def _on_stalled(self, job_ids: list[str]) -> None:
         for job_id in job_ids:
-            logger.warning(
-                "queue %r: job %r stalled and is back in line; its worker died or lost its lock",
-                self.queue_name,
-                job_id,
-            )
-            self._reports.tell("stalled", job_id)
+            self._reports.tell_stalled(job_id)
         self._wakeups.look_now()
 
 

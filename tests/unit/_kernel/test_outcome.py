@@ -192,7 +192,7 @@ def test_what_was_decided_already_is_not_judged_again() -> None:
     """Code between worker and handler may have a policy of its own; two policies would contradict each other."""
     outcome = Retry("busy", "stack", 70, keeps_turn=True)
 
-    assert after(Raised(Decided(outcome)), made=2) is outcome
+    assert after(Raised(Decided(outcome)), made=2) == outcome
 
 
 def test_cancellation_counts_as_an_error() -> None:

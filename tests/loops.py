@@ -1,0 +1,45 @@
+"""The event loops that the tests of timers and wake-ups run on, each test on all of them: `@pytest.mark.every_loop`.
+
+asyncio's own; uvloop, which `bullpen run` uses where it is installed and whose timers count whole milliseconds; and one
+whose timers all fire early, as a loop may do by the resolution of its clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pytest
+
+EARLY_S: Final = 0.0005
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+class EarlyLoop(asyncio.SelectorEventLoop):
+    """Every timer fires half a millisecond before its time, and the loop's clock shows it."""
+
+    def call_at(self, when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        return super().call_at(when - EARLY_S, callback, *args, **options)
+
+
+def _factories() -> dict[str, LoopFactory]:
+    found: dict[str, LoopFactory] = {"asyncio": asyncio.SelectorEventLoop, "early": EarlyLoop}
+    if importlib.util.find_spec("uvloop") is not None:
+        found["uvloop"] = importlib.import_module("uvloop").new_event_loop
+    return found
+
+
+_ONE: Final[dict[str, LoopFactory]] = {"asyncio": asyncio.new_event_loop}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "every_loop: run the test on asyncio's loop, on uvloop, and on a loop whose timers fire early"
+    )
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    return _ONE if item.get_closest_marker("every_loop") is None else _factories()
