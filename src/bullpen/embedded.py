@@ -22,7 +22,6 @@ import errno
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import platform
 import re
@@ -45,11 +44,12 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
 __all__ = ["EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path"]
 
-_log = logging.getLogger("bullpen.embedded")
+_log = get_logger("bullpen.embedded")
 
 _PROJECT_MARKS = ("pyproject.toml", ".git", ".bullpen")
 _STAMP = "server.json"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from bullpen.ledger import Ledger
+from bullpen.ops.logs import JobFilter
 from bullpen.outbox import OutboxMetrics, Route
-from bullpen.ports.channel import Refused, Unavailable
+from bullpen.ports.channel import Message, Refused, SendResult, Unavailable
 from bullpen.ports.metrics import Metric
 from bullpen.queue import Connection
 from tests.databases import item
@@ -128,3 +129,35 @@ async def test_queued_deliveries_are_logged_by_dispatcher_and_worker(
     assert by_operation["OUTBOX_DELIVER"]["outcome"] == "SENT"
     for operation in ("OUTBOX_ENQUEUE_JOB", "OUTBOX_DELIVER"):
         assert set(by_operation[operation]) >= REQUIRED
+
+
+class Chatty(SpyChannel):
+    """A channel that logs, as a program's own may."""
+
+    async def send(self, message: Message) -> SendResult:
+        logging.getLogger("shop").warning("calling the partner")
+        return await super().send(message)
+
+
+@pytest.mark.requirement("O-65")
+async def test_what_a_channel_logs_says_which_row_it_sends(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ledger.outbox.enqueue(item(tenant_id="acme", user_id="u-1", correlation_id="c-1"))
+    outbox = make_outbox({"webhook:partnerX": Chatty()}, connection=connection)
+    workers, dispatcher = outbox.workers(), outbox.dispatcher()
+    only_fields = JobFilter()
+    caplog.handler.addFilter(only_fields)
+    try:
+        await workers.start()
+        await dispatcher.start()
+        await until_settled(ledger, 1)
+        await dispatcher.close()
+        await workers.close()
+    finally:
+        caplog.handler.removeFilter(only_fields)
+
+    (line,) = [vars(record) for record in caplog.records if record.name == "shop"]
+    assert (line["tenantId"], line["userId"], line["correlationId"]) == ("acme", "u-1", "c-1")
+    assert (line["integrationType"], line["attempt"]) == ("webhook:partnerX", 1)
+    assert {"outboxId", "jobId", "queue"} <= set(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import multiprocessing
 import os
 import signal
@@ -146,3 +147,11 @@ def endless(job: Job) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         pass
+
+
+def logging_plain(job: Job) -> None:
+    logging.getLogger("shop").warning("charging")
+
+
+async def logging_async(job: Job) -> None:
+    logging.getLogger("shop").warning("charging")

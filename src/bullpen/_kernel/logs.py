@@ -1,21 +1,59 @@
-"""Loggers whose records hold no secrets, whoever formats them.
+"""Log records that say whose they are and hold no secrets, whoever formats them.
 
 In: records of our own parts, with the errors of user code in `exc_info`, in arguments and in fields. Out: the same
 records, scrubbed before any handler sees them: a program's own formatter, Sentry and log shippers get no more than our
-own files do. Elsewhere: our own formats (`bullpen.ops.logs`), what counts as a secret (`bullpen._kernel.scrub`).
+own files do. And, through `JobFilter`, the fields of the job that runs on every record of whoever logs meanwhile.
+Elsewhere: our own formats (`bullpen._kernel.log_formats`), what counts as a secret (`bullpen._kernel.scrub`).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
+from bullpen._kernel import tracing
 from bullpen._kernel.outcome import stack_of
 from bullpen._kernel.remote import RemoteError, qualified
 from bullpen._kernel.scrub import is_clean, scrub_lines
 from bullpen._kernel.stack import MAX_CHAIN, text_of
 
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class Subject(Protocol):
+    """What is being handled: a job, a delivery of a broker, a row of the outbox."""
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """Its fields under the names of log records; absent ones are None. Never raises."""
+        ...
+
+
+_handled: ContextVar[Subject | None] = ContextVar("bullpen_handled", default=None)
+set_handled: Final = _handled.set
+"""Called where user code begins, in a context of its own. Bound once: it is called for every job."""
+
+
+@contextmanager
+def handling(subject: Subject) -> Iterator[None]:
+    """The same where the context is shared with others, or where a job handles something of its own."""
+    outer = _handled.get()
+    before = _handled.set(subject if outer is None else _Within(outer, subject))
+    try:
+        yield
+    finally:
+        _handled.reset(before)
+
+
+class _Within:
+    def __init__(self, outer: Subject, inner: Subject) -> None:
+        self._outer, self._inner = outer, inner
+
+    def log_fields(self) -> Mapping[str, Any]:
+        inner = {name: value for name, value in self._inner.log_fields().items() if value is not None}
+        return {**self._outer.log_fields(), **inner}
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -43,6 +81,27 @@ class ScrubFilter(logging.Filter):
 
 
 _SCRUB: Final = ScrubFilter()
+
+
+class JobFilter(logging.Filter):
+    """Puts the fields of the job that is being handled on every record: `jobId`, `jobName`, `queue`, `attempt`,
+    `tenantId`, `correlationId`, `traceId`, as far as they are known. Fields that a record has already stay.
+
+    Also hides secrets in the error of a record. Lets every record pass. Add it to the handlers of a program's own
+    logging; the handlers of `bullpen run` have it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        given = vars(record)
+        if tracing.tracer is not None and (trace_id := tracing.trace_id(tracing.carrier())):
+            given.setdefault("traceId", trace_id)  # of the span that is open now; the job came with its producer's
+        subject = _handled.get()
+        if subject is not None:
+            for name, value in subject.log_fields().items():
+                if value is not None:
+                    given.setdefault(name, value)
+        scrub_error(record)
+        return True
 
 
 def scrub_error(record: logging.LogRecord) -> None:

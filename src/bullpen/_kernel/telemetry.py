@@ -7,15 +7,16 @@ Fields hold ids, names, numbers and errors, never payloads and never secrets.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from bullpen._kernel.logs import get_logger
+
 Listener = Callable[[str, dict[str, Any]], object]
 """Called with the event's name and its fields. Must be quick, and may be called from any thread."""
 
-_log = logging.getLogger("bullpen.telemetry")
+_log = get_logger("bullpen.telemetry")
 _change = threading.Lock()
 _listeners: tuple[Listener, ...] = ()  # replaced, never changed: emit reads it without a lock
 _broken: set[int] = set()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random as _random
 import time
 from collections.abc import Awaitable, Callable
@@ -20,9 +19,10 @@ from typing import Final, Self
 from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.lifecycle import Lifecycle, is_cancelling
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, require
 
-_log = logging.getLogger("bullpen.ticker")
+_log = get_logger("bullpen.ticker")
 
 Action = Callable[[], Awaitable[bool | None]]
 """Returns True when more is waiting: it is then called again at once."""

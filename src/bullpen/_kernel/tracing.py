@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-__all__ = ["Kind", "Span", "Tracer", "as_text", "carrier", "from_text", "install", "span", "tracer"]
+__all__ = [
+    "Kind",
+    "Span",
+    "Tracer",
+    "as_text",
+    "carried_ids",
+    "carrier",
+    "from_text",
+    "install",
+    "span",
+    "trace_id",
+    "tracer",
+]
 
 Kind = Literal["producer", "consumer", "client"]
 Carrier = Mapping[str, str]
@@ -46,6 +58,8 @@ class _Nothing:
         """Nobody looks."""
 
 
+_IDS: Final = ("runId", "tenantId", "userId", "correlationId")
+_LONGEST_ID: Final = 200
 _NOTHING = nullcontext(_Nothing())
 tracer: Tracer | None = None
 """Whoever traces now. Hot paths look here themselves: a call per job would cost more than all of this."""
@@ -89,3 +103,16 @@ def from_text(text: str | None) -> dict[str, str]:
         return msgspec.json.decode(text, type=dict[str, str])
     except (msgspec.DecodeError, msgspec.ValidationError):
         return {}
+
+
+def trace_id(headers: Carrier) -> str | None:
+    """The id of the trace that is carried, by the W3C's header; None when there is none."""
+    parts = headers.get("traceparent", "").split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else None
+
+
+def carried_ids(data: object) -> dict[str, str]:
+    """Ids that travel in the data of a job or in the headers of a message, under the names of log records."""
+    if not isinstance(data, Mapping):
+        return {}
+    return {name: value for name in _IDS if isinstance(value := data.get(name), str) and len(value) <= _LONGEST_ID}

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final
 
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
 from bullpen._parts.channels import Channels
 from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
@@ -31,7 +31,7 @@ from bullpen.settings import Settings
 
 __all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
 
-logger = logging.getLogger("bullpen.alerts")
+logger = get_logger("bullpen.alerts")
 
 _NAME: Final = "bullpen-alerts"
 _RETRY_S: Final = 5.0

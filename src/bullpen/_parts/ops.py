@@ -7,10 +7,10 @@ themselves (`bullpen.ops`), serving them (`bullpen.http.ops`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.health import Health
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # each needs an extra, and who has one of them has it
 
 __all__ = ["QueueViews", "check_connection", "check_ledger", "check_messages", "check_workers", "collect_all"]
 
-logger = logging.getLogger("bullpen.metrics")
+logger = get_logger("bullpen.metrics")
 
 
 class QueueViews:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -17,11 +16,12 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from bullpen._kernel.lifecycle import AlreadyStopped
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, NotConfigured
 
 __all__ = ["ROLES", "Service", "Services", "role_of"]
 
-logger = logging.getLogger("bullpen.app")
+logger = get_logger("bullpen.app")
 
 ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
 """Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""

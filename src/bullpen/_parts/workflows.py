@@ -6,13 +6,13 @@ driver of the transport in use is imported. Elsewhere: what a workflow does (`bu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar, cast
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, require
 from bullpen.plugins import transports
 from bullpen.ports.bindings import (
@@ -46,7 +46,7 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 
-logger = logging.getLogger("bullpen.workflow")
+logger = get_logger("bullpen.workflow")
 
 _PRIVATE = (Kafka,)
 """Where every workflow has a reading of its own, so that several may have the same source."""

@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
+from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import role_of
 from bullpen.app import Bullpen
 from bullpen.cli.common import Done, PrefixOption, RedisOption, WrongCommand, speak_fully, wait_for
 from bullpen.cli.supervisor import Supervisor
 from bullpen.errors import BullpenError
 
-logger = logging.getLogger("bullpen.run")
+logger = get_logger("bullpen.run")
 
 
 def run(

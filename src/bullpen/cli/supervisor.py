@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
 import time
 from typing import Final
 
-logger = logging.getLogger("bullpen.supervisor")
+from bullpen._kernel.logs import get_logger
+
+logger = get_logger("bullpen.supervisor")
 
 WRONG_COMMAND: Final = 2
 """A child that says this would say it again; it is not started a second time."""

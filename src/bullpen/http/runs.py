@@ -13,7 +13,6 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import (
     BullpenError,
     ConnectionLost,
@@ -45,7 +45,7 @@ from bullpen.runs import RunPayload, RunService, run_id_for
 
 __all__ = ["Authenticate", "Principal", "Tokens", "runs_api"]
 
-_log = logging.getLogger("bullpen.http")
+_log = get_logger("bullpen.http")
 
 _STATUS_OF: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (RowNotFound, 404, "not_found"),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, NotConfigured
 
 __all__ = ["HttpService", "parse_address"]
 
-logger = logging.getLogger("bullpen.http")
+logger = get_logger("bullpen.http")
 
 _ANSWERS_WITHIN_S: Final = 5
 """For requests that are being answered when it is closed."""

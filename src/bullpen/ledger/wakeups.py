@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator
 from typing import Final
 
 import sqlalchemy as sa
 
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import MissingExtra
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
 
-_log = logging.getLogger("bullpen.ledger")
+_log = get_logger("bullpen.ledger")
 
 _RECONNECT_S: Final = 1.0
 _SQLITE_POLL_S: Final = 0.05

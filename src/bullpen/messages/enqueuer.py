@@ -14,7 +14,6 @@ Elsewhere: making the rows (`planner`), what becomes of an order (`sender`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import BullpenError, InvalidOption, require
 from bullpen.ledger.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ from bullpen.ports.messaging import Messaging, Outgoing, PublishFailed
 
 __all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions", "read_health"]
 
-logger = logging.getLogger("bullpen.messages")
+logger = get_logger("bullpen.messages")
 
 _RUN: Final = "messages.scheduler.run"
 _SUCCESS: Final = "messages.scheduler.success"

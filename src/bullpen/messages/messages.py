@@ -7,13 +7,13 @@ and `sender` for the processes that plan and send, or both as one service for an
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import time, timedelta
 from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.ids import worker_name
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.rates import RateLimit
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import InvalidOption, NotConfigured, require
@@ -45,7 +45,7 @@ __all__ = ["QUEUE", "MessageSender", "Messages"]
 
 QUEUE: Final = "birthday.messages.queue"
 _SAMPLE_MS: Final = 15_000
-logger = logging.getLogger("bullpen.messages")
+logger = get_logger("bullpen.messages")
 
 AnyFunction = TypeVar("AnyFunction", bound=SendFunction)
 MakeMessaging = Callable[[tuple[str, ...]], Messaging[Any]]

@@ -25,6 +25,7 @@ from typing import Any, Final, assert_never
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger.message_records import MessageOutcome, MessageRow, MessageStatus
 from bullpen.ledger.messages import SqlMessages
@@ -37,7 +38,7 @@ from bullpen.ports.transport import Delivery
 
 __all__ = ["End", "MessageNotSent", "Send", "Sender", "SenderOptions", "Skip", "Wait", "decide", "message_of"]
 
-logger = logging.getLogger("bullpen.messages")
+logger = get_logger("bullpen.messages")
 
 TIMEOUT: Final = "TIMEOUT"
 AMBIGUOUS: Final = "AMBIGUOUS"

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, require
 from bullpen.ledger import Ledger, OutboxItem
 from bullpen.ledger.incidents import Incident, IncidentKey, Verdict
@@ -28,7 +29,7 @@ from bullpen.ports.metrics import Metric, Sample
 
 __all__ = ["ALERT_EVENT", "Seen", "Target", "Watcher"]
 
-logger = logging.getLogger("bullpen.alerts")
+logger = get_logger("bullpen.alerts")
 
 ALERT_EVENT: Final = "bullpen.alert.v1"
 _STREAM: Final = "bullpen.alerts"

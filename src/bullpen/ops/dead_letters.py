@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import InvalidOption, require
 from bullpen.ports.dead_letters import (
@@ -31,7 +31,7 @@ from bullpen.ports.edits import KEEP, Edit, make_edit
 
 __all__ = ["DeadLetterConsole", "Found", "Group", "Report", "Wanted", "fingerprint"]
 
-logger = logging.getLogger("bullpen.dead_letters")
+logger = get_logger("bullpen.dead_letters")
 
 Audit = Callable[[str, "Found", str, Mapping[str, Any]], Awaitable[None]]
 """Called before the deed with the action (`redrive`, `edit`, `discard`), what it is done to, by whom, and details."""

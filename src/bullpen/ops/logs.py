@@ -1,91 +1,13 @@
-"""Log records for machines and for people.
+"""Logs for machines and for people, and the fields of the job that runs.
 
-In: records of any logger, with fields in `extra` under their wire names. Out: one JSON object per line, or one line to
-read. All our parts use the names in `FIELDS`; absent ones are left out, further ones are kept. Secrets and personal
-data in texts are hidden, whoever wrote them. Elsewhere: what is logged, at each part.
+`JobFilter` is for a program's own logging: with it on a handler, every line that is logged while a job is handled says
+which job that is. The formatters are those of `bullpen run`. Elsewhere: how they work (`bullpen._kernel.logs`,
+`bullpen._kernel.log_formats`), what is logged, at each part.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import traceback
-from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from bullpen._kernel.log_formats import FIELDS, ConsoleFormatter, JsonFormatter, configure
+from bullpen._kernel.logs import JobFilter
 
-from bullpen._kernel.scrub import scrub_lines
-
-__all__ = ["FIELDS", "ConsoleFormatter", "JsonFormatter", "configure"]
-
-FIELDS: Final = (
-    *("message", "jobId", "queue", "urn", "runId", "tenantId", "userId", "correlationId"),
-    *("source", "operation", "phase", "error", "attemptsMade"),
-)
-"""Names that every part uses in the same sense, in the order in which they are written."""
-
-# `color_message` is what uvicorn says once more, with escape codes.
-_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
-    *("message", "asctime", "taskName", "color_message"),
-}
-_COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
-
-
-def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`, our own names first; texts scrubbed, absent ones left out."""
-    given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD and value is not None}
-    ordered = [name for name in FIELDS if name in given] + [name for name in given if name not in FIELDS]
-    return {name: _clean(given[name]) for name in ordered}
-
-
-def _clean(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return scrub_lines(str(value))
-
-
-def _stack(record: logging.LogRecord) -> str | None:
-    if not record.exc_info or record.exc_info[0] is None:
-        return None
-    return scrub_lines("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
-
-
-class JsonFormatter(logging.Formatter):
-    """One object per line: `timestamp`, `level`, `logger`, `pid`, `message`, then the fields, then `stack`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "pid": record.process,
-            "message": scrub_lines(record.getMessage()),
-            **_fields_of(record),
-        }
-        if (stack := _stack(record)) is not None:
-            line["stack"] = stack
-        return json.dumps(line, ensure_ascii=False)
-
-
-class ConsoleFormatter(logging.Formatter):
-    """One line for a person: time, level, part, text, then the fields that the text does not tell already."""
-
-    def __init__(self, *, colour: bool) -> None:
-        super().__init__()
-        self._colour = colour
-
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")[:-6]
-        text = scrub_lines(record.getMessage())
-        told = [f"{name}={value}" for name, value in _fields_of(record).items() if str(value) not in text]
-        line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
-        if self._colour and (code := _COLOURS.get(record.levelno)):
-            line = f"\x1b[{code}m{line}\x1b[0m"
-        stack = _stack(record)
-        return line if stack is None else f"{line}\n{stack}"
-
-
-def configure(stream: TextIO, *, level: int, as_json: bool) -> None:
-    """Let the root logger write to `stream`; what was set up before is replaced."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if as_json else ConsoleFormatter(colour=stream.isatty()))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+__all__ = ["FIELDS", "ConsoleFormatter", "JobFilter", "JsonFormatter", "configure"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
+from bullpen._kernel.logs import get_logger
 from bullpen.ledger import OutboxRow
 
-logger = logging.getLogger("bullpen.outbox")
+logger = get_logger("bullpen.outbox")
 
 Operation = Literal[
     "OUTBOX_ENQUEUE",

@@ -18,6 +18,7 @@ from typing import Final, assert_never
 from bullpen._kernel import json, telemetry, tracing
 from bullpen._kernel.backoff import Backoff, from_wire
 from bullpen._kernel.batches import Batches
+from bullpen._kernel.logs import get_logger, handling
 from bullpen._kernel.policy import OUTBOX_DELIVERY
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotJson
@@ -50,7 +51,7 @@ from bullpen.ports.channel import (
     when_unknown,
 )
 
-_log = logging.getLogger("bullpen.outbox")
+_log = get_logger("bullpen.outbox")
 
 MAX_AFTER_MS: Final = 24 * 3_600_000
 """However long a target asks us to wait, a day is enough."""
@@ -218,13 +219,16 @@ class Deliveries:
         began = time.monotonic()
         telemetry.emit("outbox.sending", **_ids(row))
         result: SendResult | None = None
-        with tracing.span(
-            f"deliver {row.integration_type}",
-            "client",
-            _carried(message),
-            outbox__id=row.id,
-            outbox__type=row.event_type,
-        ) as span:
+        with (
+            tracing.span(
+                f"deliver {row.integration_type}",
+                "client",
+                _carried(message),
+                outbox__id=row.id,
+                outbox__type=row.event_type,
+            ) as span,
+            handling(message),
+        ):
             if ask_first:
                 result = await self._look_up(message, route.channel, route.timeout_ms)
             if result is None:

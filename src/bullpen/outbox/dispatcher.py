@@ -27,6 +27,7 @@ from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
@@ -37,7 +38,7 @@ from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
 
-_log = logging.getLogger("bullpen.outbox")
+_log = get_logger("bullpen.outbox")
 
 UNQUEUABLE: Final = "UNQUEUABLE"
 _SOURCE: Final = "outbox-dispatcher"

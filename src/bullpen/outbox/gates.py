@@ -11,7 +11,6 @@ In: results of deliveries. Out: go, or how long to wait and why. Elsewhere: wher
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,11 +19,12 @@ from typing import Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Destination, Destinations
 from bullpen.ports.channel import Accepted, NotTried, Refused, SendResult
 
-_log = logging.getLogger("bullpen.outbox")
+_log = get_logger("bullpen.outbox")
 
 _FRESH_S: Final = 1.0
 _DISABLED_RETRY_MS: Final = 5_000

@@ -22,6 +22,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, require
 from bullpen.ledger import Ledger
@@ -30,7 +31,7 @@ from bullpen.outbox.mapping import EventRoute, EventRoutes, Since
 from bullpen.outbox.projection import Overtaken, Projected, Projection, ProjectorOptions
 from bullpen.ports.source import BEGINNING, EventSource, SourceEvent, SourceUnavailable
 
-_log = logging.getLogger("bullpen.outbox")
+_log = get_logger("bullpen.outbox")
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0

@@ -8,17 +8,17 @@ Elsewhere: working on the jobs (`workers`), naming the queues (`routing`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
 from bullpen.ledger import OutboxRow
 from bullpen.queue import Added, Connection, Job, JobState, Queue
 
-_log = logging.getLogger("bullpen.outbox")
+_log = get_logger("bullpen.outbox")
 
 _ADD_DEADLINE_MS: Final = 5_000
 _PROBE_TIMEOUT_MS: Final = 500

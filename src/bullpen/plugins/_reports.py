@@ -28,11 +28,12 @@ import logging
 from typing import Any, Final, assert_never
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Depth, Event, Settled
 
-logger: Final = logging.getLogger("bullpen.messaging")
+logger: Final = get_logger("bullpen.messaging")
 
 
 class Reports:

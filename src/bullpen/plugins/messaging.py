@@ -29,6 +29,7 @@ from bullpen._kernel.duration import check_int, is_text, to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.ids import keyed_id
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import set_handled
 from bullpen._kernel.outcome import (
     Cause,
     Failed,
@@ -591,6 +592,7 @@ class _Consumer(Generic[ReceiptT]):
             return result
 
     async def _call(self, delivery: Delivery) -> Result:
+        set_handled(delivery)
         try:
             async with asyncio.timeout(None if self._timeout_ms is None else self._timeout_ms / 1000) as limit:
                 value = await (self._handler(delivery) if self._is_async else self._run_in_thread(delivery))

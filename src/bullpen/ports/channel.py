@@ -53,6 +53,18 @@ class Message:
     waited_ms: int = 0
     """How long ago that was, by the same clock."""
 
+    def log_fields(self) -> dict[str, Any]:
+        """What log records show of it."""
+        return {
+            "outboxId": self.id,
+            "integrationType": self.integration_type,
+            "eventType": self.event_type,
+            "tenantId": self.tenant_id,
+            "userId": self.user_id,
+            "correlationId": self.correlation_id,
+            "attempt": self.attempt,
+        }
+
     @property
     def target(self) -> str:
         """The integration type without the channel: `partnerX`."""

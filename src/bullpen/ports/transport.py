@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from bullpen._kernel import tracing
 from bullpen._kernel.backoff import Backoff, UnknownBackoff
 from bullpen._kernel.outcome import Outcome
 from bullpen.errors import BullpenError, ServerRefused
@@ -129,6 +130,19 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"Delivery(source={self.source!r}, id={self.id!r}, attempt={self.attempt})"
+
+    def log_fields(self) -> dict[str, Any]:
+        """What log records show of it."""
+        event = self.event
+        return {
+            "jobId": event.id,
+            "jobName": event.name or None,
+            "queue": event.source,
+            "urn": event.urn,
+            "attempt": self.attempt,
+            **tracing.carried_ids(event.headers),
+            "traceId": tracing.trace_id(event.headers),
+        }
 
     @property
     def id(self) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
-from bullpen._kernel import json
+from bullpen._kernel import json, log_formats
 from bullpen._kernel.outcome import Raised, Result, describe
 from bullpen._kernel.remote import qualified
 from bullpen.errors import (
@@ -256,7 +256,9 @@ def main() -> None:
     threading.Thread(target=_die_with_parent, args=(life_fd,), daemon=True).start()
     link = BlockingLink(socket.socket(fileno=socket_fd))
     try:
-        handler = find_handler(link.receive())
+        setup = link.receive()
+        log_formats.configure_child(setup["logs"])
+        handler = find_handler(setup)
     except Exception as error:  # noqa: BLE001 - user code of the module's top level
         link.send({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"})
         return

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from bullpen._kernel.logs import set_handled
 from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen.errors import PermanentError
 from bullpen.queue.job import Job
@@ -42,6 +43,7 @@ def is_async(handler: Handler) -> bool:
 
 async def run_async(handler: AsyncHandler, job: Job, timeout_s: float | None) -> Result:
     """On the loop; cancelled when its time is up."""
+    set_handled(job)
     try:
         if timeout_s is None:
             value = await handler(job)
@@ -83,7 +85,8 @@ async def run_thread(threads: ThreadPoolExecutor, handler: Handler, job: Job, ti
 
 
 def run_plain(handler: Handler, job: Job) -> Result:
-    """A plain function, in this thread."""
+    """A plain function, in this thread and in a context of its own."""
+    set_handled(job)
     try:
         value = handler(job)
         if inspect.isawaitable(value):

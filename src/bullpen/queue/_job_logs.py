@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Failed, Retry
@@ -33,7 +32,7 @@ class JobLogs:
             logger.debug(
                 "job %r (%s) of queue %r starts, attempt %d of %d",
                 *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
-                extra=self._fields(job),
+                extra=job.log_fields(),
             )
 
     def ended(self, job: Job, how: str) -> None:
@@ -44,7 +43,7 @@ class JobLogs:
             logger.debug(
                 "job %r (%s) of queue %r %s after %d ms",
                 *(job.id, job.name, self._queue, how, took_ms),
-                extra={**self._fields(job), "durationMs": took_ms},
+                extra={**job.log_fields(), "durationMs": took_ms},
             )
 
     def retrying(self, job: Job, outcome: Retry) -> None:
@@ -55,7 +54,7 @@ class JobLogs:
                 *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
                 f"in {outcome.delay_ms / 1000:g} s" if outcome.delay_ms else "due at once",
                 outcome.reason,
-                extra={**self._fields(job), "error": outcome.reason, "retryInMs": outcome.delay_ms},
+                extra={**job.log_fields(), "error": outcome.reason, "retryInMs": outcome.delay_ms},
             )
 
     def failed(self, job: Job, outcome: Failed) -> None:
@@ -66,12 +65,12 @@ class JobLogs:
                 *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
                 *(outcome.cause.value, outcome.reason),
                 exc_info=outcome.error,
-                extra={**self._fields(job), "error": outcome.reason, "cause": outcome.cause.value},
+                extra={**job.log_fields(), "error": outcome.reason, "cause": outcome.cause.value},
             )
 
     def lock_lost(self, job: Job, error: JobLockLost) -> None:
         self.ended(job, "lost its lock")
-        logger.warning("%s", error, extra=self._fields(job))
+        logger.warning("%s", error, extra=job.log_fields())
 
     def stalled(self, job_id: str) -> None:
         logger.warning(
@@ -84,8 +83,5 @@ class JobLogs:
         logger.warning(
             "job %r (%s) of queue %r stalled %d times and may have killed its workers; it runs alone now",
             *(job.id, job.name, self._queue, job.stalled_count),
-            extra={**self._fields(job), "stalledCount": job.stalled_count},
+            extra={**job.log_fields(), "stalledCount": job.stalled_count},
         )
-
-    def _fields(self, job: Job) -> dict[str, Any]:
-        return {"jobId": job.id, "jobName": job.name, "queue": self._queue, "attempt": job.attempts_made + 1}

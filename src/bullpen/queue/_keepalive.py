@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import logging
 import os
 import sys
 import threading
@@ -21,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.logs import get_logger
 from bullpen.queue._blocking import BlockingWire, open_wire
 from bullpen.queue._redis import Connection
 from bullpen.queue._wire import as_sent
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS, Script
 
-logger = logging.getLogger("bullpen.keepalive")
+logger = get_logger("bullpen.keepalive")
 
 _TICK_S: Final = 0.25
 _SHORTEST_TICK_S: Final = 0.02

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import subprocess
@@ -17,7 +16,8 @@ import sys
 from typing import Final
 
 from bullpen import errors
-from bullpen._kernel import json
+from bullpen._kernel import json, log_formats
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen._kernel.remote import RemoteError
 from bullpen.errors import BullpenError, InvalidOption
@@ -25,7 +25,7 @@ from bullpen.queue._execute import Handler, JobTimeout
 from bullpen.queue._messages import EndOfMessages, LoopLink, Message
 from bullpen.queue.job import Job, JobActions
 
-logger = logging.getLogger("bullpen.worker")
+logger = get_logger("bullpen.worker")
 
 _START_TIMEOUT_S: Final = 30.0
 _CHILD: Final = "from bullpen.queue._child import main; main()"
@@ -119,7 +119,7 @@ class ProcessPool:
             finally:
                 os.close(life_read)
         child = _Child(process, await LoopLink.open(ours), life_write)
-        child.link.send(self._setup)
+        child.link.send({**self._setup, "logs": log_formats.chosen()})
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 message = await child.link.receive()

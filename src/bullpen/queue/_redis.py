@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.clock import ServerClock
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import (
     ConnectionLost,
     ServerRefused,
@@ -45,7 +45,7 @@ from bullpen.wire.scripts import Script
 
 __all__ = ["Connection", "Door"]
 
-logger = logging.getLogger("bullpen.redis")
+logger = get_logger("bullpen.redis")
 
 _ASK_SENTINELS_EVERY_S: Final = 0.5
 LONGEST_RECONNECT_WAIT_S: Final = 0.5

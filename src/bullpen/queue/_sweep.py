@@ -9,9 +9,9 @@ Elsewhere: what an entry holds (`_letter`), when retention may evict (`bullpen.w
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, ConnectionLost
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._letter import DeadLetterWriter
@@ -19,7 +19,7 @@ from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 
-logger = logging.getLogger("bullpen.dead_letters")
+logger = get_logger("bullpen.dead_letters")
 
 SWEEP_EVERY_MS: Final = 60_000
 

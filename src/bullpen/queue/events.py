@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import weakref
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 from bullpen._kernel import json
 from bullpen._kernel.ids import check_queue_name
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ResultTimeout
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._default import connection_for, prefix_for
@@ -29,7 +29,7 @@ from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
 
-logger = logging.getLogger("bullpen.events")
+logger = get_logger("bullpen.events")
 
 _BLOCK_MS = 5_000
 _WITHIN_S = _BLOCK_MS / 1000 + 2.0

@@ -13,9 +13,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from bullpen._kernel import json
+from bullpen._kernel import json, tracing
 from bullpen._kernel.tuples import maker
-from bullpen.errors import BullpenError
+from bullpen.errors import BullpenError, NotJson
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
 
@@ -256,6 +256,21 @@ class Job:
     def is_last_attempt(self) -> bool:
         """True when a failure of this run is final."""
         return self.attempts_made + 1 >= self.opts.attempts
+
+    def log_fields(self) -> dict[str, Any]:
+        """What log records show of it: its ids, and those that stand in its data."""
+        try:
+            ids = tracing.carried_ids(self.record.data)
+        except NotJson:
+            ids = {}
+        return {
+            "jobId": self.id,
+            "jobName": self.name,
+            "queue": self._actions.name,
+            "attempt": self.attempts_made + 1,
+            **ids,
+            "traceId": tracing.trace_id(tracing.from_text(self.opts.tm)),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Names as on the wire, unset fields left out, never the lock token."""

@@ -6,10 +6,11 @@ and summaries, never payloads.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-logger = logging.getLogger("bullpen.runs")
+from bullpen._kernel.logs import get_logger
+
+logger = get_logger("bullpen.runs")
 
 
 def log(

@@ -9,11 +9,11 @@ Elsewhere: what a binding may say (`bullpen.ports.bindings`), what an event does
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Failed, Raised
 from bullpen.ports.bindings import Binding, Route
 from bullpen.ports.messaging import Consumer, Messaging
@@ -24,7 +24,7 @@ __all__ = ["EventConsumers", "trigger_of"]
 
 E = TypeVar("E")
 
-logger = logging.getLogger("bullpen.workflow")
+logger = get_logger("bullpen.workflow")
 
 Emit = Callable[[E, str, Any], Awaitable[Any]]
 """`emit(event, urn, payload)`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import cut, describe
 from bullpen.errors import (
     BullpenError,
@@ -56,7 +56,7 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 
-logger = logging.getLogger("bullpen.workflow")
+logger = get_logger("bullpen.workflow")
 
 _MOST_CONFLICTS: Final = 10
 """How often a change is decided anew because somebody else was faster."""

@@ -8,7 +8,6 @@ here and now, `send` lets the transport carry it, `run` consumes until closed. E
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import NotConfigured
 from bullpen.ports.bindings import Binding
 from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, UrnLocks, word
@@ -39,7 +39,7 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 
-logger = logging.getLogger("bullpen.workflow")
+logger = get_logger("bullpen.workflow")
 
 
 class Workflow(Generic[T, P, E, S]):

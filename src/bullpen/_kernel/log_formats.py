@@ -1,0 +1,114 @@
+"""Log records for machines and for people.
+
+In: records of any logger, with fields in `extra` under their wire names. Out: one JSON object per line, or one line to
+read. All our parts use the names in `FIELDS`; absent ones are left out, further ones are kept. Secrets and personal
+data in texts are hidden, whoever wrote them. Below the queue, because its child processes write the same. Elsewhere:
+the fields of the job that runs (`bullpen._kernel.logs`), what is logged, at each part.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from bullpen._kernel.logs import JobFilter
+from bullpen._kernel.scrub import scrub_lines
+
+FIELDS: Final = (
+    *("message", "jobId", "jobName", "queue", "urn", "runId", "tenantId", "userId", "correlationId", "traceId"),
+    *("source", "operation", "phase", "error", "attempt", "attemptsMade"),
+)
+"""Names that every part uses in the same sense, in the order in which they are written."""
+
+# `color_message` is what uvicorn says once more, with escape codes.
+_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "taskName", "color_message"),
+}
+_COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What was given as `extra`, our own names first; texts scrubbed, absent ones left out."""
+    given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD and value is not None}
+    ordered = [name for name in FIELDS if name in given] + [name for name in given if name not in FIELDS]
+    return {name: _clean(given[name]) for name in ordered}
+
+
+def _clean(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return scrub_lines(str(value))
+
+
+def _stack(record: logging.LogRecord) -> str | None:
+    if not record.exc_info or record.exc_info[0] is None:
+        return None
+    if record.exc_text:
+        return record.exc_text  # scrubbed by the filter
+    return scrub_lines("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: `timestamp`, `level`, `logger`, `pid`, `message`, then the fields, then `stack`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+            "message": scrub_lines(record.getMessage()),
+            **_fields_of(record),
+        }
+        if (stack := _stack(record)) is not None:
+            line["stack"] = stack
+        return json.dumps(line, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """One line for a person: time, level, part, text, then the fields that the text does not tell already."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")[:-6]
+        text = scrub_lines(record.getMessage())
+        told = [f"{name}={value}" for name, value in _fields_of(record).items() if str(value) not in text]
+        line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
+        if self._colour and (code := _COLOURS.get(record.levelno)):
+            line = f"\x1b[{code}m{line}\x1b[0m"
+        stack = _stack(record)
+        return line if stack is None else f"{line}\n{stack}"
+
+
+_chosen: dict[str, Any] | None = None
+_STREAMS: Final = ("stdout", "stderr")
+
+
+def configure(stream: TextIO, *, level: int, as_json: bool) -> None:
+    """Let the root logger write to `stream`; what was set up before is replaced. Child processes that run handlers do
+    the same, if it is one that they share."""
+    global _chosen
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(JobFilter())
+    handler.setFormatter(JsonFormatter() if as_json else ConsoleFormatter(colour=stream.isatty()))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    shared = next((name for name in _STREAMS if getattr(sys, name) is stream), None)
+    _chosen = None if shared is None else {"stream": shared, "level": level, "as_json": as_json}
+
+
+def chosen() -> dict[str, Any] | None:
+    """What a child process has to know; None when the program set up its logging itself."""
+    return _chosen
+
+
+def configure_child(choice: dict[str, Any] | None) -> None:
+    """In a child process: as in its parent."""
+    if choice is not None:
+        configure(getattr(sys, choice["stream"]), level=choice["level"], as_json=choice["as_json"])
