@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+from bullpen._kernel import telemetry
 from bullpen.testing import RedisServer, check_server, need
 
 # gRPC stops its own threads around every fork, and tests start servers all the time.
@@ -29,6 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "leaves_jobs_active: the test kills a worker on purpose, so an active job may be left without its lock",
     )
+    config.addinivalue_line(
+        "markers",
+        "cuts_wakeups: the test cuts a wake-up on purpose (takes a marker away, kills its reader, cuts a connection), "
+        "so work may be found by a fallback poll",
+    )
+    # One file for this process and all that tests start; read after each test.
+    directory = tempfile.mkdtemp(prefix="bullpen-late-wakeups-")
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    os.environ[telemetry.LATE_WAKEUPS_FILE] = f"{directory}/late"
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +113,22 @@ def start_server() -> Iterator[StartServer]:
 def queue_name() -> str:
     """A queue name that no other test uses."""
     return f"q-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+def no_late_wakeups(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No work may be found by a fallback poll alone, in this process or in one that the test starts.
+
+    A test that cuts a wake-up on purpose (it takes a marker away, kills a worker that has one, cuts a connection) is
+    marked `cuts_wakeups`.
+    """
+    path = Path(os.environ[telemetry.LATE_WAKEUPS_FILE])
+    seen = path.stat().st_size if path.exists() else 0
+    yield
+    if not path.exists() or request.node.get_closest_marker("cuts_wakeups") is not None:
+        return
+    with path.open(encoding="utf-8") as file:
+        file.seek(seen)
+        late = file.read()
+    if late:
+        pytest.fail(f"late wake-ups (process, where, how many, what):\n{late}", pytrace=False)

@@ -456,7 +456,7 @@ class Bullpen:
         if self._views is not None:
             return
         from bullpen._parts.ops import QueueViews
-        from bullpen.ops.metrics import QueueMetrics, WorkerMetrics
+        from bullpen.ops.metrics import LateWakeups, QueueMetrics, WorkerMetrics
 
         self._views = QueueViews(
             lambda: (*self._queues, *self._workers),
@@ -464,6 +464,7 @@ class Bullpen:
         )
         self._observed = WorkerMetrics(self._workers_here)
         self.add_metrics(self._observed)
+        self.add_metrics(LateWakeups())
         self.add_metrics(QueueMetrics(self._views))
 
     def _count_messaging(self) -> None:

@@ -80,6 +80,17 @@ async def test_a_queue_that_is_looked_after_is_good(redis_url: str) -> None:
     assert any(advice.check == "workers" and "1 connected" in advice.message for advice in found)
 
 
+async def test_late_wakeups_are_told(redis_url: str, redis_server: RedisServer) -> None:
+    async with Queue("mails", connection=redis_url) as queue:
+        await queue.add("mail")
+    redis_server.command("HSET", "bull:mails:meta", "bp:late", "3 1767225600000")
+
+    told = worst(await ask(redis_url), "queue mails")["late wake-ups"]
+
+    assert "3 jobs" in told.message
+    assert "2026-01-01 00:00:00 UTC" in told.message
+
+
 async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_server: RedisServer) -> None:
     async def handle(job: Job) -> None:
         raise ValueError("no")

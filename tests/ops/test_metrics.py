@@ -111,6 +111,8 @@ async def test_what_workers_do_and_what_queues_hold(redis_url: str) -> None:
     assert seen[at("bullpen_queue_jobs", queue="mails", state="completed")] == 3
     assert seen[at("bullpen_queue_dead_letters", queue="mails")] == 1
     assert seen[at("bullpen_redis_up", queue="mails")] == 1
+    assert seen[at("bullpen_late_wakeups_total", where="worker")] == telemetry.late_wakeups().get("worker", 0)
+    assert at("bullpen_late_wakeups_total", where="dispatcher") in seen  # from the first scrape on
 
 
 async def test_the_age_of_the_next_job_is_the_servers(redis_url: str, redis_server: RedisServer) -> None:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import PermanentError
-from bullpen.queue import Job, Queue
+from bullpen.queue import Job, NewJob, Queue
 from tests.queue._kit import Failing, Gate, Kit, Told, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
@@ -313,6 +318,17 @@ class TestDueWork:
         await other.finished(within_s=10)
         assert other.ids("completed") == [job.id]
 
+    async def test_a_full_worker_leaves_due_jobs_to_the_others(self, kit: Kit) -> None:
+        """One marker tells of both jobs, and one worker has read it: the other must hear of what that cannot take."""
+        gate = Gate()
+        for _ in range(2):
+            await idle(kit, gate)
+
+        await kit.queue().add_many([NewJob("first", None, {"delay": 50}), NewJob("second", None, {"delay": 120})])
+
+        await gate.reached(2, within_s=5)
+        gate.open()
+
     async def test_a_busy_worker_serves_due_jobs_when_a_slot_is_free(self, kit: Kit) -> None:
         """The timer fired while all slots were taken; that must not be forgotten."""
         gate = Gate()
@@ -357,3 +373,76 @@ class TestWithoutAMarker:
             await told.worker.close()
 
         assert counts[0] > counts[1]
+
+
+@pytest.mark.cuts_wakeups
+class TestLateWakeups:
+    """Work that only the drain delay found is counted, noted at the queue, and written down for whoever asks."""
+
+    @staticmethod
+    def slip_in(kit: Kit, job_id: str) -> None:
+        """A job that comes without a marker."""
+        usual = {"name": "n", "data": "{}", "opts": "{}", "delay": 0, "priority": 0, "timestamp": kit.server_ms()}
+        pipeline: Any = kit.redis.pipeline()
+        pipeline.hset(kit.base + job_id, mapping=usual).lpush(kit.base + "wait", job_id).execute()
+
+    @pytest.mark.parametrize("concurrency", [1, 3])
+    async def test_a_job_without_a_marker_is_counted(self, kit: Kit, concurrency: int) -> None:
+        before = telemetry.late_wakeups().get("worker", 0)
+        queue = kit.queue()
+        await queue.add("usual")
+        told = await kit.work(nothing, drain_delay=300, concurrency=concurrency)
+        await told.finished()
+        await kit.until(lambda: any("bzpopmin" in line for line in kit.clients()), "it is idle")
+
+        self.slip_in(kit, "quiet")
+        await told.finished(2, within_s=5)
+        await kit.until(lambda: kit.redis.hget(kit.base + "meta", "bp:late"), "it is noted")
+        await kit.until(lambda: telemetry.late_wakeups().get("worker", 0) == before + 1, "it is counted")
+
+        assert (await queue.meta())["bp:late"].startswith("1 ")
+
+    @pytest.mark.parametrize("version", [None, "bullmq:4.18.3"])
+    async def test_a_job_of_a_client_that_sets_no_markers_is_not(self, kit: Kit, version: str | None) -> None:
+        before = telemetry.late_wakeups()
+        if version is not None:
+            kit.redis.hset(kit.base + "meta", "version", version)
+        told = await kit.work(nothing, drain_delay=300)
+        await kit.until(lambda: any("bzpopmin" in line for line in kit.clients()), "it is idle")
+
+        self.slip_in(kit, "quiet")
+        await told.finished(within_s=5)
+        await told.worker.close()
+
+        assert telemetry.late_wakeups() == before
+        assert not kit.redis.hexists(kit.base + "meta", "bp:late")
+
+    async def test_a_result_without_an_event_is_counted(self, kit: Kit) -> None:
+        """Whoever waits asks for itself after a second; no event has told."""
+        before = telemetry.late_wakeups().get("results", 0)
+        queue = kit.queue()
+        warm = await queue.add("warm")
+        told = await kit.work(nothing)
+        await soon(warm.result())
+        await told.worker.close()
+        job = await queue.add("silent")
+        waiting = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+
+        finish: Any = kit.redis.pipeline()
+        finish.hset(kit.base + job.id, mapping={"returnvalue": "7", "finishedOn": "1"})
+        finish.lrem(kit.base + "wait", 1, job.id).zadd(kit.base + "completed", {job.id: 1}).execute()
+
+        assert await soon(waiting, within_s=5) == 7
+        await kit.until(lambda: telemetry.late_wakeups().get("results", 0) == before + 1, "it is counted")
+
+    def test_those_of_a_child_process_are_written_down(self, tmp_path: Path) -> None:
+        """A test that starts programs sees theirs in this file."""
+        program = "from bullpen._kernel import telemetry; telemetry.late_wakeup('worker', 2, queue='q')"
+        told = tmp_path / "late"
+
+        subprocess.run(
+            [sys.executable, "-c", program], check=True, env={**os.environ, telemetry.LATE_WAKEUPS_FILE: str(told)}
+        )
+
+        assert told.read_text().split(maxsplit=3)[1:] == ["worker", "2", "{'queue': 'q'}\n"]

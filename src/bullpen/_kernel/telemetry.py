@@ -3,13 +3,19 @@
 Code emits named events with fields; logs, counters and spans are listeners (`bullpen.ops`). Without a listener `emit`
 costs a function call. A listener that fails is reported once and never disturbs who emitted.
 Fields hold ids, names, numbers and errors, never payloads and never secrets.
+
+One thing is counted here as well, because every loop that waits shares it: late wake-ups. Such a loop is notified of
+new work, and polls now and then as a fallback. Work that only the fallback found was announced to nobody: a defect, of
+ours or of whoever should have notified us, that costs time and that nothing else would show.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
 
@@ -20,6 +26,13 @@ _log = get_logger("bullpen.telemetry")
 _change = threading.Lock()
 _listeners: tuple[Listener, ...] = ()  # replaced, never changed: emit reads it without a lock
 _broken: set[int] = set()
+_late: Counter[str] = Counter()
+
+WAITING_LOOPS: Final = ("dispatcher", "projector", "results", "worker")
+"""Where late wake-ups are counted: every loop that is notified of work and polls as a fallback."""
+
+LATE_WAKEUPS_FILE: Final = "BULLPEN_LATE_WAKEUPS_FILE"
+"""Environment variable: a file that gets a line for each late wake-up, so that a test sees those of its children."""
 
 
 def emit(event: str, /, **fields: Any) -> None:
@@ -34,6 +47,24 @@ def emit(event: str, /, **fields: Any) -> None:
         else:
             if _broken and id(listener) in _broken:
                 _recover(listener)
+
+
+def late_wakeup(where: str, count: int = 1, /, **fields: Any) -> None:
+    """Work was found by a fallback poll of the loop `where`, and not by its notification."""
+    with _change:
+        _late[where] += count
+    _log.info("late wake-up: the %s found work by its fallback poll: %s", where, fields)
+    path = os.environ.get(LATE_WAKEUPS_FILE)
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {where} {count} {fields}\n")
+    emit("wakeup.late", where=where, count=count, **fields)
+
+
+def late_wakeups() -> dict[str, int]:
+    """How many there were in this process, by loop."""
+    with _change:
+        return dict(_late)
 
 
 def is_enabled() -> bool:

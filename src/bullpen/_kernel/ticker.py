@@ -65,6 +65,9 @@ class Ticker:
         self._task: asyncio.Task[None] | None = None
         self._life = Lifecycle(f"ticker {name!r}", self._begin, self._end)
         self._failures = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_fallback = False
+        """Nobody has woken it for the run that is under way: its time had come."""
         self.runs = 0
         """How often the action has ended, for whatever reason."""
 
@@ -77,6 +80,16 @@ class Ticker:
 
     def wake(self) -> None:
         """Run soon: at once, or right after the run that is under way."""
+        self._wake.set()
+
+    def wake_in(self, seconds: float | None) -> None:
+        """Wake it after so long, instead of what was planned so before; None: not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
         self._wake.set()
 
     async def __aenter__(self) -> Self:
@@ -92,6 +105,7 @@ class Ticker:
     async def _end(self) -> None:
         self._stop_wanted.set()
         self._wake.set()
+        self.wake_in(None)
         if self._task is not None:
             await self._task
 
@@ -102,6 +116,7 @@ class Ticker:
             await self._pause()
             if self._stop_wanted.is_set():
                 return
+            self.is_fallback = not self._wake.is_set()
             # Cleared before the run: whoever wakes us while it runs may have something that it did not see.
             self._wake.clear()
             while await self._once() and not self._stop_wanted.is_set():

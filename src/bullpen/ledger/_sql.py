@@ -111,6 +111,25 @@ ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id
         return table if self._is_postgres else f"{table} INDEXED BY {index}"
 
     @cached_property
+    def notify(self) -> str:
+        """Tell dispatchers to look: what a settlement has made ready, or due at a time that nobody knows yet."""
+        return f"SELECT pg_notify('{self.channel}', '')"
+
+    @cached_property
+    def next_due_ms(self) -> str:
+        rows = f"FROM {self._by('ix_outbox_lane_due')} WHERE {_CLAIMABLE}"
+        left = f"min((SELECT min(due_at) {rows} AND integration_type = t)) - {self.now}"
+        if self._is_postgres:
+            left = f"extract(epoch FROM {left}) * 1000"
+        return f"""\
+WITH RECURSIVE lane(t) AS (
+    SELECT min(integration_type) {rows}
+    UNION ALL
+    SELECT (SELECT min(integration_type) {rows} AND integration_type > t) FROM lane WHERE t IS NOT NULL
+)
+SELECT {left} FROM lane WHERE t IS NOT NULL"""
+
+    @cached_property
     def due_types(self) -> str:
         # A loose index scan: two probes per type, however many rows each has. Types whose rows all wait for a later
         # time are left out: they would take their share of the batch from those that have work. min() and not EXISTS,

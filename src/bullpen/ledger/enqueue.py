@@ -37,7 +37,7 @@ class Enqueuer:
         self, *, schema: str = SCHEMA, notify: bool = True, strict: bool = False, max_attempts: int = 10
     ) -> None:
         self._schema = check_identifier("schema", schema)
-        self._notify = notify
+        self.notify = notify
         self.is_strict = strict
         """Each source event is stored once, whatever its route."""
         self._max_attempts = check_int("max_attempts", max_attempts, minimum=1, maximum=1_000_000)
@@ -103,7 +103,7 @@ class Enqueuer:
         known = self._sql.get(dialect)
         if known is None:
             sql = Sql(dialect, self._schema)
-            known = self._sql[dialect] = (sql, sql.enqueue(notify=self._notify))
+            known = self._sql[dialect] = (sql, sql.enqueue(notify=self.notify))
         return known
 
     async def _insert_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:

@@ -57,7 +57,7 @@ class EventLog:
     """The events of one ledger."""
 
     def __init__(self, database: Database, *, notify: bool = True) -> None:
-        self._database, self._notify = database, notify
+        self._database, self.notify = database, notify
 
     # ---- appending ----------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ RETURNING version"""
         if not postgres:
             # INSERT as the first word: only then does Python's sqlite3 begin a transaction by itself.
             return f"{into}\n{batch}\n{select}"
-        tell = f", (SELECT pg_notify('{self.channel}', ''))" if self._notify else ""
+        tell = f", (SELECT pg_notify('{self.channel}', ''))" if self.notify else ""
         return f"{batch}, added AS ({into}\n{select})\nSELECT added.*{tell} FROM added"
 
     def _known(self, dialect: DialectName) -> str:

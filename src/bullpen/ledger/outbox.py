@@ -7,6 +7,7 @@ inside a caller's own transaction (`enqueue`).
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -97,6 +98,11 @@ class SqlOutbox(OutboxRepository):
     async def due_types(self) -> list[str]:
         async with self._database.statement(reads=True) as connection:
             return list((await connection.execute(sa.text(self.sql.due_types))).scalars())
+
+    async def next_due_ms(self) -> int | None:
+        async with self._database.statement(reads=True) as connection:
+            left_ms = (await connection.execute(sa.text(self.sql.next_due_ms))).scalar()
+        return None if left_ms is None else max(0, math.ceil(left_ms))
 
     async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         parameters = {"integration_type": integration_type, "after": after, "most": most}
@@ -199,14 +205,23 @@ class SqlOutbox(OutboxRepository):
                 for row in changed
                 if row.ordering_key is not None and row.status in ("SENT", "DEAD")
             ]
+            unparked = 0
             if ended:
-                await connection.execute(sa.text(self.sql.unpark_next), {"rows": encode_rows(ended)})
+                result = await connection.execute(sa.text(self.sql.unpark_next), {"rows": encode_rows(ended)})
+                unparked = int(result.rowcount)
+            # The next of the line can go, or a row comes back at a time of its own: whoever claims must hear of it.
+            if unparked or any(row.status in ("PENDING", "FAILED") for row in changed):
+                await self._notify(connection)
             await self._announce(connection, [given[row.id] for row in changed if row.status == "DEAD"])
         written = {row.id: Settled(row.id, OutboxStatus(row.status), row.attempts) for row in changed}
         return [
             written.get(settlement.row.id, Settled(settlement.row.id, None, settlement.row.attempts))
             for settlement in settlements
         ]
+
+    async def _notify(self, connection: AsyncConnection) -> None:
+        if self._database.is_postgres and self._enqueuer.notify:
+            await connection.execute(sa.text(self.sql.notify))
 
     async def _announce(self, connection: AsyncConnection, dead: Sequence[Settlement]) -> None:
         """Tell of new dead rows through the outbox itself, in the transaction that made them so."""
@@ -357,6 +372,8 @@ class SqlOutbox(OutboxRepository):
             for statement in statements:
                 result = await connection.execute(sa.text(statement), {"rows": _ids(ids)})
             done = result.all()
+            if done and action == "outbox.redrive":
+                await self._notify(connection)
             await self._audit(
                 connection,
                 [

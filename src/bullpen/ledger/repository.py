@@ -58,6 +58,11 @@ class OutboxRepository(ABC):
     async def due_types(self) -> list[str]:
         """Integration types that have rows to claim now. Costs two probes per type, none per row."""
 
+    async def next_due_ms(self) -> int | None:
+        """How long until a row that waits for its time can be claimed, 0 when one can be now; None: there is none.
+        A repository that cannot say is polled."""
+        return None
+
     @abstractmethod
     async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         """Tenants of a type that have such rows, in order of their names; "" stands for none."""

@@ -18,6 +18,7 @@ from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, si
 from bullpen.queue import Connection, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
+from bullpen.queue.late_wakeups import read_late_wakeups
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
@@ -131,9 +132,16 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
 
 
 async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    counts = await queue.counts()
-    written_by = (await queue.meta()).get("version", "an unknown library")
+    counts, meta = await queue.counts(), await queue.meta()
+    written_by = meta.get("version", "an unknown library")
     yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
+    if (late := read_late_wakeups(meta)) is not None:
+        count, last_at = late
+        text = (
+            f"{count} jobs were found only by a fallback poll of a worker, the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+        fix = "find the client that adds jobs without setting the marker; see bullpen_late_wakeups_total"
+        yield Advice(Level.WARNING, subject, "late wake-ups", text, fix)
 
 
 async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:

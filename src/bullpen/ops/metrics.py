@@ -23,7 +23,7 @@ from bullpen.ports.metrics import Kind, Metric, Sample
 from bullpen.queue import Queue, Worker
 from bullpen.queue.job import Job
 
-__all__ = ["BUCKETS_S", "QueueMetrics", "WorkerMetrics"]
+__all__ = ["BUCKETS_S", "LateWakeups", "QueueMetrics", "WorkerMetrics"]
 
 BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -150,6 +150,17 @@ class WorkerMetrics:
     def _observe(self, name: str, queue: str, value: float) -> None:
         bounds = _RETRY_BUCKETS if name == "bullpen_job_retries" else BUCKETS_S
         self._histograms[name].setdefault(queue, Histogram(bounds)).observe(value)
+
+
+class LateWakeups:
+    """Work of this process that only a fallback poll found; see `bullpen._kernel.telemetry`."""
+
+    async def collect(self) -> Sequence[Metric]:
+        # From 0 on, so that the first one is an increase.
+        counts = {**dict.fromkeys(telemetry.WAITING_LOOPS, 0), **telemetry.late_wakeups()}
+        text = "Work that was found by a fallback poll and not by its notification."
+        samples = [Sample({"where": where}, count) for where, count in sorted(counts.items())]
+        return [Metric("bullpen_late_wakeups_total", "counter", text, samples)]
 
 
 class QueueMetrics:

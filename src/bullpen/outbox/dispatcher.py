@@ -47,6 +47,10 @@ _RUNNING_LEASE_MS: Final = 5_000
 _REDIS_RETRY_MS: Final = 1_000
 _REAP_BATCH: Final = 200
 _RETIRE_STEPS: Final = 20
+_NOTIFICATION_WITHIN_S: Final = 0.25
+_OVERLOOKED: Final = timedelta(milliseconds=100)
+"""A row that could be claimed for so long, and was found without a notification, was announced to nobody."""
+_AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
 
 
@@ -87,7 +91,8 @@ class DispatcherOptions:
 class Dispatcher:
     """Runs until closed. May be entered for a block instead, and then ticks when it is told to.
 
-    `commits` gives a stream of wake-ups (`Ledger.commits`); without one only the interval helps.
+    `commits` gives a stream of wake-ups (`Ledger.commits`); without one only the interval helps. `is_notified`: whoever
+    stores rows notifies, so what only the interval finds is a late wake-up.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class Dispatcher:
         gates: Gates | None = None,
         options: DispatcherOptions | None = None,
         commits: Callable[[], AsyncGenerator[None, None]] | None = None,
+        is_notified: bool = True,
         name: str | None = None,
     ) -> None:
         self.options = options or DispatcherOptions()
@@ -108,7 +114,8 @@ class Dispatcher:
         self._gates = gates
         self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, gates=gates)
         self._commits = commits
-        self._ticker = Ticker("outbox dispatcher", self.tick, every=self.options.tick_interval_ms)
+        self._is_notified = commits is not None and is_notified
+        self._ticker = Ticker("outbox dispatcher", self._look, every=self.options.tick_interval_ms)
         self._reaper = Ticker("outbox reaper", self.reap, every=self.options.reap_interval_ms)
         self._retirement = Ticker("outbox retention", self.retire, every=self.options.retire_interval_ms)
         self._life = Lifecycle("outbox dispatcher", self._begin, self._end)
@@ -118,6 +125,12 @@ class Dispatcher:
         """Rows per integration type that were handed on and are not settled or queued yet."""
         self._starved: set[str] = set()
         """Types that had more than they may have under way: the next free place is a reason to look."""
+        self._held_back: set[str] = set()
+        """Types with due rows that something outside holds back (a gate, a full queue): asked for at every interval."""
+        self._was_held_back: set[str] = set()
+        self._notified = 0
+        self._overlooked: list[tuple[int, OutboxRow]] = []
+        """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
         self._next_unpark = 0.0
         self._close_timeout_s = self.options.lease_ms / 1000
@@ -182,6 +195,7 @@ class Dispatcher:
     async def _end(self) -> None:
         """Stop claiming; wait; cancel what is left; settle. Channels and connections go last, they belong to others."""
         await end(self._listener)
+        self._judge_late_wakeups()
         for ticker in (self._ticker, self._reaper, self._retirement):
             await ticker.stop()
         await self._finish()
@@ -198,25 +212,50 @@ class Dispatcher:
             return
         async with contextlib.aclosing(self._commits()) as commits:
             async for _ in commits:
+                self._notified += 1
                 self._ticker.wake()
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 
+    async def _look(self) -> bool:
+        """A tick, and then a plan for the rows that wait for their time: nobody will tell that it has come."""
+        more = await self.tick()
+        if not more:
+            self._ticker.wake_in(await self._seconds_until_due())
+        return more
+
+    async def _seconds_until_due(self) -> float | None:
+        left_ms = await self._store.next_due_ms()
+        if left_ms is None or left_ms > 0:
+            return None if left_ms is None else left_ms / 1000
+        # Due already: since the tick, or held by another dispatcher in that moment, which will not tell when it lets
+        # go. Types that have no room wait for something else than time.
+        return _AGAIN_S if set(await self._store.due_types()) - self._starved else None
+
     async def tick(self, limit: int | None = None) -> bool:
-        """Claim one batch and hand it on. True: some lane was full and has room for more at once."""
+        """Claim one batch and hand it on. True: there is more, and room for it at once."""
         types = await self._store.due_types()
         if not types:
+            self._held_back = set()
             return False
+        under_way = dict(self._under_way)
         # All at once: with a queue each they share a few round trips, and one that does not answer costs one wait.
         room = dict(zip(types, await asyncio.gather(*(self._room(name) for name in types)), strict=True))
         served = [name for name in types if room[name] > 0]
         self._starved = set(types) - set(served)
+        self._was_held_back, self._held_back = (
+            self._held_back,
+            {name for name in self._starved if not under_way.get(name)},
+        )
         lanes = await self._share(served, room, self.options.claim_batch_size if limit is None else limit)
         full = [
             await self._claim([lane for lane in lanes if self._kind(lane.integration_type) == kind], kind)
             for kind in ("direct", "queued", "unknown")
         ]
-        return any(full)
+        # A batch may have ended after its places were counted and before its type was noted as starved: then nobody
+        # was woken, so compare with what was counted.
+        has_room = any(self._under_way[name] < under_way.get(name, 0) for name in self._starved)
+        return has_room or any(full)
 
     def _kind(self, integration_type: str) -> str:
         route = self._router.resolve(integration_type)
@@ -281,6 +320,8 @@ class Dispatcher:
         if claimed.rows:
             count = len(claimed.rows)
             log("OUTBOX_CLAIM", "SUCCESS", source=_SOURCE, level=logging.DEBUG, count=count, durationMs=round(took_ms))
+            if self._ticker.is_fallback and self._is_notified:
+                self._suspect_late_wakeup(claimed.rows)
         until = began + self.options.lease_ms / 1000
         match kind:
             case "direct":
@@ -299,6 +340,20 @@ class Dispatcher:
             else:
                 again = True
         return again
+
+    def _suspect_late_wakeup(self, rows: Sequence[OutboxRow]) -> None:
+        """Only the interval found these. Of one that was committed in this very moment the notification is on its way,
+        so wait for that."""
+        overlooked = [row for row in rows if row.integration_type not in self._was_held_back and _is_overdue(row)]
+        if overlooked:
+            self._overlooked.append((self._notified, overlooked[0]))
+            asyncio.get_running_loop().call_later(_NOTIFICATION_WITHIN_S, self._judge_late_wakeups)
+
+    def _judge_late_wakeups(self) -> None:
+        suspected, self._overlooked = self._overlooked, []
+        for notified, row in suspected:
+            if notified == self._notified:
+                telemetry.late_wakeup("dispatcher", integration_type=row.integration_type, outbox_id=row.id)
 
     def _route(self, integration_type: str) -> Route:
         route = self._router.resolve(integration_type)
@@ -415,3 +470,7 @@ class Dispatcher:
             else:
                 return False
         return True
+
+
+def _is_overdue(row: OutboxRow) -> bool:
+    return row.locked_at is not None and row.locked_at - row.due_at > _OVERLOOKED

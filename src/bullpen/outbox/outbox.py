@@ -178,6 +178,7 @@ class Outbox:
             gates=self._gates,
             options=self.options,
             commits=self.ledger.commits,
+            is_notified=self.ledger.enqueuer.notify,
             name=name,
         )
 

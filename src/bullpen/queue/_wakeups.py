@@ -2,7 +2,7 @@
 
 In: the marker that producers set (a blocked read on a connection of its own), due times and limits from replies.
 Out: a flag and an event. A hint, never a promise: every path ends in a look, so a lost marker costs at most
-`drain_delay`.
+`drain_delay`. What only such a look finds is counted as a late wake-up (`bullpen._kernel.telemetry`).
 
 A worker with a free slot lends it to the blocked read: the look for one job is sent behind the read, and the server
 runs it by itself the moment the marker comes. That saves a round trip between a job that is added to an idle queue and
@@ -38,15 +38,18 @@ class Wakeups:
         marker_key: str,
         clock: ServerClock,
         *,
+        commands: Door,
         drain_delay_ms: int,
         clock_offset_ms: int,
         may_lend: Callable[[], bool],
         look_after: Callable[[Door, tuple[str | float, ...], float], Awaitable[Any]],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """`may_lend`: is there a free slot at this moment? `look_after`: send a blocked read with one look behind it,
+        """`commands`: a door that no blocked read holds up.
+
+        `may_lend`: is there a free slot at this moment? `look_after`: send a blocked read with one look behind it,
         deal with what that brings, call `end_read` then and there, and return the read's reply."""
-        self._door = door
+        self._door, self._commands = door, commands
         self._marker_key = marker_key
         self._clock = clock
         self._block_s = drain_delay_ms / 1000
@@ -66,12 +69,16 @@ class Wakeups:
         self._client_id: int | None = None
         """None: unknown, or the server will not let us end a blocked read. Then no slot is lent to one."""
         self._client_wire: Wire | None = None
+        self._passing_on: asyncio.Task[None] | None = None
+        self._is_released = False
         self.changed = asyncio.Event()
         """Set whenever there may be something to do."""
         self.should_look = True
         """There may be jobs to take."""
         self.has_marker = False
         """We took the marker and have not looked since. If we cannot, somebody else must be woken."""
+        self.is_fallback = False
+        """The only reason to look is that the blocked read has ended without a marker."""
         self.calls = 0
         """How often a look was asked for. A call that comes while an exchange is in flight may be about a job that
         the exchange did not see yet, so its empty answer must not end the looking."""
@@ -85,7 +92,13 @@ class Wakeups:
     def is_limited(self) -> bool:
         return self._limited_until > 0.0 and self._loop.time() < self._limited_until
 
+    @property
+    def was_unblocked(self) -> bool:
+        """The last blocked read was ended by us, before its time."""
+        return self._is_released
+
     def look_now(self) -> None:
+        self.is_fallback = False
         self.calls += 1
         self.should_look = True
         self.changed.set()
@@ -122,7 +135,7 @@ class Wakeups:
             await self._door.wire()
         while not self._stopping:
             await self._armed.wait()
-            reply, has_looked = None, False
+            reply, has_looked, is_lost = None, False, False
             try:
                 await self._learn_client_id()
                 if self._stopping:
@@ -132,10 +145,12 @@ class Wakeups:
                 if isinstance(reply, ServerRefused):
                     raise reply
             except ServerRefused as error:
+                is_lost = True
                 self._on_error(error)
                 await asyncio.sleep(1.0)
             except ConnectionError:
                 # The marker may be lost with the connection, so a look follows.
+                is_lost = True
                 if self._door.closed:
                     return
                 await asyncio.sleep(self._door.reconnect_wait_s())
@@ -148,11 +163,13 @@ class Wakeups:
             else:
                 self.has_marker = reply is not None
                 self.look_now()
+                self.is_fallback = reply is None and not is_lost and not self._is_released
 
     async def _read(self) -> Any:
         command = ("BZPOPMIN", self._marker_key, self._block_s)
         within_s = self._block_s + SECONDS_AFTER_BLOCK
         self._read_ended.clear()
+        self._is_released = False
         try:
             if self._is_lent:
                 return await self._look_after(self._door, command, within_s)
@@ -174,6 +191,7 @@ class Wakeups:
         Gives up when the server is away: the read then ends with its connection.
         """
         give_up_at = self._loop.time() + _UNBLOCK_WITHIN_S
+        self._is_released = True
         while self._client_id is not None and not self._read_ended.is_set() and self._loop.time() < give_up_at:
             # Again and again: the read may be on its way still, and then there is nothing to unblock yet.
             try:
@@ -198,20 +216,21 @@ class Wakeups:
         self._stopping = True
         if self._client_id is not None:
             await self.release(door)
-        await self._tell_others_of_due_work(door)
+        if self._due_ms > self._clock.now_ms() + self._clock_offset_ms:
+            await self._pass_on_due_time()
         listener.cancel()
         await asyncio.wait([listener])
         self._door.close()
         self._cancel_timer()
 
-    async def _tell_others_of_due_work(self, door: Door) -> None:
-        """Whoever reads a due time removes it from the marker. Leaving before then, we hand it on."""
-        if self._due_ms > self._clock.now_ms() + self._clock_offset_ms:
-            try:
-                # NX: a time that stands there was written later than we read ours, and is the earliest.
-                await door.call("ZADD", self._marker_key, "NX", self._due_ms, "1", within_s=_UNBLOCK_WITHIN_S)
-            except (ServerRefused, ConnectionError):
-                pass  # then the others find it at their next look
+    async def _pass_on_due_time(self) -> None:
+        """Whoever reads a due time removes it from the marker. Leaving before then, or full when it comes, we hand it
+        on."""
+        try:
+            # NX: a time that stands there was written later than we read ours, and is the earliest.
+            await self._commands.call("ZADD", self._marker_key, "NX", self._due_ms, "1", within_s=_UNBLOCK_WITHIN_S)
+        except (ServerRefused, ConnectionError):
+            pass  # then the others find it at their next look
 
     async def _learn_client_id(self) -> None:
         wire = await self._door.wire()
@@ -241,6 +260,9 @@ class Wakeups:
         self._timer = None
         self._limited_until = 0.0
         self.look_now()
+        if self._due_ms and not self._may_lend() and not self.is_lent:
+            # We cannot take it now. Another one, who sleeps, need not know of it: its marker was read by us.
+            self._passing_on = self._loop.create_task(self._pass_on_due_time(), name="bullpen due time")
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

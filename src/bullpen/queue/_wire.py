@@ -177,6 +177,11 @@ class Prompt:
         if not self._future.done():
             self._future.set_result(self._reply)
 
+    @property
+    def first_was_empty(self) -> bool:
+        """The first command was answered with nothing: what it waited for did not come."""
+        return self._first is not None and self._first.reply is None
+
     def can_repeat(self) -> bool:
         """There is a wire, somebody waits, and the first command was not refused: that has to be told."""
         if self._wire is None or self._first is None or isinstance(self._first.reply, ReplyError):

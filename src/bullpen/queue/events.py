@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from bullpen._kernel import json
+from bullpen._kernel import json, telemetry
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ResultTimeout
@@ -36,6 +36,7 @@ _WITHIN_S = _BLOCK_MS / 1000 + 2.0
 """A blocked read may be answered late by a server tick; after this it is taken for dead."""
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
+_EVENT_WITHIN_S = 0.25
 _NOTHING_YET = object()
 
 
@@ -277,6 +278,7 @@ class ResultListener:
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
         self._patience: deque[tuple[float, weakref.ref[asyncio.Future[Any]]]] = deque()
         self._patience_ends: asyncio.TimerHandle | None = None
+        self._expecting: set[asyncio.TimerHandle] = set()
         self.heard: int | None = None
         """How many finished jobs were heard of so far; None while the position is not fixed."""
         self._ready: asyncio.Task[None] | None = None
@@ -318,12 +320,13 @@ class ResultListener:
                     return value  # whoever told it has forgotten the wait
                 self._forget(job_id, future)
                 future = self._register(job_id)
+                return await self._ask(job_id, future, is_fallback=True)
         except BaseException:
             self._forget(job_id, future)
             raise
         return await self._ask(job_id, future)
 
-    async def _ask(self, job_id: str, future: asyncio.Future[Any]) -> Any:
+    async def _ask(self, job_id: str, future: asyncio.Future[Any], *, is_fallback: bool = False) -> Any:
         """After the position is fixed: either the job has finished already, or its event is still to come."""
         try:
             try:
@@ -334,9 +337,25 @@ class ResultListener:
                 if not future.done():
                     raise
                 return await future
+            if finished and is_fallback and not future.done():
+                self._expect_event(job_id)
             return value if finished else await future
         finally:
             self._forget(job_id, future)
+
+    def _expect_event(self, job_id: str) -> None:
+        """The job has finished, and no event has told so. Unless that is on its way, it is missing."""
+        expected = self._register(job_id)
+        expected.add_done_callback(lambda _: expected.cancelled() or expected.exception())
+
+        def judge() -> None:
+            self._expecting.discard(handle)
+            if not expected.done():
+                telemetry.late_wakeup("results", queue=self._keys.name, job_id=job_id)
+            self._forget(job_id, expected)
+
+        handle = expected.get_loop().call_later(_EVENT_WITHIN_S, judge)
+        self._expecting.add(handle)
 
     def _register(self, job_id: str) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -378,6 +397,8 @@ class ResultListener:
         self._door.close()
         if self._patience_ends is not None:
             self._patience_ends.cancel()
+        for handle in self._expecting:
+            handle.cancel()
         for task in (self._ready, self._reading):
             if task is not None:
                 task.cancel()

@@ -73,6 +73,7 @@ from bullpen.queue._sweep import Sweeper
 from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
 from bullpen.queue._wire import Prompt
 from bullpen.queue.job import Job
+from bullpen.queue.late_wakeups import note_late_wakeup
 from bullpen.queue.worker_options import RateLimit, WorkerOptions
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import KeepJobs, Retention, resolve
@@ -83,6 +84,8 @@ _NULL: Final = Completed(b"null")
 _CANCEL_GRACE_S: Final = 0.5
 _IDLE_PATIENCE_S: Final = 0.2
 """For a take that is being repeated just now: the server may be back in this moment."""
+_OVERLOOKED_MS: Final = 20
+"""A job that could run for so long, and was found without a marker, was announced to nobody."""
 _TWO_PUMPS_FROM: Final = 20
 """From this concurrency on two exchanges are in flight, each for half of the slots: the server works while Python
 does."""
@@ -184,6 +187,7 @@ class Worker:
         self._tokens: dict[str, str] = {}  # by job id, of every job whose lock we hold; the keepalive thread copies it
         self._given_up: dict[Job, GivenUp] = {}
         self._settled: list[Settlement] = []
+        self._noting: set[asyncio.Task[None]] = set()
         self._sleeping: list[Exchange] = []  # of pumps that have nothing to do
         self._sent: dict[Exchange, tuple[Flight, list[Settlement]]] = {}  # outcomes that were sent in a pump's place
         self._look: _Look | None = None  # the latest that was answered
@@ -311,6 +315,7 @@ class Worker:
             block_door,
             keys.marker,
             clock,
+            commands=self._door,
             drain_delay_ms=options.drain_delay_ms,
             clock_offset_ms=options.clock_offset_ms,
             may_lend=lambda: self._free_slots() > 0,
@@ -518,7 +523,7 @@ class Worker:
                     if exchange not in self._sent:
                         self._sleeping.remove(exchange)
                     continue
-            calls = wakeups.calls
+            calls, is_fallback = wakeups.calls, wakeups.is_fallback
             if sent is None:
                 settlements, self._settled = self._settled[:MOST_JOBS], self._settled[MOST_JOBS:]
                 # A marker that we took but cannot use is passed on: an exchange sets it again when work is left.
@@ -534,11 +539,14 @@ class Worker:
             self._last_exchange = time.monotonic()
             self._on_codes(settlements, reply.codes)
             if reply.taken:
+                if is_fallback:
+                    self._note_late_wakeup(reply)
                 if self._is_late(reply):
                     await self._give_back_late(exchange, reply)
                 else:
                     self._start_all(reply.taken)
             if take:
+                wakeups.is_fallback = False
                 self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
             elif reply.has_more:
                 wakeups.look_now()  # the marker is set too, but another client may use it up and not take the job
@@ -557,6 +565,8 @@ class Worker:
             self._asked -= 1
             self._last_exchange = time.monotonic()
             if reply.taken:
+                if prompt.first_was_empty and not wakeups.was_unblocked:
+                    self._note_late_wakeup(reply)
                 if self._is_late(reply):
                     late.append(reply)
                 else:
@@ -587,6 +597,16 @@ class Worker:
         for reply in late:
             await self._give_back_late(self._lent, reply)
         return read_reply
+
+    def _note_late_wakeup(self, reply: ExchangeReply) -> None:
+        """The blocked read has waited for nothing, and the look after it found jobs. One that was added in that very
+        moment was not overlooked by anybody."""
+        count = sum(reply.now_ms - job.timestamp - job.delay > _OVERLOOKED_MS for job in reply.taken)
+        if count:
+            noting = note_late_wakeup(self._actions, self._keys, [job.id for job in reply.taken], count, reply.now_ms)
+            task = self._loop.create_task(noting, name="bullpen late wake-up")
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
 
     def _after_first_step(self, look: _Look, tidy_up: Callable[[], None]) -> None:
         """Tidy up behind a look, but not before an outcome that the job's first step has sent is answered: on few

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, 
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ending import end
 from bullpen.errors import DatabaseUnavailable, LedgerError
@@ -23,6 +24,7 @@ __all__ = ["SqlEvents"]
 T = TypeVar("T")
 
 _BATCH: Final = 200
+_NOTIFICATION_WITHIN_S: Final = 0.25
 
 
 class SqlEvents:
@@ -54,10 +56,13 @@ class SqlEvents:
 
     async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
         async with self._told() as told:
-            is_first = True
+            is_first, is_fallback = True, False
             while True:
                 told.clear()
                 batch = await self._next(after)
+                if batch is not None and is_fallback and self._ledger.events.notify:
+                    # The notification of what was committed in this very moment is on its way.
+                    asyncio.get_running_loop().call_later(_NOTIFICATION_WITHIN_S, self._count_unless, told)
                 if batch is None and is_first:
                     batch = Batch((), after, caught_up=True)
                 is_first = False
@@ -66,9 +71,16 @@ class SqlEvents:
                     after = batch.position
                     yield batch
                 if batch is None or batch.caught_up:
-                    with contextlib.suppress(TimeoutError):
+                    try:
                         async with asyncio.timeout(self._poll_s):  # not wait_for: see `_kernel.ending`
                             await told.wait()
+                        is_fallback = False
+                    except TimeoutError:
+                        is_fallback = True
+
+    def _count_unless(self, told: asyncio.Event) -> None:
+        if not told.is_set():
+            telemetry.late_wakeup("projector", source=self.name)
 
     async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
         while after < until and (batch := await self._next(after, until)) is not None:

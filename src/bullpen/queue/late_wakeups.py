@@ -1,0 +1,53 @@
+"""Late wake-ups of workers: counted in the process, and noted at the queue, where an operator's command sees them.
+
+In: jobs that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and a field of the queue's
+`meta`.
+Clients that set no marker (BullMQ 4.x and older) wake nobody: what they leave as the version of the queue, or do not
+leave, exempts its jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from bullpen._kernel import telemetry
+from bullpen.errors import BullpenError
+from bullpen.queue._actions import QueueActions
+from bullpen.wire.keys import QueueKeys
+
+logger = logging.getLogger("bullpen.worker")
+
+_FIELD: Final = "bp:late"
+"""Of `meta`: how many there were, and when the last one was."""
+
+
+async def note_late_wakeup(
+    actions: QueueActions, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
+) -> None:
+    try:
+        version, before = await actions.command("HMGET", keys.meta, "version", _FIELD)
+        if not _sets_markers(version):
+            return
+        total = count + int((before or b"0").split()[0])
+        await actions.command("HSET", keys.meta, _FIELD, f"{total} {now_ms}")
+    except (BullpenError, ValueError) as error:
+        logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
+    telemetry.late_wakeup("worker", count, queue=keys.name, jobs=list(job_ids[:3]))
+
+
+def read_late_wakeups(meta: Mapping[str, str]) -> tuple[int, datetime] | None:
+    """How many there were at a queue, and when the last one was; None: none, or the field cannot be read."""
+    try:
+        count, at_ms = map(int, meta.get(_FIELD, "").split())
+        return count, datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _sets_markers(version: bytes | None) -> bool:
+    """Whether the library that `meta` names sets markers: BullMQ from 5 on, and bullpen."""
+    library, _, number = (version or b"").decode("utf-8", "replace").partition(":")
+    return bool(library) and not (library.startswith("bullmq") and number.split(".")[0] in ("1", "2", "3", "4"))
