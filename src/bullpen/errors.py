@@ -174,7 +174,24 @@ class JobFailed(QueueError):
 
 
 class ResultTimeout(QueueError, TimeoutError):
-    """The job did not finish within the time given. The job itself is untouched."""
+    """The job did not finish within the time given. The job itself is untouched.
+
+    The message says in which state it is and whether a worker is connected; `state`, `has_worker` and `is_paused` say
+    the same, None where the server could not tell.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        queue: str,
+        job_id: str,
+        state: str | None = None,
+        has_worker: bool | None = None,
+        is_paused: bool | None = None,
+    ) -> None:
+        super().__init__(message, queue=queue, job_id=job_id)
+        self.state, self.has_worker, self.is_paused = state, has_worker, is_paused
 
 
 class EventsLost(QueueError):

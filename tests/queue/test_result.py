@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from bullpen.errors import InvalidOption, JobFailed, JobNotFound, PermanentError, QueueClosed, ResultTimeout
 from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.testing import RedisServer
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
 
@@ -144,11 +147,50 @@ class TestFailures:
         queue = kit.queue()
         job = await queue.add("a")
 
-        with pytest.raises(ResultTimeout, match="did not finish within 30 ms; it goes on") as late:
+        with pytest.raises(
+            ResultTimeout, match="within 30 ms: it is waiting, and no worker is connected to this queue; start"
+        ) as late:
             await soon(job.result(timeout=timeout))
 
         assert isinstance(late.value, TimeoutError)
         assert await queue.state_of(job.id) is JobState.WAITING
+
+    async def test_a_timeout_says_that_a_worker_is_at_it(self, kit: Kit) -> None:
+        """Then waiting longer helps."""
+        job = await kit.queue().add("a")
+        gate = Gate()
+        await kit.work(gate)
+        await gate.reached()
+
+        with pytest.raises(ResultTimeout, match="it is active, and a worker is connected; the job goes on") as late:
+            await job.result(timeout=1)
+
+        assert (late.value.state, late.value.has_worker, late.value.is_paused) == ("active", True, False)
+
+    async def test_a_timeout_says_that_the_queue_is_paused(self, kit: Kit) -> None:
+        """Then no waiting helps."""
+        queue = kit.queue()
+        job = await queue.add("a")
+        await queue.pause()
+        await kit.work(nothing)
+
+        with pytest.raises(ResultTimeout, match="it is waiting, and the queue is paused, resume it") as late:
+            await job.result(timeout=1)
+
+        assert late.value.is_paused
+
+    async def test_a_timeout_while_the_server_is_away_says_so(self, start_server: Callable[..., RedisServer]) -> None:
+        """And comes soon all the same."""
+        server = start_server()
+        async with Queue("jobs", connection=server.url) as queue:
+            job = await queue.add("a")
+            server.kill()
+            started = time.monotonic()
+            with pytest.raises(ResultTimeout, match="the server does not answer, so its state is unknown") as late:
+                await job.result(timeout=10)
+
+        assert late.value.state is None
+        assert time.monotonic() - started < 10
 
     async def test_after_a_timeout_one_may_wait_again(self, kit: Kit) -> None:
         """The listener outlives its waiters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import weakref
 from collections import deque
@@ -19,12 +20,13 @@ from typing import Any, Self
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ResultTimeout
+from bullpen.errors import BullpenError, EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ServerRefused
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._default import connection_for, prefix_for
+from bullpen.queue._late_results import PATIENCE_S, Circumstances, late_result, lists_worker
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue._wire import HOLE, Form, Receiver
-from bullpen.queue.job import Mark
+from bullpen.queue.job import JobState, Mark
 from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
@@ -289,6 +291,7 @@ class ResultListener:
         """The result of the last job was waited for."""
         self._wanted = asyncio.Event()
         self._glance = _Glance(self)
+        self._worker_seen: tuple[float, bool | None] = (-math.inf, None)
 
     def wait(self, job_id: str, timeout_ms: int | None, mark: Mark | None) -> Coroutine[Any, Any, Any]:
         """The value of the job, once it is done."""
@@ -301,11 +304,32 @@ class ResultListener:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ResultTimeout(
-                f"job {job_id!r} of queue {self._keys.name!r} did not finish within {timeout_ms} ms; it goes on",
-                queue=self._keys.name,
-                job_id=job_id,
-            ) from None
+            raise late_result(self._keys, job_id, timeout_ms, await self._circumstances(job_id)) from None
+
+    async def _circumstances(self, job_id: str) -> Circumstances:
+        """Why a job has not ended yet. Must not take long, and must not fail."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                state = await self._actions.state_of(job_id)
+                is_paused = bool(await self._actions.command("HEXISTS", self._keys.meta, "paused"))
+                # A worker with no free slot need not be in the list; the lock says that it lives.
+                is_held = state is JobState.ACTIVE and await self._actions.command("EXISTS", self._keys.lock(job_id))
+                has_worker = True if is_held else await self._has_worker()
+                return Circumstances(state, has_worker=has_worker, is_paused=is_paused)
+        except (TimeoutError, BullpenError):
+            return Circumstances()
+
+    async def _has_worker(self) -> bool | None:
+        """None: the server does not let us know. Asked at most once a second: the answer of a server with many clients
+        is long, and somebody may wait for many jobs, or for one again and again."""
+        asked_at, answer = self._worker_seen
+        if time.monotonic() - asked_at > 1:
+            try:
+                answer = lists_worker(self._keys, await self._actions.command("CLIENT", "LIST"))
+            except ServerRefused:
+                answer = None
+            self._worker_seen = time.monotonic(), answer
+        return answer
 
     async def _wait(self, job_id: str, mark: Mark | None) -> Any:
         """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the

@@ -34,12 +34,12 @@ from bullpen.errors import (
     JobNotFound,
     OutcomeUnknown,
     QueueClosed,
-    ResultTimeout,
     ServerRefused,
 )
 from bullpen.queue._blocking import BlockingWire, open_wire
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._discovery import Unavailable
+from bullpen.queue._late_results import Circumstances, late_result, lists_worker
 from bullpen.queue._line import seeking
 from bullpen.queue._packing import (
     MOST_BYTES_PER_CALL,
@@ -229,12 +229,25 @@ class Queue:
                     return value
                 left_ms = _LISTEN_MS if give_up_at is None else int((give_up_at - time.monotonic()) * 1000)
                 if left_ms <= 0:
-                    raise ResultTimeout(
-                        f"job {job_id!r} of queue {self.name!r} did not finish in time; it goes on",
-                        queue=self.name,
-                        job_id=job_id,
-                    )
+                    assert timeout is not None
+                    raise late_result(self._keys, job_id, to_ms("timeout", timeout), self._circumstances(job_id))
                 events.wait_for_end(job_id, min(left_ms, _LISTEN_MS))
+
+    def _circumstances(self, job_id: str) -> Circumstances:
+        state: JobState | None = None
+        is_paused: bool | None = None
+        try:
+            state = self.state_of(job_id)
+            is_paused = bool(self._locked(lambda wire: wire.call("HEXISTS", self._keys.meta, "paused")))
+            lock = self._keys.lock(job_id)
+            if state is JobState.ACTIVE and self._locked(lambda wire: wire.call("EXISTS", lock)):
+                return Circumstances(state, has_worker=True, is_paused=is_paused)
+            clients = self._locked(lambda wire: wire.call("CLIENT", "LIST"))
+        except ConnectionLost:
+            return Circumstances()
+        except ServerRefused:
+            return Circumstances(state, is_paused=is_paused)
+        return Circumstances(state, has_worker=lists_worker(self._keys, clients), is_paused=is_paused)
 
     def is_healthy(self) -> bool:
         """Whether the server answers now. Never raises, writes nothing."""
