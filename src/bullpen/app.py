@@ -142,11 +142,11 @@ class Bullpen:
         """Messages at nine in the morning where the recipient lives. An app that names them runs their parts."""
         if self._messages is None:
             from bullpen._parts.messages import MessageService, make_messages
-            from bullpen._parts.ops import check_scheduler
+            from bullpen._parts.ops import check_messages
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
-            check_scheduler(self.health, self._messages, lambda: self._services.runs("messages"))
+            check_messages(self.health, self._messages, lambda: self._services.runs("messages"))
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
 
@@ -170,7 +170,7 @@ class Bullpen:
         made = make_projector(self.settings, self.ledger, self.prepare, routes, source, name, options)
         self._projectors[name] = made.projector
         self.add_metrics(made.metrics)
-        self.health.add(f"projector {name}", made.check)
+        self.health.add(f"projector {name}", made.check, needed=lambda: self._services.runs("projector"))
         self.add(made)
         return made.projector
 
@@ -243,6 +243,14 @@ class Bullpen:
     def _workers_here(self) -> tuple[Worker, ...]:
         """Those that run in this process; with `only` of other parts they run elsewhere, and show no life here."""
         return self.workers if self._services.runs("worker") else ()
+
+    def _needs_redis(self) -> bool:
+        """Whether the parts that run here use the server of the queues; or whether the program may add jobs."""
+        if not self.is_running:
+            return bool(self._queues or self._workers) or self._ledger is None
+        runs = self._services.runs
+        by_messages = runs("messages") and self.settings.messages.transport == "bullmq"
+        return bool(self._workers_here()) or runs("outbox") or by_messages
 
     @property
     def is_running(self) -> bool:
@@ -382,7 +390,11 @@ class Bullpen:
             self.add_metrics(self._workflow_metrics)
             self._count_messaging()
         self.add(workflow)
-        self.health.add(f"workflow {workflow.name}", workflow.check)
+        self.health.add(
+            f"workflow {workflow.name}",
+            workflow.check,
+            needed=lambda: not self.is_running or workflow in self._services.all,
+        )
         for store in self.workflows.letters_of(workflow):
             self.add_dead_letters(store)
         return workflow
@@ -435,7 +447,7 @@ class Bullpen:
             from bullpen.ops.health import Health
 
             self._health = Health()
-            check_connection(self._health, lambda: self.connection)
+            check_connection(self._health, lambda: self.connection, self._needs_redis)
             check_workers(self._health, self._workers_here)
         return self._health
 

@@ -85,7 +85,7 @@ async def test_the_virtual_clock_decides_what_is_due(arena: Arena) -> None:
         arena.ledger.accepted(job.id)
         for offset_ms in (-HOUR_MS, 0, HOUR_MS - 60_000):
             async with arena.worker(handle, clock_offset_ms=offset_ms) as worker:
-                await until(lambda: worker.is_alive, "it has looked")
+                await until(lambda: worker.is_ready, "it has looked")
                 assert not begun.is_set()
                 assert arena.count("delayed") == 1
         with arena.following():

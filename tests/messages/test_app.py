@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aio_pika
 import pytest
@@ -21,8 +22,9 @@ from bullpen.plugins.channels.webhook import Webhook
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient
 from bullpen.ports.channel import Message
-from bullpen.queue import Connection
+from bullpen.queue import Connection, Job
 from bullpen.settings import Settings
+from bullpen.testing import free_port
 from bullpen.testing.rabbitmq import RabbitServer
 from bullpen.testing.receivers import HttpReceiver
 from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, until_status
@@ -402,3 +404,81 @@ async def test_what_is_said_wrong_is_refused_where_it_is_said(tmp_path: Path) ->
         messages.occasion("late", text="x")
     assert messages.occasions.get("birthday").rule.repeats == "yearly"
     await app.aclose()
+
+
+class Relay:
+    """A way to a broker that can be cut: connections break, and nobody answers new ones."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self.port = port, free_port()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+
+    async def cut(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        further, back = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers |= {writer, back}
+        self._pumps |= {asyncio.create_task(self._pump(*ends)) for ends in ((reader, back), (further, writer))}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+
+
+@pytest.mark.requirement("W-77", "S-17")
+async def test_readiness_asks_the_broker_of_messages_and_not_a_redis_that_they_do_not_use(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    """The process said ready for minutes after its RabbitMQ had died, and 503 while an unneeded Redis was away."""
+    relay = Relay(urlsplit(rabbit.url).port or 0)
+    await relay.open()
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    settings = load(
+        tmp_path,
+        BULLPEN_MESSAGES_TRANSPORT="rabbitmq",
+        RABBITMQ_URL=f"amqp://guest:guest@127.0.0.1:{relay.port}/",
+        BULLPEN_REDIS_URL=nowhere,
+        **own_names("ready"),
+    )
+    app = Bullpen(settings=settings)
+
+    @app.messages.channel("email", after_crash="same_key")
+    async def send(message: Message) -> str:
+        return "taken"
+
+    @app.handler("elsewhere")
+    async def handle(job: Job) -> None: ...
+
+    async def checks_when(*, ready: bool) -> dict[str, str | None]:
+        async with asyncio.timeout(30):
+            while True:
+                report = await app.health.report()
+                if report.ready is ready and "messages" in report.checks:
+                    return report.checks
+                await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(app.run(signals=False, only=["messages"]))
+    well = await checks_when(ready=True)
+    await relay.cut()
+    ill = await checks_when(ready=False)
+    live = (await app.health.report(vital_only=True)).live
+    await relay.open()
+    again = await checks_when(ready=True)
+    await app.stop()
+    await task
+    await relay.cut()
+
+    assert sorted(well) == sorted(again) == ["ledger", "messages", "scheduler"]
+    assert [name for name, reason in ill.items() if reason] == ["messages"]
+    assert "RabbitMQ does not answer" in str(ill["messages"])
+    assert live

@@ -104,7 +104,51 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
         client.hset(f"bull:mails:{job.id}", "timestamp", job.timestamp - 7_200_000)
         found = await ask(redis_url)
     assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters mails"
-    assert worst(found, "queue mails")["workers"].level is Level.BROKEN
+    assert "has waited 72" in worst(found, "queue mails")["workers"].message
+
+
+async def test_jobs_that_wait_without_a_worker_are_a_problem_from_the_first_second(redis_url: str) -> None:
+    """Whoever runs it after a deployment wants to know now, not after an hour. What is delayed is not late yet."""
+    async with Queue("mails", connection=redis_url) as queue:
+        await queue.add("later", delay=3_600_000)
+        later = worst(await ask(redis_url), "queue mails")["workers"]
+        await queue.add("now")
+        now = worst(await ask(redis_url), "queue mails")["workers"]
+
+    assert (later.level, now.level) == (Level.WARNING, Level.BROKEN)
+    assert now.message.startswith("1 jobs wait and no worker is connected")
+    assert now.fix == "start a worker: bullpen run MODULE:APP"
+
+
+@pytest.mark.parametrize("rights", [("~bull:mails:*",), ("~*", "-scan"), ("~*", "-lrange", "-client|list")], ids=str)
+async def test_what_may_not_be_asked_is_said_and_the_rest_is_asked(
+    redis_url: str, redis_server: RedisServer, rights: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A user that sees only its own queues still has to hear what is wrong with them."""
+    client: Any = redis_server.client()
+    async with Queue("mails", connection=redis_url) as mails, Queue("others", connection=redis_url) as others:
+        await mails.add("mail")
+        await others.add("secret")
+    client.execute_command("ACL", "SETUSER", "guest", "reset", "on", ">word", "+@all", "&*", *rights)
+    address = redis_url.replace("redis://", "redis://guest:word@")
+    try:
+        command = partial(cli, "doctor", "--redis", address, "--json", cwd=tmp_path, env={"BULLPEN_EMBEDDED": "never"})
+        answer = await asyncio.to_thread(command)
+    finally:
+        client.execute_command("ACL", "DELUSER", "guest")
+
+    found = {(each["subject"], each["check"]): each for each in json.loads(answer.out)}
+    forbidden = {place for place, each in found.items() if "cannot be asked" in each["message"]}
+    if rights == ("~bull:mails:*",):
+        assert {subject for subject, _ in forbidden} == {"queue others"}
+        assert (found["queue mails", "workers"]["level"], answer.code) == ("broken", 1)
+    elif "-scan" in rights:
+        assert forbidden == {("all queues", "list")}
+        assert answer.code == 0
+    else:
+        assert ("queue mails", "jobs that can never run") in forbidden
+        assert found["queue mails", "workers"]["level"] == "unknown"
+        assert ("queue mails", "library") in found
 
 
 async def test_a_server_that_is_away_is_told_and_nothing_else_is_asked() -> None:
@@ -179,3 +223,12 @@ async def test_the_command_shows_advice_and_its_exit_code_tells(redis_url: str, 
     assert {"level", "subject", "check", "message", "fix"} == set(json.loads(as_json.out)[0])
     away = await asyncio.to_thread(partial(cli, "doctor", "--redis", "redis://127.0.0.1:1", cwd=tmp_path, env=env))
     assert away.code == 1
+
+
+async def test_with_strict_a_warning_is_a_failure_too(redis_url: str, tmp_path: Path) -> None:
+    """The test server has no persistence: a warning."""
+    run = partial(cli, "doctor", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_EMBEDDED": "never"})
+    codes = [(await asyncio.to_thread(run)).code]
+    codes.append((await asyncio.to_thread(partial(run.func, *run.args, "--strict", **run.keywords))).code)
+
+    assert codes == [0, 1]

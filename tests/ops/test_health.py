@@ -20,7 +20,7 @@ from bullpen.http.ops import OpsApp
 from bullpen.http.serve import HttpService, parse_address
 from bullpen.ops.health import Health
 from bullpen.settings import Settings
-from bullpen.testing import FaultProxy, RedisServer
+from bullpen.testing import FaultProxy, RedisServer, free_port
 from tests.messages.kit import Provider
 
 
@@ -96,7 +96,7 @@ async def test_health_and_metrics_are_served_beside_the_workers(redis_url: str, 
             assert (status, kind, json.loads(body)["checks"]) == (
                 200,
                 "application/json",
-                {"redis": "ok", "workers": "ok"},
+                {"redis": "ok", "workers": "ok", "consumption": "ok"},
             )
             assert (await ask("/livez"))[0] == 200
             status, kind, body = await ask("/metrics")
@@ -108,12 +108,31 @@ async def test_health_and_metrics_are_served_beside_the_workers(redis_url: str, 
                 status, _, body = await ask("/readyz")
                 assert status == 503
                 assert "does not answer" in json.loads(body)["checks"]["redis"]
-                assert (await ask("/livez"))[0] == 200
+                status, _, body = await ask("/livez")
+                assert (status, json.loads(body)) == (200, {"live": True, "checks": {"workers": "ok"}})
         finally:
             await app.stop()
             await run
         with pytest.raises(OSError, match="refused"):
             await asyncio.to_thread(get, service.port, "/livez")
+
+
+async def test_serving_http_does_not_delay_the_end(redis_url: str) -> None:
+    """Whoever runs the services closes them from the task of the one that ended first, which may be this one."""
+    app = Bullpen(redis_url)
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None: ...
+
+    service = HttpService(OpsApp(app.health.report, app.metrics), "127.0.0.1", 0)
+    app.add(service)
+    run = asyncio.create_task(app.run(signals=False))
+    await (await app.queue("mails").add("mail")).result(timeout=20_000)
+    assert (await asyncio.to_thread(get, service.port, "/livez"))[0] == 200
+
+    async with asyncio.timeout(4):  # it took 5 s
+        await app.stop()
+        await run
 
 
 async def test_below_another_application_the_paths_are_the_same() -> None:
@@ -192,10 +211,10 @@ async def test_a_ledger_that_is_missing_or_old_is_a_reason(redis_url: str, tmp_p
 async def test_a_missed_run_of_the_scheduler_makes_its_process_unready(redis_url: str, sqlite_url: str) -> None:
     app = Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url))
     app.messages.channel("email", Provider(), after_crash="same_key")
-    assert (await app.health.report()).checks["scheduler"] is None, "not asked where it does not run"
+    assert "scheduler" not in (await app.health.report()).checks, "not asked where it does not run"
     running = asyncio.create_task(app.run(signals=False, only=["messages"]))
     async with asyncio.timeout(20):
-        while (await app.health.report()).checks["scheduler"] is not None or not app.is_running:  # noqa: ASYNC110
+        while (await app.health.report()).checks.get("scheduler", "not yet") is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     app.ledger.database.clock_offset_ms = 600_000  # ten minutes without a run
     report = await app.health.report()
@@ -221,3 +240,12 @@ async def test_reasons_hold_no_credentials() -> None:
     text = json.dumps((await health.report()).to_json())
     assert "hunter2" not in text
     assert "abcdef" not in text
+
+
+async def test_a_program_that_only_stores_does_not_need_redis(sqlite_url: str) -> None:
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    async with Bullpen(nowhere, settings=Settings.load(redis_url=nowhere, ledger_url=sqlite_url)) as app:
+        await app.ledger.migrate()
+        assert (await app.health.report()).to_json() == {"live": True, "ready": True, "checks": {"ledger": "ok"}}
+        _ = app.queue("mails")
+        assert (await app.health.report()).checks["redis"], "it may add jobs now"

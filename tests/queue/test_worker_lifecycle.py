@@ -18,7 +18,7 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.lifecycle import AlreadyStopped
-from bullpen.queue import Connection, Job, Worker
+from bullpen.queue import Connection, Job, RateLimit, Worker
 from bullpen.testing import Child, free_port
 from tests.conftest import StartServer
 from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
@@ -430,20 +430,66 @@ class TestIdentity:
 
         await kit.until(lambda: named() and f"id={first[1]} " not in named()[0], "it is listed again")
 
-    async def test_is_alive_means_that_it_looked_recently(self, kit: Kit) -> None:
-        """An open connection is no proof of life; a worker that has not looked for jobs for long is as good as dead."""
+    async def test_ready_means_that_it_looked_recently(self, kit: Kit) -> None:
+        """An open connection is no proof; a worker that has not looked for jobs for long gets none."""
         worker = kit.worker(nothing)
-        before = worker.is_alive
+        before = (worker.is_alive, worker.is_ready)
         await worker.start()
-        await kit.until(lambda: worker.is_alive, "it has looked")
+        await kit.until(lambda: worker.is_ready, "it has looked")
 
         worker._last_exchange = time.monotonic() - 3_600
-        silent = worker.is_alive
+        silent = (worker.is_alive, worker.is_ready)
         await kit.queue().add("a")
-        await kit.until(lambda: worker.is_alive, "it has looked again")
+        await kit.until(lambda: worker.is_ready, "it has looked again")
         await worker.close()
 
-        assert (before, silent, worker.is_alive) == (False, False, False)
+        after = (worker.is_alive, worker.is_ready)
+        assert (before, silent, after) == ((False, False), (True, False), (False, False))
+
+    @pytest.mark.parametrize("why", ["full", "paused", "limited"])
+    async def test_a_worker_that_may_not_take_is_alive_and_ready(self, kit: Kit, why: str) -> None:
+        """A probe that restarts it would end the very job that keeps it busy, again and again."""
+        gate = Gate()
+        limit = RateLimit(1, 3_600_000) if why == "limited" else None
+        told = await kit.work(gate if why == "full" else nothing, limit=limit, drain_delay=5)
+        worker = told.worker
+        await kit.until(lambda: worker.is_ready, "it has looked")
+        if why == "paused":
+            worker.pause()
+        else:
+            await kit.queue().add_many(("n", n) for n in range(2))
+            await kit.until(lambda: told.ids("active" if why == "full" else "completed"), "the first was taken")
+            await kit.until(lambda: worker.running == 1 or worker._wakeups.is_limited, "no more may be taken")
+
+        worker._last_exchange = time.monotonic() - 3_600  # an hour without a look
+        states = (worker.is_alive, worker.is_ready)
+        gate.open()
+        await worker.close()
+
+        assert states == (True, True)
+
+    async def test_a_worker_is_alive_while_its_loop_answers_and_its_locks_are_renewed(self, kit: Kit) -> None:
+        """What only a restart mends: asked from another thread while a handler holds the loop."""
+        told = await kit.work(nothing, max_block=200)
+        worker = told.worker
+        release = threading.Event()
+        await kit.until(lambda: worker.is_alive, "it runs")
+
+        async def watch() -> bool:
+            def blocked() -> bool:
+                while worker.is_alive:
+                    time.sleep(0.01)
+                release.set()
+                return True
+
+            return await asyncio.to_thread(blocked)
+
+        watching = asyncio.ensure_future(watch())
+        await asyncio.sleep(0)
+        release.wait(30)  # the loop does not answer
+
+        assert await watching
+        await kit.until(lambda: worker.is_alive, "the loop answers again")
 
 
 class Callable:
@@ -498,12 +544,12 @@ class TestHandlers:
         assert told.all == []
 
     async def test_a_worker_without_a_server_waits_and_can_be_closed(self, kit: Kit) -> None:
-        """Start order of containers is nobody's to know; the worker is not alive, and stops when told."""
+        """Start order of containers is nobody's to know; the worker is alive and not ready, and stops when told."""
         nowhere = Connection(f"redis://127.0.0.1:{free_port()}", command_timeout_ms=200)
         worker = Worker(kit.name, nothing, connection=nowhere)
         await soon(worker.start())
 
-        assert not worker.is_alive
+        assert (worker.is_alive, worker.is_ready) == (True, False)
         await soon(worker.close())
 
     async def test_a_server_that_refuses_ends_no_worker(self, kit: Kit) -> None:

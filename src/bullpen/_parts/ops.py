@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # each needs an extra, and who has one of them has it
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
 
-__all__ = ["QueueViews", "check_connection", "check_ledger", "check_scheduler", "check_workers", "collect_all"]
+__all__ = ["QueueViews", "check_connection", "check_ledger", "check_messages", "check_workers", "collect_all"]
 
 logger = get_logger("bullpen.metrics")
 
@@ -60,13 +60,13 @@ async def collect_all(sources: Iterable[MetricSource], *, timeout_s: float = 5.0
     return [metric for found in await asyncio.gather(*(ask(source) for source in sources)) for metric in found]
 
 
-def check_connection(health: Health, connection: Callable[[], Connection]) -> None:
+def check_connection(health: Health, connection: Callable[[], Connection], needed: Callable[[], bool]) -> None:
     """Not ready while the server of the queues is away; a restart of this process would not help."""
 
     async def check() -> str | None:
         return None if await connection().is_healthy() else f"{connection().address} does not answer"
 
-    health.add("redis", check)
+    health.add("redis", check, needed=needed)
 
 
 def check_ledger(health: Health, ledger: Ledger) -> None:
@@ -82,20 +82,33 @@ def check_ledger(health: Health, ledger: Ledger) -> None:
     health.add("ledger", check)
 
 
-def check_scheduler(health: Health, messages: Messages, runs_here: Callable[[], bool]) -> None:
-    """Not ready when a run of the scheduler was missed; asked only where this process should have made it."""
+def check_messages(health: Health, messages: Messages, runs_here: Callable[[], bool]) -> None:
+    """Not ready when the broker is away, when nothing is consumed, or when a run of the scheduler was missed; asked
+    only where this process should do it."""
 
-    async def check() -> str | None:
-        return (await messages.health()).reason or None if runs_here() else None
+    async def check_broker() -> str | None:
+        if await messages.messaging.is_healthy():
+            return None
+        return f"{messages.messaging.label} does not answer, or its consumer receives nothing; the log says which"
 
-    health.add("scheduler", check)
+    async def check_scheduler() -> str | None:
+        return (await messages.health()).reason or None
+
+    health.add("messages", check_broker, needed=runs_here)
+    health.add("scheduler", check_scheduler, needed=runs_here)
 
 
 def check_workers(health: Health, workers: Callable[[], Iterable[Worker]]) -> None:
-    """Vital: a worker that neither takes nor polls is hung, and its process should be started again."""
+    """Vital: a worker that has crashed, or whose loop or keepalive hangs, needs a new process. One that is alive is
+    ready when it took or polled recently, or has a reason not to."""
 
-    async def check() -> str | None:
-        hung = [worker.queue_name for worker in workers() if not worker.is_alive]
+    async def check_life() -> str | None:
+        hung = [worker.queue_name for worker in workers() if worker.has_started and not worker.is_alive]
         return f"no sign of life from the workers of {', '.join(hung)}" if hung else None
 
-    health.add("workers", check, vital=True)
+    async def check_consumption() -> str | None:
+        idle = [worker.queue_name for worker in workers() if not worker.is_ready]
+        return f"the workers of {', '.join(idle)} have not taken or polled recently" if idle else None
+
+    health.add("workers", check_life, vital=True, needed=lambda: any(True for _ in workers()))
+    health.add("consumption", check_consumption, needed=lambda: any(True for _ in workers()))

@@ -16,17 +16,22 @@ _STYLES = {Level.GOOD: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", 
 
 def doctor(
     everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the server, all queues and the ledger. Changes nothing; the exit code is 1 if something is broken."""
+    """Look at the server, all queues and the ledger. Changes nothing.
+
+    The exit code is 1 if something is broken, such as jobs that wait without a worker; with --strict also for warnings.
+    """
     found = common.wait_for(_ask(redis, prefix))
     if as_json:
         common.print_json([advice.to_json() for advice in found])
     else:
         _show(found, everything)
-    if any(advice.level is Level.BROKEN for advice in found):
+    worst = max((advice.level for advice in found), default=Level.GOOD)
+    if worst >= (Level.WARNING if strict else Level.BROKEN):
         raise Done("")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bullpen.ops.exposition import CONTENT_TYPE, render
 from bullpen.ops.health import HealthReport
@@ -22,12 +22,16 @@ _Receive = Callable[[], Awaitable[dict[str, Any]]]
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
+class Report(Protocol):
+    """`Health.report`."""
+
+    def __call__(self, *, vital_only: bool = False) -> Awaitable[HealthReport]: ...
+
+
 class OpsApp:
     """The ASGI application."""
 
-    def __init__(
-        self, health: Callable[[], Awaitable[HealthReport]], metrics: Callable[[], Awaitable[Iterable[Metric]]]
-    ) -> None:
+    def __init__(self, health: Report, metrics: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
         self._health, self._metrics = health, metrics
 
     async def __call__(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
@@ -44,10 +48,14 @@ class OpsApp:
         match path:
             case _ if scope["method"] not in ("GET", "HEAD"):
                 await _answer(send, 405, _JSON, b'{"error":"GET only"}', allow=b"GET, HEAD")
-            case "/livez" | "/readyz":
+            case "/livez":
+                # Nobody else is asked: a server that does not answer must not let a liveness probe run out of time.
+                report = await self._health(vital_only=True)
+                shown = {"live": report.live, "checks": report.to_json()["checks"]}
+                await _answer(send, 200 if report.live else 503, _JSON, json.dumps(shown).encode())
+            case "/readyz":
                 report = await self._health()
-                good = report.live if path == "/livez" else report.ready
-                await _answer(send, 200 if good else 503, _JSON, json.dumps(report.to_json()).encode())
+                await _answer(send, 200 if report.ready else 503, _JSON, json.dumps(report.to_json()).encode())
             case "/metrics":
                 await _answer(send, 200, CONTENT_TYPE, render(await self._metrics()).encode())
             case _:

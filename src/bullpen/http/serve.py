@@ -11,7 +11,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, MissingExtra
@@ -19,6 +19,9 @@ from bullpen.errors import InvalidOption, MissingExtra
 __all__ = ["HttpService", "parse_address"]
 
 logger = get_logger("bullpen.http")
+
+_ANSWERS_WITHIN_S: Final = 5
+"""For requests that are being answered when it is closed."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -49,7 +52,9 @@ class HttpService:
             self._socket.close()
             raise InvalidOption("http", f"an address that is free ({error.strerror})", f"{host}:{port}") from None
         self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            application, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_ANSWERS_WITHIN_S
+        )
 
         class Server(uvicorn.Server):
             @contextlib.contextmanager
@@ -57,16 +62,23 @@ class HttpService:
                 yield  # the app that runs us handles them for all
 
         self._server = Server(config)
-        self._running: asyncio.Task[None] | None = None
+        self._is_running = False
+        self._ended = asyncio.Event()
 
     async def run(self, *, signals: bool | None = None) -> None:
         logger.info("serving http on port %d", self.port)
-        self._running = asyncio.current_task()
-        await self._server.serve(sockets=[self._socket])
+        self._is_running = True
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._ended.set()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         self._server.should_exit = True
-        if self._running is None:
+        if timeout == 0:
+            self._server.force_exit = True
+        if not self._is_running:
             self._socket.close()
-        elif self._running is not asyncio.current_task():
-            await asyncio.wait([self._running], timeout=5)
+        else:
+            # Not for the task that serves: whoever runs all services closes them from there.
+            await self._ended.wait()

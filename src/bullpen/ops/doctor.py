@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from bullpen.errors import BullpenError
+from bullpen.errors import BullpenError, ServerRefused
 from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
 from bullpen.queue import Connection, JobState, Queue
 from bullpen.queue.browse import find_queues
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
 __all__ = ["Advice", "Level", "examine"]
 
 _SAMPLE: Final = 100
-_OLD_MS: Final = 3_600_000
 _LIMITS: Final = Limits()
 
 
@@ -71,13 +70,44 @@ async def examine(connection: Connection, prefix: str, ledger: Ledger | None = N
     """Ask everything; the worst first."""
     found = [advice async for advice in _server(connection)]
     if not any(advice.level is Level.BROKEN for advice in found):
-        names = await find_queues(connection, prefix)
-        for name in names:
-            async with Queue(name, connection=connection, prefix=prefix) as queue:
-                found += [advice async for advice in _queue(queue, is_dead_letters=name.endswith(DEAD_SUFFIX))]
+        found += await _answers("all queues", "list", _queues(connection, prefix))
     if ledger is not None:
-        found += [advice async for advice in _ledger(ledger)]
+        found += await _answers(f"ledger {ledger.database.address}", "rows", _ledger(ledger))
     return sorted(found, key=lambda advice: (-advice.level, advice.subject, advice.check))
+
+
+async def _answers(subject: str, check: str, asked: AsyncIterator[Advice]) -> list[Advice]:
+    """All that is found; what may not be asked or cannot be answered is said in place of the rest."""
+    found: list[Advice] = []
+    try:
+        async for advice in asked:
+            found.append(advice)  # noqa: PERF401 - what was found before an error is kept
+    except ServerRefused as error:
+        found.append(Advice(Level.UNKNOWN, subject, check, f"cannot be asked: {error}", _FIXES[Level.UNKNOWN]))
+    except BullpenError as error:
+        found.append(Advice(Level.BROKEN, subject, check, f"no answer: {error}", "ask again when it answers"))
+    return found
+
+
+async def _queues(connection: Connection, prefix: str) -> AsyncIterator[Advice]:
+    for name in await find_queues(connection, prefix):
+        subject = f"queue {name}"
+        async with Queue(name, connection=connection, prefix=prefix) as queue:
+            questions = (
+                {"dead letters": _dead_letters}
+                if name.endswith(DEAD_SUFFIX)
+                else {
+                    "paused": _paused,
+                    "workers": _workers,
+                    "lost jobs": _lost,
+                    "blocked parents": _blocked,
+                    "jobs that can never run": _unreadable,
+                    "orphaned keys": _orphans,
+                }
+            )
+            for check, ask in ({"library": _library} | questions).items():
+                for advice in await _answers(subject, check, ask(queue, subject)):
+                    yield advice
 
 
 async def _server(connection: Connection) -> AsyncIterator[Advice]:
@@ -101,9 +131,8 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
             )
 
 
-async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice]:
-    counts, subject = await queue.counts(), f"queue {queue.name}"
-    meta = await queue.meta()
+async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    counts, meta = await queue.counts(), await queue.meta()
     written_by = meta.get("version", "an unknown library")
     yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
     if (late := read_late_wakeups(meta)) is not None:
@@ -113,35 +142,38 @@ async def _queue(queue: Queue, *, is_dead_letters: bool) -> AsyncIterator[Advice
         )
         fix = "find the client that adds jobs without setting the marker; see bullpen_late_wakeups_total"
         yield Advice(Level.WARNING, subject, "late wake-ups", text, fix)
-    if is_dead_letters:
-        async for sign in signs_of_queue(queue, _LIMITS):
-            yield _advice(sign, subject)
-        return
+
+
+async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    async for sign in signs_of_queue(queue, _LIMITS):
+        yield _advice(sign, subject)
+
+
+async def _paused(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     if await queue.is_paused():
         fix = f"bullpen queues resume {queue.name}"
         yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
-    async for advice in _workers(queue, subject, counts.waiting + counts.prioritized + counts.delayed):
-        yield advice
-    async for advice in _stuck(queue, subject):
-        yield advice
-    async for advice in _orphans(queue, subject):
-        yield advice
 
 
 def _advice(sign: Sign, subject: str, level: Level = Level.WARNING) -> Advice:
     return Advice(level, subject, RULES[sign.rule].check, sign.message, sign.fix)
 
 
-async def _workers(queue: Queue, subject: str, to_do: int) -> AsyncIterator[Advice]:
-    workers = await queue.workers()
+async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    counts, workers = await queue.counts(), await queue.workers()
+    waiting = counts.waiting + counts.prioritized
     if workers is None:
         text = "the server does not let us list connections (CLIENT LIST)"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
-    elif not workers and to_do:
+    elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
-        level = Level.BROKEN if age_ms > _OLD_MS else Level.WARNING
-        text = f"{to_do} jobs and no worker; the next has waited {age_ms // 1000} s"
-        yield Advice(level, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
+        text = f"{waiting} jobs wait and no worker is connected; the next has waited {age_ms // 1000} s"
+        yield Advice(Level.BROKEN, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
+    elif not workers and counts.delayed:
+        text = f"{counts.delayed} delayed jobs, and no worker is connected"
+        yield Advice(
+            Level.WARNING, subject, "workers", text, "start a worker before they are due: bullpen run MODULE:APP"
+        )
     else:
         yield Advice(Level.GOOD, subject, "workers", f"{len(workers)} connected")
         async for sign in signs_of_queue(queue, _LIMITS):
@@ -155,13 +187,18 @@ def _is_node(fields: dict[str, str]) -> bool:
     return "ioredis" in fields.get("lib-name", "")
 
 
-async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    """Jobs that cannot go on by themselves, among the first of each state."""
+# Jobs that cannot go on by themselves, among the first of each state.
+
+
+async def _lost(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     unlocked = await queue.unlocked(count=_SAMPLE)
     if unlocked:
         text = f"{len(unlocked)} active jobs without a lock ({_some(unlocked)}): their worker is gone"
         fix = "any running worker of the queue gives them back within its stalled_interval"
         yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
+
+
+async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     parents = await queue.jobs(JobState.WAITING_CHILDREN, count=_SAMPLE)
     blocked = [job.id for job in parents if not (await queue.children_counts(job)).pending]
     if blocked:
@@ -169,6 +206,9 @@ async def _stuck(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(
             Level.WARNING, subject, "blocked parents", text, f"bullpen jobs {queue.name} remove ID, add it again"
         )
+
+
+async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     broken = []
     for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED):
         for job in await queue.jobs(state, count=_SAMPLE):

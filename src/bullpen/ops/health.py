@@ -2,8 +2,8 @@
 
 In: named checks, each a coroutine that returns None when all is well, or the reason why not. Out: a report that never
 raises: a check that fails or takes too long is a reason too. `live` is false only for what a restart would mend (a hung
-worker), `ready` also while a server is away. Elsewhere: the HTTP page (`bullpen.http.ops`), which checks an app has
-(`bullpen.app`).
+worker), `ready` also while a server is away. What this process does not need is not asked. Elsewhere: the HTTP page
+(`bullpen.http.ops`), which checks an app has (`bullpen.app`).
 """
 
 from __future__ import annotations
@@ -37,24 +37,32 @@ class HealthReport:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    check: Check
+    vital: bool
+    needed: Callable[[], bool]
+
+
 @dataclass(slots=True)
 class Health:
     """The checks of one process."""
 
     timeout_s: float = 5.0
-    _checks: dict[str, tuple[Check, bool]] = field(default_factory=dict)
+    _checks: dict[str, _Named] = field(default_factory=dict)
 
-    def add(self, name: str, check: Check, *, vital: bool = False) -> None:
-        """`vital`: without it the process should be restarted; else it only should get no work."""
-        self._checks[name] = (check, vital)
+    def add(self, name: str, check: Check, *, vital: bool = False, needed: Callable[[], bool] = lambda: True) -> None:
+        """`vital`: without it the process should be restarted; else it only should get no work. `needed`: whether this
+        process needs it now; else it is not asked and not in the report."""
+        self._checks[name] = _Named(check, vital, needed)
 
-    async def report(self) -> HealthReport:
-        """All checks now, at the same time."""
-        reasons = await asyncio.gather(*(self._ask(check) for check, _ in self._checks.values()))
-        answers = dict(zip(self._checks, reasons, strict=True))
-        vital = [reason for (_, is_vital), reason in zip(self._checks.values(), reasons, strict=True) if is_vital]
+    async def report(self, *, vital_only: bool = False) -> HealthReport:
+        """All checks now, at the same time; or only the vital ones, which ask nobody outside of this process."""
+        asked = {name: each for name, each in self._checks.items() if each.needed() and (each.vital or not vital_only)}
+        reasons = await asyncio.gather(*(self._ask(each.check) for each in asked.values()))
+        answers = dict(zip(asked, reasons, strict=True))
         return HealthReport(
-            live=not any(reason is not None for reason in vital),
+            live=not any(answers[name] is not None for name, each in asked.items() if each.vital),
             ready=not any(reason is not None for reason in reasons),
             checks=answers,
         )

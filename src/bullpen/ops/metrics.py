@@ -101,8 +101,14 @@ class WorkerMetrics:
             Metric(
                 "bullpen_worker_alive",
                 "gauge",
-                "1 if the worker took or polled recently, else 0.",
+                "1 if the worker runs and its loop and keepalive answer, else 0.",
                 [Sample({"queue": worker.queue_name}, float(worker.is_alive)) for worker in workers],
+            ),
+            Metric(
+                "bullpen_worker_ready",
+                "gauge",
+                "1 if the worker took or polled recently, or is full, limited or paused, else 0.",
+                [Sample({"queue": worker.queue_name}, float(worker.is_ready)) for worker in workers],
             ),
         ]
 

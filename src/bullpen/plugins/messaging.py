@@ -63,6 +63,8 @@ __all__ = ["HandlerTimeout", "MessagingClient"]
 ReceiptT = TypeVar("ReceiptT", bound=Receipt)
 
 _CANCEL_GRACE_S: Final = 0.5
+_DEAF_S: Final = 5.0
+"""A consumer that lost its subscription gets it back within this, or the process is not ready."""
 _MOST_IN_FLIGHT: Final = 500
 """Publishes of one batch that wait for the broker at the same time."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -353,7 +355,7 @@ class MessagingClient(Generic[ReceiptT]):
     # ---- looking after it -------------------------------------------------------------------------------------
 
     async def is_healthy(self) -> bool:
-        """Whether the broker answers within the health timeout and all consumers live. Never raises."""
+        """Whether the broker answers within the health timeout and all consumers receive. Never raises."""
         reason = await self._ill_because()
         if reason:
             self._reports.unhealthy(reason)
@@ -365,7 +367,11 @@ class MessagingClient(Generic[ReceiptT]):
         for consumer in self._consumers.values():
             if consumer.crash is not None:
                 return f"the consumer of {consumer.queue!r} ended: {consumer.crash}"
-        return await self._away_because()
+        reason = await self._away_because()
+        if reason:
+            return reason
+        deaf = [consumer.queue for consumer in self._consumers.values() if not consumer.is_receiving]
+        return f"the consumer of {', '.join(map(repr, deaf))} receives nothing" if deaf else ""
 
     async def _away_because(self) -> str:
         try:
@@ -458,6 +464,12 @@ class _Consumer(Generic[ReceiptT]):
     @property
     def is_alive(self) -> bool:
         return self._life.is_running and self.crash is None
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the broker has let it receive within the last seconds. Closed by its owner, it need not."""
+        receiving_at = getattr(self._deliveries, "receiving_at", None) if self.is_alive else None
+        return receiving_at is None or time.monotonic() - receiving_at() < _DEAF_S
 
     async def start(self) -> None:
         """Begin to receive. Raises what cannot be cured by waiting; a broker that is away is waited for."""

@@ -255,7 +255,10 @@ class Features:
 
 
 class Deliveries(Protocol):
-    """What one consumer receives, as an async iterator that ends after `stop`."""
+    """What one consumer receives, as an async iterator that ends after `stop`.
+
+    It may have a `receiving_at()`: when the broker last let it receive, by the monotonic clock. Health asks it.
+    """
 
     def __aiter__(self) -> Self: ...
 

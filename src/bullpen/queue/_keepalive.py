@@ -32,6 +32,8 @@ logger = get_logger("bullpen.keepalive")
 _TICK_S: Final = 0.25
 _SHORTEST_TICK_S: Final = 0.02
 LAG_WORTH_TELLING_S: Final = 1.0
+_SILENT_S: Final = 60.0
+"""The calls of the thread end by their own time limits. A thread that is silent for longer hangs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +81,7 @@ class Keepalive:
         self._wires: dict[object, BlockingWire] = {}
         self._faulty: set[object] = set()
         self._thread: threading.Thread | None = None
+        self._turned_at = time.monotonic()
 
     def register(self, held: Held) -> None:
         now = time.monotonic()
@@ -97,8 +100,15 @@ class Keepalive:
                 self._held.remove(held)
             self._changed.wait_for(lambda: self._busy is not held, timeout=10)
 
+    def is_working_for(self, held: Held) -> bool:
+        """Whether the thread works and the worker's loop answers it. A server that is away changes neither."""
+        thread = self._thread
+        works = thread is not None and thread.is_alive() and time.monotonic() - self._turned_at < _SILENT_S
+        return works and held in self._held and held.lag_s <= held.max_block_ms / 1000
+
     def _run(self) -> None:
         while True:
+            self._turned_at = time.monotonic()
             with self._changed:
                 if not self._held and not self._changed.wait_for(lambda: bool(self._held), timeout=30):
                     self._thread = None
@@ -117,6 +127,7 @@ class Keepalive:
 
     @contextlib.contextmanager
     def _turn(self, held: Held) -> Iterator[bool]:
+        self._turned_at = time.monotonic()
         with self._changed:
             still_registered = held in self._held
             self._busy = held if still_registered else None

@@ -220,9 +220,27 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """True while the worker took or polled recently; an open TCP connection is no proof of life."""
+        """True while a restart would not help: it runs, its loop answers, and the thread that renews its locks works.
+
+        A worker that is full, limited or paused is alive, and so is one whose server is away; see `is_ready`.
+        """
+        return self._has_begun and self._crash is None and self._keepalive.is_working_for(self._held)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the end of `start` on, also after `close`."""
+        return self._has_begun
+
+    @property
+    def is_ready(self) -> bool:
+        """True while it is alive, its server is not known to be away, and it took or polled recently or may not: all
+        its slots are taken, or it is limited or paused. An open TCP connection is no proof."""
+        if not self.is_alive or self._stopping or self._door.is_lost:
+            return False
+        if self._last_exchange and (len(self._running) >= self.options.concurrency or not self._may_take()):
+            return True
         recently_s = self.options.drain_delay_ms / 1000 + 2 * SECONDS_AFTER_BLOCK
-        return self._life.is_running and time.monotonic() - self._last_exchange < recently_s
+        return time.monotonic() - self._last_exchange < recently_s
 
     def on(self, event: WorkerEvent, callback: Callback) -> Callback:
         """Call `callback` for an event of this worker: `active(job)`, `completed(job, value_json)`, `failed(job,
@@ -334,7 +352,8 @@ class Worker:
             on_lost=self._on_locks_lost,
             on_stalled=self._on_stalled,
         )
-        _keepalive.shared(self._connection).register(self._held)
+        self._keepalive = _keepalive.shared(self._connection)
+        self._keepalive.register(self._held)
         pumps = 2 if options.concurrency >= _TWO_PUMPS_FROM else 1
         self._most_per_take = min(MOST_JOBS, -(-options.concurrency // pumps))
         self._pumps = [
@@ -408,7 +427,7 @@ class Worker:
         for pump in unfinished:
             pump.cancel()
         await asyncio.gather(*self._pumps, self._listener, *self._sweeping, return_exceptions=True)
-        await self._loop.run_in_executor(None, _keepalive.shared(self._connection).unregister, self._held)
+        await self._loop.run_in_executor(None, self._keepalive.unregister, self._held)
         self._door.close()
         await self._actions.aclose()
         if self._processes is not None:

@@ -8,6 +8,7 @@ worker's. Elsewhere: all of that (`bullpen.queue`), the policy (`bullpen.plugins
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -199,6 +200,13 @@ class _JobDeliveries:
         self._handed: dict[Job, _Handed] = {}
         self._is_stopped = False
         self._closing: asyncio.Task[None] | None = None
+        self._ready_at = time.monotonic()
+
+    def receiving_at(self) -> float:
+        """When the worker was last seen to consume."""
+        if self.worker.is_ready:
+            self._ready_at = time.monotonic()
+        return self._ready_at
 
     async def start(self) -> None:
         for event in ("completed", "failed", "retrying", "returned"):

@@ -8,6 +8,7 @@ Elsewhere: queues and ladder (`topology`), connections (`_link`), format (`_mess
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, assert_never
@@ -388,6 +389,12 @@ class _Consumption:
         self._task: asyncio.Task[None] | None = None
         self._channel: AbstractChannel | None = None
         self._crash: Exception | None = None
+        self._is_subscribed = False
+        self._subscribed_until = time.monotonic()
+
+    def receiving_at(self) -> float:
+        """When the broker last had our subscription."""
+        return time.monotonic() if self._is_subscribed else self._subscribed_until
 
     @property
     def source(self) -> str:
@@ -489,10 +496,13 @@ class _Consumption:
                     self._ready.put_nowait(held)
 
             tag = await queue.consume(receive)
+            self._is_subscribed = True
             await _first(broken.wait(), self._stopping.wait())
             if self._stopping.is_set() and not broken.is_set():
                 await queue.cancel(tag)
         finally:
+            if self._is_subscribed:
+                self._is_subscribed, self._subscribed_until = False, time.monotonic()
             if not self._stopping.is_set():
                 self._channel = None
                 await close_quietly(channel)
