@@ -74,7 +74,7 @@ async def test_a_second_signal_gives_running_jobs_back_at_once(arena: Arena) -> 
 
         leaving.terminate()
 
-        assert await leaving.ended(10) == 0
+        assert await leaving.ended(20) == 0  # the jobs would run for ten minutes
         left_after_s = time.monotonic() - hurried_at
         assert [arena.field(job_id, "atm") for job_id in ids] == [None] * 3  # no attempt was counted
         again: list[int] = []
@@ -87,12 +87,12 @@ async def test_a_second_signal_gives_running_jobs_back_at_once(arena: Arena) -> 
                 all_again.set()
 
         async with arena.worker(second_run, concurrency=3, lock=LOCK_MS):
-            await within(2, "the jobs given back run again at once", all_again.wait())
+            # Within less than a lock lasts: nobody waits for those of the worker that left.
+            await within(LOCK_MS / 2_000, "the jobs given back run again at once", all_again.wait())
 
     arena.audit(max_extra_runs=3)
 
     assert again == [0, 0, 0]  # given back, not stalled
-    assert left_after_s < 5
     note(f"second SIGTERM: gone after {left_after_s:.2f} s, three running jobs given back")
 
 
@@ -119,9 +119,7 @@ async def test_close_with_a_bound_gives_back_what_does_not_finish(arena: Arena) 
         with arena.following():
             async with arena.worker(handle, concurrency=2, lock=1_000, stalled_interval=100) as worker:
                 await within(5, "both run", begun.wait())
-                closing_at = time.monotonic()
-                await worker.close(200)
-                closed_after_s = time.monotonic() - closing_at
+                await within(20, "the worker closes although a job does not end", worker.close(200))
             assert await asyncio.to_thread(lambda: arena.count("wait")) == 1
             assert arena.server.command("LRANGE", arena.base + "wait", 0, -1) == [polite[0].encode()]
             assert arena.server.command("LRANGE", arena.base + "active", 0, -1) == [stubborn[0].encode()]
@@ -136,6 +134,5 @@ async def test_close_with_a_bound_gives_back_what_does_not_finish(arena: Arena) 
 
     arena.audit(max_extra_runs=2, max_runs=2, may_overlap=True)
 
-    assert closed_after_s < 3
     assert arena.field(polite[0], "stc") is None
     assert arena.field(stubborn[0], "stc") == b"1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import pytest
 
@@ -62,13 +61,10 @@ async def test_a_server_that_hangs_costs_only_the_time_given(
     async with Queue("mail", connection=server.url) as queue:
         await queue.add("welcome")
         with server.paused(), caplog.at_level(logging.ERROR, "bullpen.redis"):
-            began = time.monotonic()
-            healthy = await queue.is_healthy(timeout_ms=100)
-            took_s = time.monotonic() - began
+            healthy = await soon(queue.is_healthy(timeout_ms=100))
         connected = server.command("INFO", "stats")["total_connections_received"]
 
         assert healthy is False
-        assert took_s < 1.0
         assert caplog.messages[-1] == (
             f"BullMQ health check failed: 127.0.0.1:{server.port} did not answer within 100 ms"
         )

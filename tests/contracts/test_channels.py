@@ -216,7 +216,7 @@ class TestQueue(ChannelContract):
     @pytest.fixture
     async def target(self, start_server: StartServer) -> AsyncIterator[ChannelTarget]:
         server = start_server(persistent=True)
-        connection = Connection(server.url, command_timeout_ms=300)
+        connection = Connection(server.url, command_timeout_ms=1_000)
         target = QueueTarget(server, connection)
         yield target
         await target.channel.aclose()

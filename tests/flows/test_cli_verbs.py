@@ -71,9 +71,7 @@ def test_all_failed_jobs_are_counted_limited_and_retried(redis_url: str, type_: 
         "dryRun": True,
     }
     assert type_("jobs", "retry", "emails", "--all", "--limit", "2").out == "retried: 2\n"
-    began = time.monotonic()
     assert type_("jobs", "retry", "emails", "--all", "--rate", "10").out == "retried: 3\n"
-    assert time.monotonic() - began < 0.9, "ten a second are one step"
     assert counts(redis_url)["waiting"] == 5
 
 

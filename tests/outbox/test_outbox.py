@@ -256,28 +256,21 @@ async def test_a_dead_row_is_announced_in_a_queue(
     assert (job.name, job.data["outboxId"], job.data["errorCode"]) == ("outbox.dead.v1", stored.id, "HTTP_400")
 
 
-async def test_latency_on_postgres_is_a_few_milliseconds(
+async def test_a_commit_on_postgres_wakes_the_dispatcher(
     postgres_url: str, make_ledger: MakeLedger, make_outbox: MakeOutbox
 ) -> None:
-    """The commit tells the dispatcher; nobody waits for the interval."""
+    """Nobody waits for the interval: it is longer than the time in which all must arrive."""
     ledger, spy = make_ledger(postgres_url), SpyChannel()
     outbox = make_outbox({"sms:*": Route(channel=spy, strategy="direct")}, ledger=ledger, tick_interval_ms=60_000)
     dispatcher = outbox.dispatcher()
     await dispatcher.start()
     engine = create_async_engine(ledger.database.url)
-    took = []
-    for count in range(1, 12):
+    for count in range(1, 6):
         async with AsyncSession(engine) as session, session.begin():
             await outbox.enqueue(session, integration_type="sms:x", event_type="e")
-        committed = time.perf_counter()
         await spy.until(count)
-        took.append((time.perf_counter() - committed) * 1000)
     await engine.dispose()
     await dispatcher.close()
-
-    typical = sorted(took[1:])[len(took) // 2]
-    print(f"[latency] commit to target: {typical:.1f} ms typical, {max(took[1:]):.1f} ms at most")
-    assert typical < 250  # about 10 ms on an idle machine; the bound only excludes the interval
 
 
 async def test_what_only_stores_says_so(ledger: Ledger, make_outbox: MakeOutbox) -> None:
@@ -325,7 +318,7 @@ def queue_message(**changes: Any) -> Message:
 
 async def test_the_queue_channel_answers_for_redis(start_server: StartServer) -> None:
     server = start_server()
-    connection = Connection(server.url, connect_timeout_ms=200, command_timeout_ms=200)
+    connection = Connection(server.url, connect_timeout_ms=5_000, command_timeout_ms=5_000)
     channel = QueueChannel(connection)
 
     first, again = await channel.send(queue_message()), await channel.send(queue_message())

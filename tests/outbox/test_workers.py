@@ -225,7 +225,7 @@ async def test_redis_being_away_costs_no_attempt(
     ledger: Ledger, make_outbox: MakeOutbox, start_server: StartServer, told: Told
 ) -> None:
     server = start_server()
-    away = Connection(server.url, connect_timeout_ms=200, command_timeout_ms=200)
+    away = Connection(server.url, connect_timeout_ms=2_000, command_timeout_ms=2_000)
     spy = SpyChannel()
     outbox = make_outbox({"webhook:partnerX": spy}, connection=away, tick_interval_ms=50)
     dispatcher, workers = outbox.dispatcher(), outbox.workers()

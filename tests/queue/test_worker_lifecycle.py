@@ -125,16 +125,13 @@ class TestClose:
         job = await kit.queue().add("a")
         told = await kit.work(stuck, lock=400)
         await told.wait("active")
-        started = time.monotonic()
 
-        await soon(told.worker.close(timeout=0))
-        took_s = time.monotonic() - started
+        await soon(told.worker.close(timeout=0))  # the thread waits longer than we do
         left_behind = kit.ids("active"), kit.ids("wait")
         release.set()
         await asyncio.to_thread(ended.wait, 10)
         await kit.until(lambda: told.worker.running == 0, "the thread's task has ended")
 
-        assert took_s < 3
         assert left_behind == ([job.id], [])
         assert told.of("completed") == []
         await kit.until(lambda: kit.lock(job.id) is None, "the lock runs out")

@@ -95,8 +95,8 @@ async def test_a_full_queue_refuses_each_that_it_does_not_take(rabbit: RabbitSer
     topology = messages(max_length=10)
     queue = topology.queues[0].name
     transport = RabbitMQTransport(rabbit.url, topology=topology)
-    taken = 0
-    for first in range(0, 60, 20):
+    taken, refused, first = 0, 0, 0
+    while not refused:  # the broker says so a moment after the limit was reached, and nobody knows when
         numbered = [
             (Event(source=queue, urn=f"urn:{number}", name="birthday", id=f"m{number}"), 0)
             for number in range(first, first + 20)
@@ -104,8 +104,10 @@ async def test_a_full_queue_refuses_each_that_it_does_not_take(rabbit: RabbitSer
         results = await transport.publish_many(numbered)
         assert {type(result) for result in results} <= {Published, NotTakenNow}
         taken += sum(isinstance(result, Published) for result in results)
+        refused += sum(isinstance(result, NotTakenNow) for result in results)
+        first += 20
 
-    assert 10 <= taken < 60
+    assert taken >= 10
     assert (await transport.depth(queue)).messages == taken
     await transport.aclose()
 
