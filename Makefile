@@ -54,7 +54,7 @@ docs-table: $(VENV)/.dev-installed
 
 chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
-	BULLPEN_CHAOS=long BULLPEN_TEST_LONG=1 $(BIN)/python -m pytest tests/chaos tests/outbox/test_chaos.py tests/outbox/test_projector_chaos.py tests/queue/test_admin_scale.py tests/transports/test_rabbitmq_cluster.py tests/messages/test_chaos.py tests/messages/test_year.py
+	BULLPEN_CHAOS=long BULLPEN_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/chaos tests/interop/test_model.py tests/outbox/test_chaos.py tests/outbox/test_projector_chaos.py tests/queue/test_admin_scale.py tests/transports/test_rabbitmq_cluster.py tests/messages/test_chaos.py tests/messages/test_year.py
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine

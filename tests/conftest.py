@@ -10,12 +10,16 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from bullpen._kernel import telemetry
 from bullpen.testing import RedisServer, check_server, need
+
+if TYPE_CHECKING:
+    from tests.flows._warm import Warm
 
 # gRPC stops its own threads around every fork, and tests start servers all the time.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -25,7 +29,13 @@ pytest_plugins = ["tests.brokers", "tests.databases", "tests.loops", "tests.spre
 StartServer = Callable[..., RedisServer]
 
 # A slow machine is no failure: generating examples beside other tests may take its time.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The long form of the tests tries twenty times as many examples.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=1_000 if os.environ.get("BULLPEN_CHAOS") == "long" else 50,
+)
 hypothesis.settings.load_profile("patient")
 
 
@@ -127,6 +137,16 @@ def start_server() -> Iterator[StartServer]:
 
     for server in started:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """One process that has imported everything, for all commands that are tried on a terminal."""
+    from tests.flows._warm import Warm  # the whole command line, which most tests do without
+
+    process = Warm()
+    yield process
+    process.close()
 
 
 @pytest.fixture

@@ -25,12 +25,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = spread(items, processes)
 
 
+def _is_costly(item: pytest.Item) -> bool:
+    """A test that runs on several brokers asks for its own by name, and its name says which."""
+    named = item.nodeid.partition("[")[2]
+    return "rabbitmq" in named or any(name in COSTLY for name in getattr(item, "fixturenames", ()))
+
+
 def spread(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
     first: list[list[pytest.Item]] = [[] for _ in range(processes)]
     files: dict[str, list[pytest.Item]] = {}
     last: list[pytest.Item] = []
     for item in items:
-        if any(name in COSTLY for name in getattr(item, "fixturenames", ())):
+        if _is_costly(item):
             first[0].append(item)
         elif item.nodeid.startswith(NEIGHBOURS):
             first[1 % processes].append(item)

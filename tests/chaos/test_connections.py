@@ -19,7 +19,7 @@ async def test_scripts_flushed_without_end_cause_no_visible_error(
     arena: Arena, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that restarts or fails over knows no scripts; a batch must never die of that."""
-    jobs = scaled(1_000, 20_000)
+    jobs = scaled(400, 20_000)
     caplog.set_level(logging.WARNING, logger="bullpen")
     client = arena.client()
     with arena.following(), repeating(client.script_flush, 0.003) as flushes:
@@ -41,7 +41,7 @@ async def test_scripts_flushed_without_end_cause_no_visible_error(
 @pytest.mark.requirement("W-6", "W-55", "Q-65", "X-124")
 async def test_connections_killed_again_and_again_under_load_repeat_nothing(arena: Arena) -> None:
     """CLIENT KILL hits takes, settles, adds, renewals and the blocked read at any moment; the locks outlive it."""
-    jobs = scaled(600, 20_000)
+    jobs = scaled(300, 20_000)
     client = arena.client()
     with arena.following():
         async with arena.queue(attempts=1) as queue, arena.worker(concurrency=20, lock=10_000) as worker:

@@ -282,7 +282,7 @@ class QueueMachine(RuleBasedStateMachine):
 def test_any_sequence_of_operations_and_faults_matches_the_model(server: RedisServer, proxy: FaultProxy) -> None:
     """Nobody thinks of the sequence that breaks it; Hypothesis tries hundreds and shrinks the one it finds."""
     QueueMachine.server, QueueMachine.proxy = server, proxy
-    run_machine(QueueMachine, examples=scaled(15, 1_000))
+    run_machine(QueueMachine, examples=scaled(10, 1_000))
 
 
 def run_machine(machine: type[QueueMachine], *, examples: int) -> None:

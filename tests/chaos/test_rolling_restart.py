@@ -46,7 +46,7 @@ async def test_a_rolling_restart_under_load_repeats_nothing(arena: Arena) -> Non
 @pytest.mark.requirement("X-29", "X-121", "W-57")
 async def test_many_short_lived_workers_leave_no_job_behind(arena: Arena) -> None:
     """Closing at any moment, also while jobs are on their way to us: none may wait for a lock that nobody holds."""
-    rounds = scaled(40, 1_000)
+    rounds = scaled(14, 1_000)
     async with arena.queue() as queue:
         with arena.following():
             async with arena.feeding(queue, 10, every_s=0.005):

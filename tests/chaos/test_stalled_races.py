@@ -35,7 +35,7 @@ print(f"{checks} checks, {recovered} recovered")
 @pytest.mark.requirement("Q-23", "Q-37", "Q-67")
 async def test_stalled_checks_without_pause_find_nothing_among_live_workers(arena: Arena) -> None:
     """Lock and place in `active` come in one step; else a check between them would steal a job just taken."""
-    jobs = scaled(2_000, 60_000)
+    jobs = scaled(600, 60_000)
     with Child.code(CHECKER, str(arena.server.port), arena.name) as checker, arena.following():
         checker.wait_for("ready")
         async with (

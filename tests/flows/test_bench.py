@@ -13,6 +13,7 @@ from bullpen.cli.bench.measure import Bench, JobsMissing, Sizes
 from bullpen.queue import Connection
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, cli
+from tests.flows._warm import Warm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,9 +46,9 @@ def test_a_table_is_printed_for_people(redis_url: str, tmp_path: Path) -> None:
     assert "latency" in terminal.text  # the bar names the step
 
 
-def test_options_change_what_is_stored(redis_url: str, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_options_change_what_is_stored(redis_url: str, redis_server: RedisServer, tmp_path: Path, warm: Warm) -> None:
     """Prefix, number and size of the jobs are those that were asked for, seen while it runs."""
-    terminal = Terminal(
+    terminal = warm.start(
         *("bench", "--jobs", "20000", "--payload", "500", "--prefix", "shop", "--redis", redis_url), cwd=tmp_path
     )
     client: Any = redis_server.client()
@@ -69,9 +70,11 @@ def wait_for_queue(client: Any, pattern: str) -> bytes:
     raise AssertionError(f"no key like {pattern}")
 
 
-def test_an_interrupted_run_removes_its_queue(redis_url: str, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_an_interrupted_run_removes_its_queue(
+    redis_url: str, redis_server: RedisServer, tmp_path: Path, warm: Warm
+) -> None:
     """Ctrl-C in the middle of 100 000 jobs must not leave them to the owner of the server."""
-    terminal = Terminal("bench", "--jobs", "100000", "--redis", redis_url, cwd=tmp_path)
+    terminal = warm.start("bench", "--jobs", "100000", "--redis", redis_url, cwd=tmp_path)
     wait_for_queue(redis_server.client(), "bull:bullpen-bench-*:1")
 
     terminal.type("\x03")
@@ -98,11 +101,11 @@ class TestServerInUse:
 
     @pytest.mark.parametrize(("typed", "code"), [("n\n", 130), ("y\n", 0)])
     def test_a_person_is_asked(
-        self, redis_url: str, redis_server: RedisServer, tmp_path: Path, typed: str, code: int
+        self, redis_url: str, redis_server: RedisServer, tmp_path: Path, warm: Warm, typed: str, code: int
     ) -> None:
         redis_server.client().set("somebody:else", "1")
-        terminal = Terminal("bench", "--jobs", "100", "--redis", redis_url, cwd=tmp_path)
-        terminal.wait_for(r"Go on\?")
+        terminal = warm.start("bench", "--jobs", "100", "--redis", redis_url, cwd=tmp_path)
+        terminal.wait_for_either(r"Go on\?")
 
         terminal.type(typed)
 

@@ -170,4 +170,4 @@ async def _start(node: NodePeer) -> None:
 
 @pytest.mark.requirement("Q-14", "Q-25", "Q-26", "Q-31", "Q-32", "Q-39", "Q-65", "X-31")
 def test_any_sequence_of_our_and_nodes_operations_matches_the_model(machine: type[SharedMachine]) -> None:
-    run_machine(machine, examples=scaled(12, 300))
+    run_machine(machine, examples=scaled(8, 300))

@@ -20,7 +20,8 @@ from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
 from tests.databases import MakeLedger, item
-from tests.flows._cli import Answer, Terminal, cli
+from tests.flows._cli import Answer, cli
+from tests.flows._warm import Warm
 
 
 async def fail_one(queue: Queue, data: Any, *, url: str, **options: Any) -> None:
@@ -303,7 +304,7 @@ async def test_the_command_takes_the_names_of_the_overview_and_writes_down_who_d
 
 
 async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
-    parcels: Queue, redis_url: str, tmp_path: Path
+    parcels: Queue, redis_url: str, tmp_path: Path, warm: Warm
 ) -> None:
     await fail_one(parcels, {"to": "Ada", "street": ""}, url=redis_url)
     editor = tmp_path / "editor.sh"
@@ -317,12 +318,12 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_EMBEDDED": "never", "EDITOR": str(editor), "VISUAL": ""}
 
     def on_terminal(answer: str, editor_env: Mapping[str, str] = env) -> tuple[int, str]:
-        terminal = Terminal("dead-letters", "parcels", "edit", "dl-1-1", cwd=tmp_path, env=editor_env)
-        terminal.wait_for("Edit it again")
+        terminal = warm.start("dead-letters", "parcels", "edit", "dl-1-1", cwd=tmp_path, env=editor_env)
+        terminal.wait_for_either("Edit it again")
         terminal.type("y\n")
-        terminal.wait_for("Send dl-1-1 back to 'parcels' with this payload")
+        terminal.wait_for_either("Send dl-1-1 back to 'parcels' with this payload")
         terminal.type(answer)
-        return terminal.end(), terminal.text
+        return terminal.end(), terminal.text + terminal.error
 
     refused, text = await asyncio.to_thread(on_terminal, "n\n")
     assert refused == 130 and '+  "street": "Rue 3"' in text
@@ -339,14 +340,14 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
     ("editor", "said"), [("true", "nothing was changed"), ("false", "failed"), ("/no/such/editor", "say --data")]
 )
 async def test_an_editor_that_changes_nothing_or_fails_sends_nothing(
-    parcels: Queue, redis_url: str, tmp_path: Path, editor: str, said: str
+    parcels: Queue, redis_url: str, tmp_path: Path, warm: Warm, editor: str, said: str
 ) -> None:
     await fail_one(parcels, {"to": "Ada"}, url=redis_url)
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_EMBEDDED": "never", "EDITOR": editor, "VISUAL": ""}
 
     def run() -> tuple[int, str]:
-        terminal = Terminal("dead-letters", "edit", "parcels", "dl-1-1", cwd=tmp_path, env=env)
-        return terminal.end(), terminal.text
+        terminal = warm.start("dead-letters", "edit", "parcels", "dl-1-1", cwd=tmp_path, env=env)
+        return terminal.end(), terminal.text + terminal.error
 
     code, text = await asyncio.to_thread(run)
 

@@ -22,7 +22,8 @@ def items() -> list[Any]:
         *(Item(f"tests/unit/test_unit.py::test_{number}") for number in range(60)),
         *(Item(f"tests/interop/test_node.py::test_{number}") for number in range(4)),
         *(Item(f"tests/outbox/test_{file}.py::test_{number}") for file in "abcdef" for number in range(3)),
-        *(Item(f"tests/messages/test_rabbit.py::test_{number}", ("x", "rabbit_cluster")) for number in range(2)),
+        *(Item(f"tests/messages/test_rabbit.py::test_{number}", ("x", "rabbit_cluster")) for number in range(1)),
+        Item("tests/workflow/test_rabbit.py::test_a_transport[rabbitmq-1]"),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ FORBIDDEN = {
 }
 
 
+@cache
 def ignored() -> list[str]:
     lines = (ROOT / ".gitignore").read_text().splitlines()
     return [".git", *(line.strip("/") for line in lines if line and not line.startswith("#"))]
@@ -42,14 +44,20 @@ def project_files(directory: Path = ROOT) -> Iterator[Path]:
             yield path
 
 
+@cache
+def texts() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8", errors="replace") for path in project_files()}
+
+
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_file_has(what: str) -> None:
     pattern = re.compile(FORBIDDEN[what], re.MULTILINE)
 
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
-        for path in project_files()
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
+        for path, text in texts().items()
+        if pattern.search(text)
+        for number, line in enumerate(text.splitlines(), start=1)
         if pattern.search(line)
     ]
 
