@@ -76,7 +76,7 @@ async def _measure(url: str, samples: int, active: int, waiting: int) -> dict[st
             keys = queue.keys
             names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
             continuing = ""
-            while (await actions.evaluate("check_stalled", names, [keys.base, 0, 60_000, continuing]))[0]:
+            while (await actions.evaluate("check_stalled", names, [keys.base, 0, 60_000, continuing, 30_000]))[0]:
                 continuing = "1"
 
         async def open_gate(_: None) -> None:

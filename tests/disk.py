@@ -54,7 +54,7 @@ class RecordedDisk:
         self._log = directory / "synced.log"
         self._log.touch()
         source.write_text(_RECORDER)
-        build = [need("cc"), "-shared", "-fPIC", "-nostdlib", "-O1", "-w", source, "-o", library]
+        build: list[str | Path] = [need("cc"), "-shared", "-fPIC", "-nostdlib", "-O1", "-w", source, "-o", library]
         subprocess.run(build, check=True, capture_output=True)
         preload = f"export LD_PRELOAD={library} SYNCED_LOG={self._log}"
         self.binary.write_text(f'#!/bin/sh\n{preload}\nexec {need(kind)} "$@"\n')

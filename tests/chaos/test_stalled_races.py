@@ -27,7 +27,7 @@ checks = recovered = 0
 print("ready")
 while not select.select([sys.stdin], [], [], 0.002)[0]:
     checks += 1
-    recovered += len(check(keys=names, args=[keys.base, 0, 1, ""])[1])
+    recovered += len(check(keys=names, args=[keys.base, 0, 1, "", 10_000])[1])
 print(f"{checks} checks, {recovered} recovered")
 """
 

@@ -25,7 +25,7 @@ def check_stalled(kit: Kit, *, continuing: str = "") -> tuple[int, list[str]]:
     """One call of the script, with the gate open."""
     kit.redis.delete(kit.base + "stalled-check")
     keys = [kit.base + name for name in ("meta", "wait", "active", "stalled", "stalled-check", "events")]
-    more, ids = kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, continuing)
+    more, ids, _ = kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, continuing, 30_000)
     return int(more), [raw.decode() for raw in ids]
 
 
@@ -123,8 +123,9 @@ class TestLostLock:
         told = await kit.work(gate, lock=400)
         job = await gate.reached()
 
-        kit.redis.delete(f"{kit.base}{job.id}:lock")
+        kit.redis.set(f"{kit.base}{job.id}:lock", "another worker")
         lost, error = await told.wait("lock_lost")
+        kit.redis.delete(f"{kit.base}{job.id}:lock")
 
         assert lost is job
         assert isinstance(error, JobLockLost)
@@ -173,10 +174,11 @@ class TestLostLock:
         job = await kit.queue().add("a")
         told = await kit.work(loop, lock=400)
         await asyncio.to_thread(started.wait, 10)
-        kit.redis.delete(f"{kit.base}{job.id}:lock")
+        kit.redis.set(f"{kit.base}{job.id}:lock", "another worker")
 
         await told.wait("lock_lost")
 
+        kit.redis.delete(f"{kit.base}{job.id}:lock")
         assert "returnvalue" not in kit.fields(job.id)
         check_stalled(kit)
 
@@ -193,11 +195,76 @@ class TestLostLock:
         job = await kit.queue().add("a")
         told = await kit.work(stubborn, lock=400)
         await told.wait("active")
-        kit.redis.delete(f"{kit.base}{job.id}:lock")
+        kit.redis.set(f"{kit.base}{job.id}:lock", "another worker")
 
         await told.wait("lock_lost")
 
+        kit.redis.delete(f"{kit.base}{job.id}:lock")
         assert told.of("completed") == []
+        assert "returnvalue" not in kit.fields(job.id)
+        check_stalled(kit)
+
+
+class TestLockThatRanOut:
+    """Nobody could renew it for too long: the server was away, or its clock jumped."""
+
+    @pytest.mark.requirement("Q-66")
+    async def test_the_renewal_takes_it_again(self, kit: Kit) -> None:
+        gate = Gate("right")
+        await kit.queue().add("a")
+        told = await kit.work(gate, lock=400)
+        job = await gate.reached()
+
+        kit.redis.delete(f"{kit.base}{job.id}:lock")
+        async with asyncio.timeout(10):
+            while kit.lock(job.id) != job.token:  # noqa: ASYNC110 - a script writes it, and nobody tells
+                await asyncio.sleep(0.01)
+        gate.open()
+        await told.wait("completed")
+
+        assert told.of("lock_lost") == []
+        assert kit.fields(job.id)["returnvalue"] == '"right"'
+
+    @pytest.mark.requirement("Q-66")
+    async def test_the_outcome_of_a_job_that_ended_meanwhile_counts(self, kit: Kit) -> None:
+        gate = Gate("right")
+        await kit.queue().add("a")
+        told = await kit.work(gate)
+        job = await gate.reached()
+
+        kit.redis.delete(f"{kit.base}{job.id}:lock")
+        gate.open()
+        await told.wait("completed")
+
+        assert told.of("lock_lost") == []
+        assert kit.fields(job.id)["returnvalue"] == '"right"'
+        assert kit.lock(job.id) is None
+
+    @pytest.mark.requirement("Q-66")
+    @pytest.mark.parametrize("lock_ms", [400, 30_000], ids=["renewal", "settle"])
+    @pytest.mark.parametrize("event", ["taken by another", "returned to the line"])
+    async def test_not_when_something_happened_to_the_job(self, kit: Kit, lock_ms: int, event: str) -> None:
+        """A later run that lost its lock in the same outage, or a stalled check: the job is no longer ours."""
+        gate = Gate("late")
+        await kit.queue().add("a")
+        told = await kit.work(gate, lock=lock_ms)
+        job = await gate.reached()
+        told.worker.pause()
+
+        with kit.redis.pipeline() as at_once:
+            at_once.delete(f"{kit.base}{job.id}:lock")
+            if event == "taken by another":
+                at_once.hincrby(f"{kit.base}{job.id}", "ats", 1)
+            else:
+                at_once.lrem(kit.base + "active", 0, job.id)
+                at_once.rpush(kit.base + "wait", job.id)
+            at_once.execute()
+        if lock_ms > 1_000:
+            gate.open()
+        await told.wait("lock_lost")
+
+        assert told.of("completed") == []
+        assert kit.lock(job.id) is None
         assert "returnvalue" not in kit.fields(job.id)
         check_stalled(kit)
 
@@ -251,9 +318,10 @@ class TestStalledCheck:
         check_stalled(kit)
         keys = [kit.base + name for name in ("meta", "wait", "active", "stalled", "stalled-check", "events")]
 
-        closed = kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, "")
+        closed = kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, "", 30_000)
 
-        assert closed == [0, []]
+        assert closed[:2] == [0, []]
+        assert 0 < closed[2] <= 10_000
         assert kit.ids("active") == ["lost"]
         assert 0 < int(kit.command("PTTL", kit.base + "stalled-check")) <= 10_000
 

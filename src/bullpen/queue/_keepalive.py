@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen.queue._blocking import BlockingWire, open_wire
 from bullpen.queue._redis import Connection
 from bullpen.queue._wire import as_sent
+from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS, Script
 
@@ -43,8 +44,8 @@ class Held:
     connection: Connection
     keys: QueueKeys
     loop: asyncio.AbstractEventLoop
-    jobs: dict[str, str]
-    """Token by job id of every job whose lock we hold."""
+    jobs: dict[str, Job]
+    """By id, every job whose lock we hold."""
     lock_ms: int
     stalled_interval_ms: int
     max_block_ms: int
@@ -172,8 +173,7 @@ class Keepalive:
                 self._renew(held)
                 held.next_renewal = now + held.lock_ms / 4000
             if now >= held.next_check:
-                self._check_stalled(held)
-                held.next_check = now + held.stalled_interval_ms / 1000
+                held.next_check = now + self._check_stalled(held)
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
             self._forget_wire(place)
@@ -185,29 +185,32 @@ class Keepalive:
 
     def _renew(self, held: Held) -> None:
         jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile
-        pairs = list(jobs.items())
-        for first in range(0, len(pairs), 1000):
-            flat = [as_sent(text) for pair in pairs[first : first + 1000] for text in pair]
-            lost = self._evaluate(held, SCRIPTS["renew"], [held.keys.stalled], [held.keys.base, held.lock_ms, *flat])
+        running = list(jobs.values())
+        for first in range(0, len(running), 1000):
+            args = renew_arguments(held.keys, held.lock_ms, running[first : first + 1000])
+            lost, retaken = self._evaluate(held, SCRIPTS["renew"], [held.keys.stalled], args)
+            if retaken:
+                tell_retaken(held.keys.name, len(retaken))
             if lost:
                 # With tokens: a job may have been settled and taken again meanwhile, and its new run is not lost.
-                self._tell(held, held.on_lost, [(job_id, jobs[job_id]) for job_id in map(_text, lost)])
+                self._tell(held, held.on_lost, [(job_id, jobs[job_id].token) for job_id in map(_text, lost)])
 
-    def _check_stalled(self, held: Held) -> None:
+    def _check_stalled(self, held: Held) -> float:
+        """How many seconds from now the next one may run, over all workers and clients."""
         keys = held.keys
         names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
         continuing = ""
         while True:
-            more, recovered = self._evaluate(
+            more, recovered, pause_ms = self._evaluate(
                 held,
                 SCRIPTS["check_stalled"],
                 names,
-                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing],
+                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms],
             )
             if recovered:
                 self._tell(held, held.on_stalled, [_text(job_id) for job_id in recovered])
             if not more:
-                return
+                return float(min(pause_ms, held.stalled_interval_ms)) / 1000
             continuing = "1"
 
     def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
@@ -237,6 +240,17 @@ class Keepalive:
             RuntimeError
         ):  # the loop was closed without closing its worker; nobody is left to tell
             held.loop.call_soon_threadsafe(callback, *args)
+
+
+def renew_arguments(keys: QueueKeys, lock_ms: int, jobs: Iterable[Job]) -> list[Any]:
+    """Of the script that prolongs the locks of these runs."""
+    flat = [part for job in jobs for part in (as_sent(job.id), as_sent(job.token), job.fence)]
+    return [keys.base, lock_ms, *flat]
+
+
+def tell_retaken(queue: str, count: int) -> None:
+    logger.warning("queue %r: the locks of %d running jobs had run out and were taken again", queue, count)
+    telemetry.emit("worker.locks_retaken", queue=queue, count=count)
 
 
 def _pause_s(held: list[Held]) -> float:

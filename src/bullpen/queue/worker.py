@@ -58,6 +58,7 @@ from bullpen.queue._exchange import (
     DONE_WITHOUT_LETTER,
     FAILED_CHILDREN,
     MOST_JOBS,
+    NO_LOCK,
     PENDING_CHILDREN,
     Exchange,
     ExchangeReply,
@@ -94,7 +95,7 @@ does."""
 _REFUSED: Final = 1
 _CODE_TEXT: Final = {
     -1: "the job is gone",
-    -2: "its lock ran out",
+    NO_LOCK: "its lock ran out and another worker may have it",
     -3: "it is no longer active",
     -6: "another worker has it",
     -20: "the server could not write it; the job comes back when its lock has ended",
@@ -188,7 +189,8 @@ class Worker:
         self._reports = Reports(queue, self.name)
 
         self._running: dict[Job, asyncio.Task[None]] = {}
-        self._tokens: dict[str, str] = {}  # by job id, of every job whose lock we hold; the keepalive thread copies it
+        self._locked: dict[str, Job] = {}  # by id, every job whose lock we hold; the keepalive thread copies it
+        self._unlocked: list[Settlement] = []  # their locks had run out when they were to be settled
         self._given_up: dict[Job, GivenUp] = {}
         self._settled: list[Settlement] = []
         self._noting: set[asyncio.Task[None]] = set()
@@ -344,7 +346,7 @@ class Worker:
             connection=self._connection,
             keys=keys,
             loop=self._loop,
-            jobs=self._tokens,
+            jobs=self._locked,
             lock_ms=options.lock_ms,
             stalled_interval_ms=options.stalled_interval_ms,
             max_block_ms=options.block_limit_ms,
@@ -414,7 +416,7 @@ class Worker:
         self._wakeups.changed.set()
         # The pumps end when everything is settled. A server that is away must not hold us for ever: the locks then
         # run out. And whoever holds no job has nothing to tell a server that is known to be away.
-        is_idle = not self._held.jobs and not self._settled
+        is_idle = not self._held.jobs and not self._settled and not self._unlocked
         patience_s = (
             _IDLE_PATIENCE_S if is_idle and self._door.is_lost else max(1.0, self._connection.command_timeout_s)
         )
@@ -511,6 +513,8 @@ class Worker:
         await self._bound_events()
         wakeups = self._wakeups
         while True:
+            if self._unlocked:
+                await self._retake_locks()
             # When nothing is known to wait, the outcome is told first of all, since somebody may wait for it, and the
             # look is left to the blocked read that follows its answer. (Sent right behind the outcome, the read kept
             # the core busy that the server needed to tell it: results on an idle queue came 9 % later.)
@@ -699,11 +703,11 @@ class Worker:
             # They came with an exchange that was in flight; they have not begun, so they simply go back.
             self._return_all(jobs)
             return
-        tokens, running, create_task = self._tokens, self._running, self._loop.create_task
+        locked, running, create_task = self._locked, self._running, self._loop.create_task
         for job in jobs:
-            if job.id in tokens:
+            if job.id in locked:
                 self._lose_earlier_run(job)
-            tokens[job.id] = job.token
+            locked[job.id] = job
             running[job] = create_task(self._run_one(job))
         if self._reports.are_wanted("active"):  # asked once per batch; no task has had its first step yet
             for job in jobs:
@@ -712,14 +716,14 @@ class Worker:
 
     def _return_all(self, jobs: list[Job]) -> None:
         for job in jobs:
-            if job.id in self._tokens:
+            if job.id in self._locked:
                 self._lose_earlier_run(job)
-            self._tokens[job.id] = job.token
+            self._locked[job.id] = job
             self._settled.append(Settlement(job, Waiting()))
 
     def _lose_earlier_run(self, job: Job) -> None:
         """An earlier run of the same job lost its lock here and does not know yet."""
-        self._on_locks_lost([(job.id, self._tokens[job.id])])
+        self._on_locks_lost([(job.id, self._locked[job.id].token)])
 
     async def _run_one(self, job: Job) -> None:
         started = time.monotonic()
@@ -900,25 +904,29 @@ class Worker:
         return Waiting() if self._given_up.pop(job) is GivenUp.CLOSING else None
 
     def _forget_lock(self, job: Job) -> None:
-        if self._tokens.get(job.id) == job.token:  # a later run of the same job may have its own by now
-            del self._tokens[job.id]
+        if self._locked.get(job.id) is job:  # a later run of the same job may have its own by now
+            del self._locked[job.id]
 
     def _on_codes(self, settlements: list[Settlement], codes: list[int]) -> None:
-        is_told, tokens = self._reports.are_wanted("completed"), self._tokens
+        is_told, locked = self._reports.are_wanted("completed"), self._locked
         for settlement, code in zip(settlements, codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
                 self._on_code(job, outcome, code)
                 continue
             # Nearly all of them: straight through, without a call per job.
-            if tokens.get(job.id) == job.token:
-                del tokens[job.id]
+            if locked.get(job.id) is job:
+                del locked[job.id]
             if is_told:
                 self._reports.tell_completed(job, outcome.value_json)
 
     def _on_code(self, job: Job, outcome: Outcome, code: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
+            return
+        if code == NO_LOCK and self._locked.get(job.id) is job:
+            self._unlocked.append(new_settlement((job, outcome)))
+            self._wakeups.changed.set()
             return
         self._forget_lock(job)
         if code == DONE_WITHOUT_LETTER:
@@ -936,12 +944,39 @@ class Worker:
                 extra={"jobId": job.id, "jobName": job.name, "queue": self.queue_name},
             )
         if code not in (DONE, _REFUSED):
-            why = _CODE_TEXT.get(code, f"code {code}")
-            self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, 0, why))
+            self._drop(job, code)
         elif code == _REFUSED:
             self._reports.forget(job)
         else:
             self._reports.tell_outcome(job, outcome)
+
+    async def _retake_locks(self) -> None:
+        """The locks of finished jobs had run out: nobody could renew them for too long. While nothing has happened to
+        such a job meanwhile its lock is taken again, and the outcome counts; else it is dropped."""
+        settlements, self._unlocked = self._unlocked, []
+        args = _keepalive.renew_arguments(self._keys, self.options.lock_ms, (job for job, _ in settlements))
+        try:
+            lost, retaken = await self._actions.evaluate("renew", [self._keys.stalled], args)
+        except ServerRefused as error:
+            self._reports.tell_error(error)
+            lost, retaken = [job.id.encode("utf-8", "surrogateescape") for job, _ in settlements], []
+        except ConnectionLost:
+            if self._door.closed:
+                raise
+            self._unlocked += settlements  # the call has waited long enough between its own attempts
+            return
+        if retaken:
+            _keepalive.tell_retaken(self.queue_name, len(retaken))
+        for settlement in settlements:
+            if settlement.job.id.encode("utf-8", "surrogateescape") in lost:
+                self._forget_lock(settlement.job)
+                self._drop(settlement.job, NO_LOCK)
+            else:
+                self._settled.append(settlement)
+
+    def _drop(self, job: Job, code: int) -> None:
+        why = _CODE_TEXT.get(code, f"code {code}")
+        self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, 0, why))
 
     def _refuse_completion(self, job: Job, code: int) -> None:
         """The script would not complete a parent. Pending children: the handler should have waited; failed ones: it

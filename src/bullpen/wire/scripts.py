@@ -63,7 +63,7 @@ _TABLE = (
     Script(
         "check_stalled",
         keys=("meta", "wait", "active", "stalled", "stalled_check", "events"),
-        args=("base", "clock_offset", "interval_ms", "continuing"),
+        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms"),
     ),
     Script("begin_solo", keys=("job", "lock"), args=("token", "attempts_started", "stalled_count")),
     Script("pause", keys=("meta", "marker", "events"), args=()),

@@ -4,10 +4,12 @@
   since and has no lock any more, is stalled. The gate key lets one check run per interval over all workers and clients.
   Work per call is bounded; the caller goes on with continuing = "1" while the reply says that candidates are left.
   A stall is no attempt and condemns nobody here: `stc` counts it, and the worker that takes the job decides.
+  A check that comes much too late shows that the server was away, or its clock has jumped: then locks have run out that their
+  workers could not renew. They get the time to take them again before anything counts as stalled.
 
   KEYS   1 meta   2 wait   3 active   4 stalled   5 stalled_check   6 events
-  ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")
-  Reply  { candidates left (0 or 1), { ids returned to wait } }, or { 0, {} } when the gate is closed
+  ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")   5 lock_ms
+  Reply  { candidates left (0 or 1), { ids returned to wait }, ms until the next check may run }
 ]]
 --#include lib/clock
 --#include lib/bound
@@ -15,18 +17,27 @@
 
 local meta_key, wait_key, active_key, stalled_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local gate_key, events_key = KEYS[5], KEYS[6]
-local base, interval_ms, continuing = ARGV[1], ARGV[3], ARGV[4] == "1"
+local base, interval_ms, continuing, lock_ms = ARGV[1], tonumber(ARGV[3]), ARGV[4] == "1", tonumber(ARGV[5])
 local MOST_PER_CALL = 500
 
+-- After an outage each worker renews within a quarter of its lock, or a little later when it has to connect first.
+local pause_ms, is_patient = interval_ms, false
 if not continuing then
-  if redis.call("EXISTS", gate_key) == 1 then return { 0, {} } end
+  local closed_ms = redis.call("PTTL", gate_key)
+  if closed_ms ~= -2 then return { 0, {}, closed_ms > 0 and closed_ms or interval_ms } end
   redis.call("DEL", gate_key) -- a write that Redis allows when memory is full; the rest of the script is then allowed too
-  redis.call("SET", gate_key, server_now(ARGV[2]), "PX", interval_ms)
+  local now_ms, now_text = server_now("0") -- locks know nothing of the test clock
+  local last_ms = tonumber(redis.call("HGET", meta_key, "bpchecked"))
+  redis.pcall("HSET", meta_key, "bpchecked", now_text)
+  if last_ms and now_ms - last_ms > interval_ms + math.max(500, lock_ms / 2) then
+    is_patient, pause_ms = true, math.ceil(lock_ms / 3) + 1000
+  end
+  redis.call("SET", gate_key, server_now(ARGV[2]), "PX", pause_ms)
   redis.pcall("XTRIM", events_key, "MAXLEN", "~", stream_bound(redis.call("HGET", meta_key, "opts.maxLenEvents")))
 end
 
 local recovered, freed = {}, 0
-local candidates = redis.call("SPOP", stalled_key, MOST_PER_CALL)
+local candidates = is_patient and {} or redis.call("SPOP", stalled_key, MOST_PER_CALL)
 for _, job_id in ipairs(candidates) do
   local job_key = base .. job_id
   if redis.call("EXISTS", job_key .. ":lock") == 0 and redis.call("LREM", active_key, -1, job_id) > 0 then
@@ -42,10 +53,10 @@ for _, job_id in ipairs(candidates) do
   end
 end
 if freed > 0 then wake(base) end
-if #candidates == MOST_PER_CALL then return { 1, recovered } end
+if #candidates == MOST_PER_CALL then return { 1, recovered, pause_ms } end
 
 local active = redis.call("LRANGE", active_key, 0, -1)
 for first = 1, #active, 7000 do
   redis.call("SADD", stalled_key, unpack(active, first, math.min(first + 6999, #active)))
 end
-return { 0, recovered }
+return { 0, recovered, pause_ms }

@@ -1,25 +1,35 @@
---[[ renew: prolong the locks of running jobs.
+--[[ renew: prolong the locks of running jobs, and take those again that ran out while nobody could renew them.
 
   Why a script: between reading a lock and prolonging it another worker may have taken the job.
-  The first write is PEXPIRE, which Redis allows when memory is full: a full server must not cost a running job its lock.
+  A lock that ran out (the server was away for longer, its clock jumped) is taken again while nothing has happened to the job: it
+  is still active, and no take has come after this run's, or `ats` would have grown. Else the run is lost.
+  The first write is PEXPIRE, which Redis allows when memory is full (then also the rest): a full server must not cost a running
+  job its lock.
 
   KEYS   1 stalled
-  ARGV   1 base   2 lock_ms   then per job: job_id   token
-  Reply  ids whose lock is no longer ours
+  ARGV   1 base   2 lock_ms   then per job: job_id   token   attempts_started
+  Reply  { ids whose lock is no longer ours, ids whose lock was taken again }
 ]]
 local stalled_key = KEYS[1]
 local base, lock_ms = ARGV[1], ARGV[2]
 
-local lost, kept = {}, {}
-for arg = 3, #ARGV, 2 do
+local lost, kept, retaken = {}, {}, {}
+for arg = 3, #ARGV, 3 do
   local job_id, token = ARGV[arg], ARGV[arg + 1]
   local lock_key = base .. job_id .. ":lock"
-  if redis.call("GET", lock_key) == token then
+  local holder = redis.call("GET", lock_key)
+  if holder == token then
     redis.call("PEXPIRE", lock_key, lock_ms)
     kept[#kept + 1] = job_id
+  elseif not holder and redis.pcall("HGET", base .. job_id, "ats") == ARGV[arg + 2]
+    and redis.call("LPOS", base .. "active", job_id) then
+    redis.call("PEXPIRE", lock_key, lock_ms)
+    redis.call("SET", lock_key, token, "PX", lock_ms)
+    kept[#kept + 1] = job_id
+    retaken[#retaken + 1] = job_id
   else
     lost[#lost + 1] = job_id
   end
 end
 if #kept > 0 then redis.pcall("SREM", stalled_key, unpack(kept)) end
-return lost
+return { lost, retaken }
