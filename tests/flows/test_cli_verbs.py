@@ -140,6 +140,15 @@ def test_a_state_is_cleaned(redis_url: str, type_: Type) -> None:
     assert counts(redis_url)["failed"] == 0
 
 
+def test_a_job_without_a_place_is_restored(redis_url: str, redis_server: RedisServer, type_: Type) -> None:
+    on(redis_url, lambda queue: queue.add_many([("a", {})] * 2))
+    redis_server.client().lpop("bull:emails:wait")
+
+    assert type_("queues", "restore", "emails").out == "restored: 1\n"
+    assert counts(redis_url)["waiting"] == 2
+    assert json.loads(type_("queues", "restore", "emails", "--json").out) == {"queue": "emails", "restored": 0}
+
+
 def test_what_waits_is_drained(redis_url: str, type_: Type) -> None:
     on(redis_url, lambda queue: queue.add_many([("a", {})] * 2))
     on(redis_url, lambda queue: queue.add("b", priority=1))

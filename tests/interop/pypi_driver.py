@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 # Installed only in the environment this file runs in: its pins clash with ours.
-from bullmq import (  # type: ignore[import-not-found]
-    DelayedError,
+import bullmq  # type: ignore[import-not-found]
+from bullmq import (
     FlowProducer,
     Job,
     Queue,
@@ -24,6 +24,7 @@ from bullmq import (  # type: ignore[import-not-found]
 )
 
 URL = sys.argv[1]
+DelayedError = getattr(bullmq, "DelayedError", RuntimeError)  # 2.x has none
 _QUEUE_METHODS = {
     *("clean", "drain", "getCountsPerPriority", "getDeduplicationJobId", "getGlobalConcurrency", "getJobCounts"),
     *("getJobLogs", "getJobScheduler", "getJobSchedulers", "getJobState", "isPaused", "obliterate", "pause"),

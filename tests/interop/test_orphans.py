@@ -64,7 +64,7 @@ async def test_jobs_that_another_client_moves_are_never_taken_for_orphans(
             task.cancel()
     await other.resume(Q)
     await other.close_worker("w")
-    removed += await queue.remove_orphans()
+    removed += await queue.remove_orphans(restorable=True)
 
     assert removed == 1
     assert len([job async for job in queue.iter_jobs()]) == JOBS  # each in exactly one state; pypi leaves some active
@@ -83,5 +83,5 @@ return missing
 
 async def _search(queue: Queue) -> int:
     with contextlib.suppress(JobStateConflict):  # it may say that it cannot tell
-        return await queue.remove_orphans()
+        return await queue.remove_orphans(restorable=True)
     return 0

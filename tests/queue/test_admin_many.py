@@ -346,7 +346,7 @@ class TestOrphans:
         kit.redis.hset(f"{kit.base}dn:nobody", "name", "next")
         kit.redis.set(f"{kit.base}unknown", "no hash, so no job")
 
-        removed = await queue.remove_orphans()
+        removed = await queue.remove_orphans(restorable=True)
 
         kit.redis.delete(f"{kit.base}unknown", f"{kit.base}marker")
         left = sorted(kit.redis.scan_iter(f"{kit.base}*"))
@@ -359,7 +359,7 @@ class TestOrphans:
         flow(kit, f"{kit.name}-other", "child")
         kit.redis.delete(f"{kit.base}wait")
 
-        assert await kit.queue().remove_orphans() == 1
+        assert await kit.queue().remove_orphans(restorable=True) == 1
 
         assert kit.redis.lrange(f"bull:{kit.name}-other:wait", 0, -1) == [b"P"]
 
@@ -370,7 +370,7 @@ class TestOrphans:
         kit.redis.hset("bull:q[x]*:orphan", "name", "x")
         kit.redis.hset("bull:qx-another:5", "name", "a job that is no concern of ours")
 
-        assert await odd.remove_orphans() == 1
+        assert await odd.remove_orphans(restorable=True) == 1
 
         assert kit.redis.delete("bull:qx-another:5") == 1
 

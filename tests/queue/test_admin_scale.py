@@ -140,7 +140,7 @@ async def _orphans(queue: Queue) -> int:
     actions = queue._ready()
     for number in range(ORPHANS):
         await actions.command("HSET", queue.keys.job(f"orphan-{number}"), "name", "job")
-    return await queue.remove_orphans()
+    return await queue.remove_orphans(restorable=True)
 
 
 async def _duplicates(queue: Queue) -> int:
@@ -251,7 +251,7 @@ async def test_administration_works_on_a_cluster() -> None:
             await queue.remove((await queue.jobs(JobState.FAILED))[0])
             node = cluster.node_of(slot(queue.keys.base)).client()
             node.hset(f"{queue.keys.base}orphan", "name", "x")
-            assert await queue.remove_orphans() == 1
+            assert await queue.remove_orphans(restorable=True) == 1
             assert await queue.drain() == 6
             assert await queue.obliterate() == 5
             assert not list(node.scan_iter("bull:{orders}:*"))

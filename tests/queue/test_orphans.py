@@ -218,14 +218,14 @@ async def test_orphans_beside_a_long_line_go_with_all_that_is_theirs(kit: Kit) -
     kit.redis.set(f"{kit.base}held:lock", "token", px=60_000)
     kit.seed("paused-too", to="failed", score=1)
 
-    removed = await queue.remove_orphans()
+    removed = await queue.remove_orphans(restorable=True)
 
     assert removed >= 450
     assert {key.decode().removeprefix(kit.base) for key in kit.redis.scan_iter(f"{kit.base}*", _type="hash")} == {
         *(X, "held", "paused-too", "meta")
     }
     assert not kit.has("orphan-7:logs")
-    assert await queue.remove_orphans() == 0
+    assert await queue.remove_orphans(restorable=True) == 0
     kit.redis.flushall()
 
 
@@ -240,11 +240,11 @@ async def test_two_lines_at_once_are_not_judged_and_the_message_says_what_to_do(
     with pytest.raises(
         JobStateConflict, match=r"0 orphans were removed, but 1 jobs .* were left: .* after resuming it"
     ):
-        await kit.queue().remove_orphans()
+        await kit.queue().remove_orphans(restorable=True)
     assert "bporphan" not in kit.fields("orphan")
     await kit.queue().resume()
 
-    assert await kit.queue().remove_orphans() == 1
+    assert await kit.queue().remove_orphans(restorable=True) == 1
     kit.redis.flushall()
 
 

@@ -75,6 +75,20 @@ async def test_the_zone_of_a_schedule_counts_whatever_the_machine_has(
     assert next_local(kit, "UTC").hour == 9
 
 
+@pytest.mark.parametrize("counts", [True, False], ids=["complete record", "record without a count"])
+async def test_the_record_of_a_scheduler_is_no_orphan(kit: Kit, counts: bool) -> None:
+    put_scheduler(kit, "0 12 * * *")
+    if not counts:
+        kit.redis.hdel(kit.base + "repeat:s", "ic")
+    queue = kit.queue()
+
+    assert await queue.find_orphans() == []
+    assert await queue.remove_orphans(restorable=True) == 0
+    assert await queue.restore_orphans() == 0
+    assert kit.redis.hget(kit.base + "repeat:s", "name") is not None
+    await kit.drain(nothing, 1)
+
+
 async def test_the_end_of_a_pattern_ends_it(kit: Kit) -> None:
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     put_scheduler(kit, "0 0 1 1 *", endDate=str(now_ms + 60_000))

@@ -67,6 +67,24 @@ def resume(
     _tell_paused(queue, False, as_json)
 
 
+@app.command()
+def restore(
+    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """Put jobs back in line that have not finished and that no state lists: they lost their place."""
+
+    async def work() -> int:
+        async with common.opened(redis, prefix) as opened:
+            with common.err.status("looking for jobs without a place"):
+                return await opened.queue(queue).restore_orphans()
+
+    restored = common.wait_for(work())
+    if as_json:
+        common.print_json({"queue": queue, "restored": restored})
+    else:
+        common.out.print(f"restored: {restored}")
+
+
 def _tell_paused(queue: str, paused: bool, as_json: bool) -> None:
     if as_json:
         common.print_json({"queue": queue, "paused": paused})

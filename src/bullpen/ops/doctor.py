@@ -227,7 +227,8 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     lost = await queue.find_orphans(count=_SAMPLE)
     if lost:
         text = f"{len(lost)} jobs are stored and in no state ({_some(lost)}): evicted keys, or deleting by hand"
-        yield Advice(Level.WARNING, subject, "orphaned keys", text, "they never run: await queue.remove_orphans()")
+        fix = f"they never run: `bullpen queues restore {queue.name}` puts those back in line that have not finished"
+        yield Advice(Level.WARNING, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:

@@ -1,4 +1,4 @@
-"""Find and delete what is left of jobs that no state lists.
+"""Find what is left of jobs that no state lists; delete it, or put it back in line.
 
 In: a queue's keys and something that can reach the server. Out: how many keys were deleted. No call takes longer when
 more jobs are stored; the ids of all jobs are in this process's memory meanwhile.
@@ -34,7 +34,7 @@ A search that is interrupted leaves marks and nothing else; nobody reads them, a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from bullpen._kernel.ids import JOB_SUFFIXES, QUEUE_SUFFIXES, new_token
 from bullpen.errors import JobStateConflict
@@ -54,7 +54,14 @@ _ATTEMPTS: Final = 3
 _MOST_LOOKED_AT: Final = 20_000
 
 
-async def remove_orphans(actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int, and_ours: bool) -> int:
+Mode = Literal["delete", "all", "restore"]
+"""`delete` leaves jobs that have not finished, since they can be put back in line; `all` deletes them too; `restore`
+puts them back and deletes nothing."""
+
+
+async def remove_orphans(
+    actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int, and_ours: bool, mode: Mode = "all"
+) -> int:
     """With `and_ours` also what other parts of bullpen keep beside the jobs: the queue is gone.
 
     Raises JobStateConflict when lines moved so much that some suspects could not be judged; all others are done then.
@@ -71,7 +78,7 @@ async def remove_orphans(actions: QueueActions, keys: QueueKeys, *, clock_offset
             case kind if kind is not None:
                 others.append((kind, rest))
     await _acquit_listed(actions, keys, suspects)
-    court = _Court(actions, keys, clock_offset_ms)
+    court = _Court(actions, keys, clock_offset_ms, mode)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             await court.judge(suspects)
@@ -85,7 +92,8 @@ async def remove_orphans(actions: QueueActions, keys: QueueKeys, *, clock_offset
                     queue=keys.name,
                 ) from None
     # After the jobs: their logs and deduplication ids are gone with them, and what is left has no job.
-    await court.delete(others)
+    if mode != "restore":
+        await court.delete(others)
     return court.deleted
 
 
@@ -109,14 +117,18 @@ async def find_orphans(actions: QueueActions, keys: QueueKeys, *, count: int) ->
 
 async def _is_nowhere(actions: QueueActions, keys: QueueKeys, job_id: str) -> bool:
     state, record = await actions.evaluate("read_job", [keys.job(job_id)], [keys.base, job_id])
-    return bool(record) and state == b"unknown"
+    if not record or state != b"unknown" or b"ic" in record[::2]:
+        return False
+    _, is_repeat, scheduler_id = job_id.partition("repeat:")
+    # The record of a scheduler; those of older clients have no `ic` and are known by name only.
+    return not (is_repeat and await actions.command("ZSCORE", keys.repeat, _raw(scheduler_id)) is not None)
 
 
 class _Court:
-    """Judges suspects. `deleted` counts keys of all kinds."""
+    """Judges suspects. `deleted` counts keys of all kinds, and jobs that were put back."""
 
-    def __init__(self, actions: QueueActions, keys: QueueKeys, clock_offset_ms: int) -> None:
-        self._actions, self._keys, self._clock_offset_ms = actions, keys, clock_offset_ms
+    def __init__(self, actions: QueueActions, keys: QueueKeys, clock_offset_ms: int, mode: Mode) -> None:
+        self._actions, self._keys, self._clock_offset_ms, self._mode = actions, keys, clock_offset_ms, mode
         self._search = new_token()
         self.deleted = 0
 
@@ -146,7 +158,7 @@ class _Court:
                 "remove_orphans",
                 [keys.meta, keys.wait, keys.paused, keys.active],
                 [
-                    *(keys.base, self._clock_offset_ms, self._search, "1" if not_met else ""),
+                    *(keys.base, self._clock_offset_ms, self._search, "1" if not_met else "", self._mode),
                     *(_raw(text) for candidate in page for text in candidate),
                 ],
             )

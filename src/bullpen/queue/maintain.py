@@ -240,7 +240,7 @@ class Maintenance(QueuePart):
         another queue and stay.
         """
         keys, removed, more = self._keys, 0, 1
-        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [])
+        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [keys.base])
         while more:
             reply = await self._ready().evaluate(
                 "obliterate",
@@ -255,7 +255,7 @@ class Maintenance(QueuePart):
                 )
             more, step = reply
             removed += step
-        await remove_orphans(self._ready(), keys, clock_offset_ms=self._clock_offset_ms, and_ours=True)
+        await remove_orphans(self._ready(), keys, clock_offset_ms=self._clock_offset_ms, and_ours=True, mode="all")
         return removed
 
     async def trim_events(self, most: int) -> int:
@@ -263,14 +263,33 @@ class Maintenance(QueuePart):
         check_int("most", most, minimum=0)
         return int(await self._ready().command("XTRIM", self._keys.events, "MAXLEN", "~", most))
 
-    async def remove_orphans(self) -> int:
+    async def remove_orphans(self, *, restorable: bool = False) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
+
+        A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
+        deleted too.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
         server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
         looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
         """
-        return await remove_orphans(self._ready(), self._keys, clock_offset_ms=self._clock_offset_ms, and_ours=False)
+        return await remove_orphans(
+            self._ready(),
+            self._keys,
+            clock_offset_ms=self._clock_offset_ms,
+            and_ours=False,
+            mode="all" if restorable else "delete",
+        )
+
+    async def restore_orphans(self) -> int:
+        """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
+
+        They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
+        `remove_orphans` does.
+        """
+        return await remove_orphans(
+            self._ready(), self._keys, clock_offset_ms=self._clock_offset_ms, and_ours=False, mode="restore"
+        )
 
     async def find_orphans(self, *, count: int = 100) -> list[str]:
         """Ids of jobs that no state lists, among the first `count` jobs that a scan meets. Changes nothing."""

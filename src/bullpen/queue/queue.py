@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption, QueueClosed
+from bullpen.errors import InvalidOption, QueueClosed, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._adder import Adder
 from bullpen.queue._default import connection_for, prefix_for
@@ -220,7 +220,7 @@ class Queue(Browsing, Maintenance, Limits):
     async def pause(self) -> None:
         """Let all workers, of any client, take nothing more. Running jobs finish."""
         keys = self._keys
-        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [])
+        await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [keys.base])
 
     async def resume(self) -> None:
         """Let workers take again."""
@@ -228,6 +228,18 @@ class Queue(Browsing, Maintenance, Limits):
         names = [keys.meta, keys.wait, keys.paused, keys.prioritized, keys.events]
         while await self._ready().evaluate("resume", names, [keys.base]):
             pass  # jobs of older clients are merged back in pages
+
+    async def set_pause_layout(self, layout: Literal["list", "field"] | None) -> None:
+        """Where the jobs of this queue wait while it is paused, for all our clients: in the list `paused` as clients
+        before BullMQ 6 expect (`list`), or in `wait` as since then (`field`).
+
+        None, which is the default, decides by the clients that were noticed on the queue.
+        """
+        require("layout", layout in ("list", "field", None), "'list', 'field' or None", layout)
+        if layout is None:
+            await self._ready().command("HDEL", self._keys.meta, "bppause")
+        else:
+            await self._ready().command("HSET", self._keys.meta, "bppause", layout)
 
     async def set_events_max_len(self, length: int) -> None:
         """About how many events the stream keeps; all clients obey it."""

@@ -296,7 +296,7 @@ class Queue:
     def pause(self) -> None:
         """Let all workers, of any client, take nothing more. Running jobs finish."""
         keys = [self._keys.meta, self._keys.marker, self._keys.events]
-        self._locked(lambda wire: wire.evaluate(SCRIPTS["pause"], keys, []))
+        self._locked(lambda wire: wire.evaluate(SCRIPTS["pause"], keys, [self._keys.base]))
 
     def resume(self) -> None:
         """Let workers take again."""

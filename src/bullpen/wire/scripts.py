@@ -66,7 +66,7 @@ _TABLE = (
         args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms"),
     ),
     Script("begin_solo", keys=("job", "lock"), args=("token", "attempts_started", "stalled_count")),
-    Script("pause", keys=("meta", "marker", "events"), args=()),
+    Script("pause", keys=("meta", "marker", "events"), args=("base",)),
     Script("resume", keys=("meta", "wait", "paused", "prioritized", "events"), args=("base",)),
     Script("update_progress", keys=("job", "meta", "events"), args=("job_id", "progress")),
     Script("update_data", keys=("job",), args=("data",)),
@@ -78,7 +78,10 @@ _TABLE = (
     Script(
         "advance_scheduler",
         keys=("repeat", "scheduler", "id", "events"),
-        args=("base", "clock_offset", "scheduler_id", "job_id", "pattern_next_ms", "opts"),
+        args=(
+            *("base", "clock_offset", "scheduler_id", "job_id", "pattern_next_ms"),
+            *("opts", "name", "data", "every", "offset", "limit", "end_ms"),
+        ),
     ),
     Script(
         "redrive",
@@ -145,7 +148,7 @@ _TABLE = (
     Script(
         "remove_orphans",
         keys=("meta", "wait", "paused", "active"),
-        args=("base", "clock_offset", "search", "not_met"),
+        args=("base", "clock_offset", "search", "not_met", "mode"),
     ),
     Script(
         "read_line",

@@ -91,6 +91,11 @@ local first_id = string.format("%d", first_number) -- Lua would write a number o
 if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
 if not meta[4] then redis.call("HSET", meta_key, "version", string.match(clock_and_version, " (.*)$")) end
 
+if meta[4] and meta[4] < "bullmq:6" then -- a client before version 6, or one from 10 on: lib/layout tells
+--#include lib/layout
+  if is_older(meta[4]) then redis.call("HSETNX", meta_key, "bppause", "noticed") end
+end
+
 local most_events = stream_bound(meta[3])
 local back, front, duplicates = {}, nil, {}
 local stored_ready = false
@@ -151,8 +156,13 @@ for index = 1, count do
     end
   end
 end
-if back[1] then redis.call("LPUSH", wait_key, unpack(back)) end
-if front then redis.call("RPUSH", wait_key, unpack(front)) end
+local line_key = wait_key
+if meta[1] then
+--#include lib/layout
+  line_key = ready_line(queue)
+end
+if back[1] then redis.call("LPUSH", line_key, unpack(back)) end
+if front then redis.call("RPUSH", line_key, unpack(front)) end
 if delay then
 --#include lib/due_marker
   wake_when_due(queue)

@@ -13,6 +13,7 @@
 --#include lib/wake
 --#include lib/delayed
 --#include lib/due_marker
+--#include lib/layout
 --#include lib/ready
 
 local repeat_key, scheduler_key, id_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

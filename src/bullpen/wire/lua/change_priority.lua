@@ -8,6 +8,7 @@
   Reply  0 done, -1 no such job
 ]]
 --#include lib/wake
+--#include lib/layout
 --#include lib/ready
 --#include lib/line
 --#include lib/leave_line

@@ -14,6 +14,7 @@
 --#include lib/clock
 --#include lib/bound
 --#include lib/wake
+--#include lib/layout
 
 local meta_key, wait_key, active_key, stalled_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local gate_key, events_key = KEYS[5], KEYS[6]
@@ -37,6 +38,7 @@ if not continuing then
 end
 
 local recovered, freed = {}, 0
+if redis.call("HEXISTS", meta_key, "paused") == 0 then line_of[base] = wait_key end
 local candidates = is_patient and {} or redis.call("SPOP", stalled_key, MOST_PER_CALL)
 for _, job_id in ipairs(candidates) do
   local job_key = base .. job_id
@@ -44,7 +46,7 @@ for _, job_id in ipairs(candidates) do
     freed = freed + 1
     if redis.pcall("HEXISTS", job_key, "name") == 1 then -- else an id without a job: dropped, its place in active is free
       redis.call("HINCRBY", job_key, "stc", 1)
-      redis.call("RPUSH", wait_key, job_id)
+      redis.call("RPUSH", ready_line(base), job_id)
       redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", job_id, "prev", "active")
       redis.pcall("XADD", events_key, "*", "event", "stalled", "jobId", job_id,
         "attemptsMade", redis.call("HGET", job_key, "atm") or 0)

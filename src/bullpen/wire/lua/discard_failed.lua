@@ -9,6 +9,7 @@
 --#include lib/wake
 --#include lib/delayed
 --#include lib/due_marker
+--#include lib/layout
 --#include lib/ready
 --#include lib/remove
 --#include lib/parents

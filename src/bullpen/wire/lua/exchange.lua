@@ -147,6 +147,8 @@ if settle_count > 0 then
 --#include lib/wake
 --#include lib/delayed
 --#include lib/due_marker
+--#include lib/layout
+    if not meta[1] then line_of[base] = wait_key end -- known already
 --#include lib/ready
 --#include lib/parents
 --#include lib/deduplication
@@ -361,6 +363,8 @@ if settle_count > 0 then
 --#include lib/wake
 --#include lib/delayed
 --#include lib/due_marker
+--#include lib/layout
+    if not meta[1] then line_of[base] = wait_key end -- known already
 --#include lib/ready
 --#include lib/parents
 --#include lib/letter
@@ -407,6 +411,10 @@ if take > 0 then
   end
   if max and max - started < take then take = max - started end
 
+  if meta[1] and settle_count == 0 then
+--#include lib/layout
+    ready_line(base) -- a client that was noticed meanwhile may resume at any moment: what waits must stand where it looks
+  end
   local may_take = not stopped and limited_ms == 0 and take > 0
   -- One job, as a look behind a blocked read takes it, is moved in one command. Refused when memory is full; RPOP is not, and then
   -- the rest is not either.
@@ -425,6 +433,8 @@ if take > 0 then
     if first and first.err then
       refusal = first
     elseif first and tonumber(first[2]) < (now_ms + 1) * 4096 then
+--#include lib/layout
+    if not meta[1] then line_of[base] = wait_key end -- known already
 --#include lib/ready
 --#include lib/promote
       -- They go behind all that was popped, so the order is the same as if they had come first.

@@ -6,6 +6,7 @@
 ]]
 --#include lib/trim
 --#include lib/wake
+--#include lib/layout
 --#include lib/ready
 
 local job_key, delayed_key = KEYS[1], KEYS[2]

@@ -8,6 +8,7 @@
 ]]
 --#include lib/trim
 --#include lib/wake
+--#include lib/layout
 --#include lib/ready
 --#include lib/promote
 

@@ -11,6 +11,7 @@
 --#include lib/clock
 --#include lib/trim
 --#include lib/wake
+--#include lib/layout
 --#include lib/ready
 --#include lib/remove
 --#include lib/line

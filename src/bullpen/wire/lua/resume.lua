@@ -14,6 +14,10 @@
 local meta_key, wait_key, paused_key, prioritized_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local base = ARGV[1]
 
+if redis.call("EXISTS", paused_key) == 1 then
+  redis.call("HSETNX", meta_key, "bppause", "noticed") -- see lib/layout
+  if redis.call("EXISTS", wait_key) == 0 then redis.call("RENAME", paused_key, wait_key) end
+end
 local legacy = redis.call("LRANGE", paused_key, 0, 1999)
 if #legacy > 0 then
   redis.call("LTRIM", paused_key, #legacy, -1)

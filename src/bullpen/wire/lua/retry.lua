@@ -6,6 +6,7 @@
 ]]
 --#include lib/trim
 --#include lib/wake
+--#include lib/layout
 --#include lib/ready
 --#include lib/remove
 --#include lib/line

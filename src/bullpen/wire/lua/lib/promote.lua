@@ -20,6 +20,6 @@ local function promote_due(base, now_ms, most)
       redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", job_id, "prev", "delayed")
     end
   end
-  if #plain > 0 then redis.call("LPUSH", base .. "wait", unpack(plain)) end
+  if #plain > 0 then redis.call("LPUSH", ready_line(base), unpack(plain)) end
   return #due
 end

@@ -6,7 +6,7 @@ local function priority_class(text)
   return priority
 end
 
--- place_ready: put a job where workers find it. The hash's priority decides, not the options it was added with.
+-- place_ready: put a job where workers find it. Needs lib/layout. The hash's priority decides, not the options it was added with.
 -- at_front serves jobs that had their turn already (LIFO, given back, released parents); classes of priority have no front
 -- except for jobs given back, which pass keep_turn.
 local function place_ready(base, job_id, priority, at_front, keep_turn)
@@ -15,8 +15,8 @@ local function place_ready(base, job_id, priority, at_front, keep_turn)
     if not keep_turn then counter = redis.call("INCR", base .. "pc") % 4294967296 end
     redis.call("ZADD", base .. "prioritized", priority * 4294967296 + counter, job_id)
   elseif at_front then
-    redis.call("RPUSH", base .. "wait", job_id)
+    redis.call("RPUSH", ready_line(base), job_id)
   else
-    redis.call("LPUSH", base .. "wait", job_id)
+    redis.call("LPUSH", ready_line(base), job_id)
   end
 end

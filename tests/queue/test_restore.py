@@ -1,0 +1,64 @@
+"""Jobs that lost their place in line are put back, and are deleted only when that is asked for."""
+
+from __future__ import annotations
+
+from tests.queue._kit import Kit
+
+
+async def nothing(_: object) -> None:
+    """The handler of these tests."""
+
+
+async def lose(kit: Kit) -> dict[str, str]:
+    """Jobs of several kinds, none of them listed any more."""
+    queue = kit.queue()
+    jobs = {
+        "plain": await queue.add("plain"),
+        "urgent": await queue.add("urgent", priority=3),
+        "later": await queue.add("later", delay=3_600_000),
+    }
+    done = await queue.add("done")
+    for name in ("wait", "prioritized", "delayed", "marker"):
+        kit.redis.delete(kit.base + name)
+    kit.redis.hset(kit.base + done.id, mapping={"finishedOn": "1", "returnvalue": "null"})
+    return {name: job.id for name, job in jobs.items()} | {"done": done.id}
+
+
+async def test_what_has_not_finished_goes_back_where_it_belongs(kit: Kit) -> None:
+    ids = await lose(kit)
+    queue = kit.queue()
+
+    assert await queue.restore_orphans() == 3
+
+    states = {name: (await queue.state_of(job_id)).value for name, job_id in ids.items() if name != "done"}
+    assert states == {"plain": "waiting", "urgent": "prioritized", "later": "delayed"}
+    assert kit.redis.exists(kit.base + ids["done"])
+    assert await queue.restore_orphans() == 0
+    told = await kit.drain(nothing, 2)
+    assert sorted(told.ids("completed")) == sorted([ids["plain"], ids["urgent"]])
+    await queue.remove_orphans()
+
+
+async def test_what_could_be_restored_is_deleted_only_on_request(kit: Kit) -> None:
+    ids = await lose(kit)
+    queue = kit.queue()
+
+    assert await queue.remove_orphans() == 1
+    assert not kit.redis.exists(kit.base + ids["done"])
+    assert all(kit.redis.exists(kit.base + ids[name]) for name in ("plain", "urgent", "later"))
+
+    assert await queue.remove_orphans(restorable=True) == 3
+
+
+async def test_a_job_in_a_paused_queue_is_restored_into_the_line_that_waits(kit: Kit) -> None:
+    ids = await lose(kit)
+    queue = kit.queue()
+    await queue.pause()
+
+    assert await queue.restore_orphans() == 3
+    assert (await queue.counts()).waiting == 1
+
+    await queue.resume()
+    await kit.drain(nothing, 2)
+    assert kit.redis.exists(kit.base + ids["done"])
+    await queue.remove_orphans()
