@@ -23,6 +23,7 @@ from tests.first_hour._user import (
     Environment,
     ask,
     free_port,
+    late_wakeups,
     log_lines,
     metrics,
     stop,
@@ -196,6 +197,8 @@ def test_series_that_alarms_read_are_there_from_the_first_scrape(shop: Shop) -> 
         assert value(found, "bullpen_redis_up", queue=queue) == 1
         for name in ("completed", "failed", "retried", "stalled", "lock_lost"):
             assert value(found, f"bullpen_jobs_{name}_total", queue=queue) == 0
+    for where in ("worker", "dispatcher"):
+        assert value(found, "bullpen_late_wakeups_total", where=where) == 0
 
 
 def test_a_long_job_does_not_make_its_process_look_dead(shop: Shop) -> None:
@@ -249,6 +252,7 @@ def test_a_failure_is_counted_and_waits_as_a_dead_letter(shop: Shop) -> None:
 def test_retries_come_when_they_are_due(shop: Shop) -> None:
     takes = takes_of_due_jobs(shop.server, "receipts")
 
+    assert late_wakeups(metrics(f"{shop.ops}/metrics")) == {}, "of worker and dispatcher"
     assert len(takes) == 2
     assert [take for take in takes if not 0 <= take.late_ms < LATE_MS] == []
 

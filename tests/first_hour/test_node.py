@@ -20,6 +20,7 @@ from tests.first_hour._user import (
     ask,
     clean,
     free_port,
+    late_wakeups,
     log_lines,
     metrics,
     stop,
@@ -167,6 +168,7 @@ def test_delayed_jobs_and_retries_come_when_they_are_due(mailer: Mailer) -> None
 def test_no_work_was_found_by_a_fallback(mailer: Mailer) -> None:
     found = metrics(f"{mailer.url}/metrics")
 
+    assert late_wakeups(found) == {}
     assert sum(value(found, "bullpen_jobs_completed_total", queue=f"mails-{n}") for n in range(QUEUES)) == 3 * QUEUES
     assert value(found, "bullpen_jobs_failed_total", queue="mails-0") == 1
     assert value(found, "bullpen_jobs_retried_total", queue="mails-0") == 2
