@@ -30,7 +30,7 @@ def instructions(redis_server: RedisServer) -> dict[str, float]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     counted: dict[str, float] = json.loads(answer.stdout)
     return counted

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 NOT_MEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}
 # More than any test writes, so that the books see every event.
 EVENTS_KEPT = 10_000_000
-PATIENCE_S = 300.0 if LONG else 30.0
+PATIENCE_S = 300.0 if LONG else 90.0
 
 T = TypeVar("T")
 

@@ -237,7 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         expected = self._expected()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while (found := self._found()) != expected:
             assert time.monotonic() < deadline, f"the queue and the model differ\nfound    {found}\nexpected {expected}"
             await asyncio.sleep(0.002)

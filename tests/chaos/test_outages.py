@@ -52,7 +52,6 @@ async def no_room_for_clients(server: RedisServer, machine: FaultyMachine) -> As
 
 
 @pytest.mark.requirement("Q-66")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "outage",
     [

@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 
 from bullpen.queue import Job
+from bullpen.testing import Child
 from tests.chaos.arena import Arena, note, scaled, until, within
 
 LOCK_MS = 1_000
 STALLED_INTERVAL_MS = 200
+
+
+async def freeze_with_work(arena: Arena, victim: Child) -> None:
+    """Frozen first: what it has in its hands then cannot end before the kill, however long that takes."""
+    while True:
+        await until(partial(arena.runs.has_work, victim.pid), "the victim has work in its hands")
+        victim.pause()
+        if arena.runs.has_work(victim.pid):
+            return
+        victim.resume()
 
 
 @pytest.mark.requirement("Q-23", "Q-27", "Q-65", "Q-66", "Q-67", "X-13", "W-65")
@@ -29,7 +40,7 @@ async def test_killed_workers_lose_nothing_and_repeat_only_what_they_were_doing(
                     victim = random.choice(workers)
                     replacement = arena.start_worker(**options)
                     await replacement.seen("^ready")
-                    await until(partial(arena.runs.has_work, victim.pid), "the victim has work in its hands")
+                    await freeze_with_work(arena, victim)
                     victim.kill()
                     workers[workers.index(victim)] = replacement
             await arena.all_ended()

@@ -71,7 +71,6 @@ class ParkingHarness(KafkaHarness):
     retry = "park"
 
 
-@pytest.mark.timeout(120)
 class TestKafka(TransportContract):
     """The partition of a failed record waits for it."""
 
@@ -80,7 +79,6 @@ class TestKafka(TransportContract):
         return KafkaHarness(kafka)
 
 
-@pytest.mark.timeout(120)
 class TestKafkaParking(TransportContract):
     """A failed record waits on a topic of its own."""
 
@@ -89,7 +87,6 @@ class TestKafkaParking(TransportContract):
         return ParkingHarness(kafka)
 
 
-@pytest.mark.timeout(120)
 class TestKafkaDeadLetters(DeadLetterContract):
     @pytest.fixture
     async def letters(self, kafka: MockKafka) -> AsyncIterator[TransportLetters]:

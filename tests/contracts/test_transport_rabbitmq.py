@@ -65,7 +65,6 @@ class RabbitHarness:
                 await channel.queue_delete(f"{source}-dlq")
 
 
-@pytest.mark.timeout(240)
 class TestRabbitMQ(TransportContract):
     @pytest.fixture
     async def harness(self, rabbit: RabbitServer) -> AsyncIterator[RabbitHarness]:
@@ -74,7 +73,6 @@ class TestRabbitMQ(TransportContract):
         await harness.remove_queues()
 
 
-@pytest.mark.timeout(240)
 class TestRabbitMQDeadLetters(DeadLetterContract):
     @pytest.fixture
     async def letters(self, rabbit: RabbitServer) -> AsyncIterator[TransportLetters]:

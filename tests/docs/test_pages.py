@@ -22,8 +22,6 @@ PAGES = sorted(
     if {"python", "js"} & {each.language for each in blocks_of(page.read_text())}
 )
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def node_environment() -> dict[str, str]:
     try:

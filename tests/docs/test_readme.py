@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.docs._forks import Forks
 from tests.docs.run_page import blocks_of
 from tests.docs.test_pages import run_page
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def test_the_tour_runs(forks: Forks) -> None:

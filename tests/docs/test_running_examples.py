@@ -113,7 +113,6 @@ def _in_main(page: Path) -> ast.Module:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", ALL, ids=name_of)
 def test_a_page_runs_with_what_it_names_and_nothing_else(page: Path, tmp_path: Path) -> None:
     """The environment of the tests has everything, so only a poorer one notices what a page forgot to name."""
@@ -128,7 +127,6 @@ def test_a_page_runs_with_what_it_names_and_nothing_else(page: Path, tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if {each.language for each in blocks_of(page.read_text())} <= {"python", "text"}],

@@ -15,8 +15,6 @@ import pytest
 from bullpen.testing import Child, RedisServer
 from tests.first_hour._user import PATIENCE_S, STOPS_WITHIN_S, Answer, Environment, ask, free_port, stop, until
 
-pytestmark = pytest.mark.timeout(180)
-
 SITE = """
 import sys
 

@@ -32,8 +32,6 @@ from tests.first_hour._user import (
     value,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 JOBS = """
 import asyncio
 import logging

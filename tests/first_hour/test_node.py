@@ -30,8 +30,6 @@ from tests.first_hour._user import (
 )
 from tests.interop._node import NODE_DIR, NodeMissing, NodeTools, find_node, install_packages
 
-pytestmark = pytest.mark.timeout(180)
-
 QUEUES = 30
 """Idle queues, so that no job comes on time because of another one."""
 

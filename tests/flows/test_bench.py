@@ -15,8 +15,6 @@ from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, cli
 from tests.flows._warm import Warm
 
-pytestmark = pytest.mark.timeout(60)
-
 FIGURES = [
     *("round_trip_p50", "round_trip_p99", "add_one_by_one", "add_in_flight", "add_bulk", "drain"),
     *("latency_start_p50", "latency_start_p99", "latency_result_p50", "latency_result_p99"),

@@ -18,8 +18,6 @@ from tests.flows._cli import COMMAND, Terminal, cli, cli_process, environment
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def on(redis_url: str, queue: str, action: Callable[[Queue], Awaitable[T]]) -> T:
     """Do something with a queue from outside of the command."""

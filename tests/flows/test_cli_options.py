@@ -20,7 +20,7 @@ from tests.databases import item
 from tests.flows._cli import Answer, cli
 from tests.messages.kit import person
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 Type = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from tests.flows._warm import Warm
 T = TypeVar("T")
 Type = Callable[..., Answer]
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 
 @pytest.fixture

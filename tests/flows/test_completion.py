@@ -19,7 +19,7 @@ from bullpen.cli.completion import Shell, candidates
 from bullpen.queue import Queue
 from tests.flows._cli import cli, environment
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 SHELLS = [shell for shell in Shell if shutil.which(shell)]
 

@@ -17,8 +17,6 @@ from bullpen.queue import Connection, JobCounts
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, child, cli_process
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def test_every_job_is_accounted_for_although_a_worker_is_killed(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}

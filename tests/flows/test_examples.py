@@ -15,8 +15,6 @@ from tests.flows._cli import child, environment
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-pytestmark = pytest.mark.timeout(90)
-
 ADD_ONE_MAIL = """
 import asyncio
 from shop import app, emails

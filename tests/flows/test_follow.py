@@ -20,7 +20,7 @@ from tests.flows._warm import Warm
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 
 def on(url: str, action: Callable[[Queue], Awaitable[T]], queue: str = "emails") -> T:

@@ -21,8 +21,6 @@ from bullpen.queue import Queue
 from bullpen.testing import Child
 from tests.flows._cli import Terminal, child, cli, cli_process
 
-pytestmark = pytest.mark.timeout(60)
-
 SHOP = """
 import asyncio, os, time
 from bullpen import Bullpen, Job

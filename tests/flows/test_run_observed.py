@@ -30,7 +30,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.requirement("W-77", "W-82", "X-24")
 def test_pages_are_served_and_logs_are_json(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "observed.py").write_text(APP)

@@ -20,7 +20,7 @@ from tests.flows._cli import Terminal, cli
 from tests.flows._warm import Warm
 from tests.flows._world import prepared
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 
 def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from tests.conftest import StartServer
 from tests.flows._cli import cli
 from tests.flows._warm import Warm
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 
 def fill(url: str, prefix: str = "bull", **waiting: int) -> None:

@@ -16,7 +16,7 @@ from tests.databases import item
 from tests.flows._cli import Answer, cli
 from tests.flows._warm import Warm
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("X-40")]
+pytestmark = pytest.mark.requirement("X-40")
 
 Type = Callable[..., Answer]
 

@@ -16,7 +16,6 @@ from bullpen._version import __version__ as VERSION  # noqa: N812 - a constant h
 ROOT = Path(__file__).resolve().parents[2]
 
 # Building and installing take longer than a test may, on a busy machine.
-pytestmark = pytest.mark.timeout(240)
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -16,7 +16,7 @@ from tests.databases import MakeLedger, item
 LONG = os.environ.get("BULLPEN_TEST_LONG") == "1"
 HISTORY = 1_000_000 if LONG else 30_000
 
-pytestmark = pytest.mark.timeout(600 if LONG else 60)
+pytestmark = pytest.mark.timeout(600 if LONG else 240)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from bullpen.ledger import Ledger
 from bullpen.testing.postgres import PostgresServer
 from tests.databases import MakeLedger, item
 
-PATIENCE_S = 10
+PATIENCE_S = 40
 
 
 class Ears:

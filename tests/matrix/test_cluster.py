@@ -157,7 +157,7 @@ class Traffic:
             self.acknowledged.append(number)
             await asyncio.sleep(0.005)
 
-    async def goes_on(self, within_s: float = 20.0) -> None:
+    async def goes_on(self, within_s: float = 60.0) -> None:
         """Jobs that are added from now on run."""
         await self.told.finished(len(self.told.of("completed")) + 30, within_s=within_s)
 

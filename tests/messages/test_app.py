@@ -29,8 +29,6 @@ from bullpen.testing.rabbitmq import RabbitServer
 from bullpen.testing.receivers import HttpReceiver
 from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, until_status
 
-pytestmark = pytest.mark.timeout(120)
-
 DEFAULTS = {
     "exchange": "birthday.messages",
     "dlx": "birthday.messages.dlx",

@@ -14,7 +14,6 @@ from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.kit import Provider
 
 
-@pytest.mark.timeout(180)  # where it is the first to need the broker, it waits for its start
 @pytest.mark.requirement("X-5", "X-40")
 async def test_orders_on_rabbitmq_are_among_all_dead_letters(
     rabbit: RabbitServer, redis_url: str, tmp_path: Path

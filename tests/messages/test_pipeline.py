@@ -12,8 +12,6 @@ from bullpen.ports.channel import Refused, Unavailable
 from tests.messages.conftest import MakeMessages
 from tests.messages.kit import Provider, Told, at, due_now, rows, set_clock, until_status
 
-pytestmark = pytest.mark.timeout(120)
-
 AnyClient = tuple[Any, str]
 
 

@@ -21,7 +21,7 @@ DUE = 200
 BATCH = 1_000 if LONG else 20
 """Of a small table the server rightly reads all when a batch wants a part of it that is not small."""
 
-pytestmark = pytest.mark.timeout(600 if LONG else 60)
+pytestmark = pytest.mark.timeout(600 if LONG else 240)
 
 
 async def insert(connection: AsyncConnection, name: str, count: int, status: str, due_at: str, again_at: str) -> None:

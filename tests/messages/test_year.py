@@ -30,7 +30,7 @@ YEAR = 2028
 MINUTE = timedelta(minutes=1)
 NINE = time(9)
 
-pytestmark = pytest.mark.timeout(7_200 if LONG else 180)
+pytestmark = pytest.mark.timeout(7_200 if LONG else 240)
 
 FEW_ZONES = (
     "Europe/Paris",

@@ -281,7 +281,6 @@ async def test_the_ledger_shows_its_signs_at_their_limits(ledger: Ledger) -> Non
 # The application ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 async def test_an_incident_and_its_end_reach_webhook_and_mail(redis_url: str, sqlite_url: str) -> None:
     async with HttpReceiver() as hook, SmtpReceiver() as mail:
         settings = Settings.load(
@@ -349,7 +348,6 @@ async def test_slack_and_text_messages_get_their_form(redis_url: str, sqlite_url
     assert b"4930123456" in text.body
 
 
-@pytest.mark.timeout(90)
 async def test_a_watcher_that_is_killed_loses_no_alert(redis_url: str, sqlite_url: str, tmp_path: Path) -> None:
     """Two processes watch; the one that was killed may have stored and not delivered, or not even looked."""
     (tmp_path / "shop.py").write_text("from bullpen import Bullpen\napp = Bullpen()\n")

@@ -82,7 +82,6 @@ def partner(receiver: HttpReceiver) -> Webhook:
 
 
 @pytest.mark.requirement("O-1", "O-3", "O-4", "O-83", "O-85", "O-59", "X-96", "O-71", "X-122", "O-36", "X-16")
-@pytest.mark.timeout(120)
 async def test_from_the_event_to_the_target(settings: Settings) -> None:
     """Event, row, job, delivery, SENT: with the ids of the event arriving at both targets, as one trace."""
     async with HttpReceiver(_once_per_key()) as receiver:
@@ -117,7 +116,6 @@ async def test_from_the_event_to_the_target(settings: Settings) -> None:
 
 
 @pytest.mark.requirement("O-1", "O-3", "O-4", "O-54", "O-56", "O-57", "O-83", "O-85", "X-89", "X-94", "X-122", "O-86")
-@pytest.mark.timeout(120)
 async def test_one_event_reaches_kafka_http_and_mail(settings: Settings) -> None:
     """Three routes, three kinds of target, one correlation: `payment.completed.v1` to `kafka:payments` and two more."""
     need_kafka()
@@ -386,7 +384,6 @@ def test_an_app_without_projectors_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.requirement("O-36")
-@pytest.mark.timeout(120)
 async def test_bullpen_run_starts_the_projector_alone(
     shop: str, sqlite_url: str, tmp_path: Path, make_ledger: Any
 ) -> None:

@@ -17,7 +17,7 @@ from bullpen.queue import Job, Queue, QueueEvents, Worker
 from bullpen.queue._adder import _ALONE_AFTER
 from bullpen.queue._execute import Handler
 
-PATIENCE_S = 15.0
+PATIENCE_S = 25.0
 """Long enough for a busy machine; reached only when something is broken."""
 
 TOLD = ("active", "completed", "failed", "retrying", "stalled", "suspect", "lock_lost", "returned", "error")

@@ -28,7 +28,6 @@ asyncio.run(main())
 
 
 @pytest.mark.requirement("X-13", "Q-27", "Q-67")
-@pytest.mark.timeout(90)
 async def test_a_poison_job_costs_three_deaths_and_no_innocent(kit: Kit) -> None:
     """Neighbours die with it and stall as often as it does: only a death while alone proves who the killer is."""
     queue = kit.queue()

@@ -336,7 +336,7 @@ quietly = settings(
 
 
 @pytest.mark.requirement("R-54")
-@pytest.mark.timeout(900 if LONG else 180)
+@pytest.mark.timeout(900 if LONG else 240)
 async def test_no_request_that_the_description_allows_makes_a_server_error(address: str) -> None:
     """schemathesis makes requests from the description, right and wrong ones, and compares the answers with it."""
     problems: list[str] = []

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 from bullpen._version import DISTRIBUTION, install_line
@@ -71,7 +70,6 @@ def test_a_missing_extra_prints_the_line_that_adds_it() -> None:
     assert install_line("sqlite", "http") == f'pip install "{DISTRIBUTION}[sqlite,http]"'
 
 
-@pytest.mark.timeout(120)
 def test_the_printed_line_asks_no_registry_for_us() -> None:
     """Without a release the line must work too, wherever an error prints it: pip sees what is installed."""
     printed = install_line("cli", "embedded")

@@ -10,7 +10,6 @@ import pytest
 from bullpen.testing.rabbitmq import DEAD_LETTER_TIMEOUT_MS, RabbitServer, need_rabbitmq
 
 
-@pytest.mark.timeout(240)
 def test_a_broker_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     need_rabbitmq()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -26,7 +25,6 @@ def test_a_broker_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(240)
 def test_a_refused_dead_letter_is_tried_again_as_soon_as_the_guide_says(rabbit: RabbitServer) -> None:
     told = rabbit.control("eval", "application:get_env(rabbit, dead_letter_worker_publisher_confirm_timeout).")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bullpen._kernel import telemetry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Heard:

@@ -27,8 +27,6 @@ from bullpen.testing.kafka import OFFSET_COMMIT, PRODUCE, MockKafka
 from tests.transports._listening import PATIENCE_S, lines, listening
 from tests.transports._tap import tap
 
-pytestmark = pytest.mark.timeout(120)
-
 DONE = Completed(b"null")
 
 

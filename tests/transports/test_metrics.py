@@ -27,9 +27,6 @@ from bullpen.testing.contracts.transport import quick_policy
 from tests.transports._listening import PATIENCE_S, listening
 from tests.transports.scenario import Event, Order, Shop
 
-pytestmark = pytest.mark.timeout(240)
-
-
 Watched = list[MessagingClient[Any]]
 
 

@@ -86,7 +86,6 @@ async def tell(transport: str, request: pytest.FixtureRequest) -> dict[str, tupl
     return table
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.requirement("W-1", "W-2", "W-3", "W-38", "W-39", "W-49", "W-54", "W-59", "X-39")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_the_same_story_ends_the_same_everywhere(transport: str, request: pytest.FixtureRequest) -> None:

@@ -32,8 +32,6 @@ from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, lines, listening
 from tests.transports._tap import BASIC_ACK, tap
 
-pytestmark = pytest.mark.timeout(240)
-
 DONE = Completed(b"null")
 QUICK = DelayLadder(unit_ms=20, levels=9)
 

@@ -20,8 +20,6 @@ from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, listening
 from tests.transports.test_rabbitmq import QUICK, messages, unique
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 async def transport(rabbit: RabbitServer) -> AsyncIterator[RabbitMQTransport]:

@@ -33,7 +33,7 @@ POISONED = 50 if LONG else 4
 DEATHS = 20 if LONG else 3
 PATIENCE_S = 1_500 if LONG else 60
 
-pytestmark = pytest.mark.timeout(1_800 if LONG else 120)
+pytestmark = pytest.mark.timeout(1_800 if LONG else 240)
 
 
 class Arena:

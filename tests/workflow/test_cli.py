@@ -14,8 +14,6 @@ from tests.flows._cli import Answer, cli, environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = pytest.mark.timeout(120)
-
 Type = Callable[..., Answer]
 
 DOUBTFUL = """

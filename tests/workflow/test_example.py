@@ -21,7 +21,6 @@ urn:order:2: new -> failed by pay (failed) because urn:order:2: card is stolen
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.requirement("W-1", "W-2", "W-3", "W-7", "W-49", "X-38", "X-53")
 @pytest.mark.parametrize("transport", ["memory", "bullmq", "rabbitmq", "kafka"])
 def test_the_example_is_the_same_on_every_transport(

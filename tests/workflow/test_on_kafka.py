@@ -17,7 +17,6 @@ from tests.transports._listening import listening
 from tests.workflow.kit import Event, Order, OrderTransition, Shelf, Status, define, transitions
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.requirement("W-7", "W-17", "W-18", "W-49", "X-55")
 async def test_a_definition_with_kafka_alone_works_and_awaits_its_events(kafka: MockKafka) -> None:
     """The key is the urn, the value the payload. A failing event is retried in its place and then dead-lettered; what

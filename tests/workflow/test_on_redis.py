@@ -282,7 +282,6 @@ async def test_ids_travel_with_the_event_and_into_those_it_sends(make: Make, cap
     assert all((line["tenantId"], line["userId"], line["correlationId"]) == ("t-1", "u-1", "c-1") for line in received)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.requirement("W-6", "W-55")
 async def test_an_outage_of_the_server_makes_it_ill_and_ends_by_itself(
     start_server: StartServer, queue_name: str, caplog: pytest.LogCaptureFixture

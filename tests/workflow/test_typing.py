@@ -92,7 +92,6 @@ wrong_state: Transition[Order, Payment, Event, Status] = Transition(
 """
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.requirement("W-5", "W-8")
 def test_types_are_followed_and_mistakes_are_found(tmp_path: Path) -> None:
     path = tmp_path / "typed.py"
