@@ -104,7 +104,7 @@ def test_without_a_server_there_are_no_names_no_words_and_no_waiting(
     found = complete("queues pause ")
 
     assert found == []
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10  # it asks for less than a second; a call may try for a minute
     assert capfd.readouterr() == ("", "")
 
 
