@@ -19,6 +19,7 @@ NEIGHBOURS = "tests/interop/"
 QUICK = ("tests/unit/", "tests/static/", "tests/queue/")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes > 1:

@@ -152,7 +152,8 @@ def slowest(report: Path, count: int = SLOWEST) -> Iterator[tuple[str, float]]:
 
 
 def print_table(results: list[Result], wall: float) -> None:
-    print(f"\nthe slowest {SLOWEST} tests")
+    if TEST_REPORT.exists():
+        print(f"\nthe slowest {SLOWEST} tests")
     for name, seconds in slowest(TEST_REPORT):
         print(f"{seconds:>7.1f}  {name}")
     print("\nstage                    result   seconds")

@@ -14,9 +14,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import rule
 
-from bullpen.testing import FaultProxy, RedisServer
+from bullpen.testing import FaultProxy
 from tests.chaos.arena import scaled
 from tests.chaos.test_model import ADDS, LATER_MS, Addition, ModelJob, QueueMachine, run_machine
+from tests.conftest import StartServer
 
 from ._node import NodePeer, NodeTools
 
@@ -153,15 +154,16 @@ class SharedMachine(QueueMachine):
 
 
 @pytest.fixture
-def machine(interop_server: RedisServer, node_tools: NodeTools) -> Iterator[type[SharedMachine]]:
-    with asyncio.Runner() as runner, FaultProxy(interop_server) as proxy:
-        node = NodePeer(interop_server.url, node_tools)
+def machine(start_server: StartServer, node_tools: NodeTools) -> Iterator[type[SharedMachine]]:
+    """On a server of its own: it forgets scripts on purpose, which the Node of other tests does not expect."""
+    server = start_server()
+    with asyncio.Runner() as runner, FaultProxy(server) as proxy:
+        node = NodePeer(server.url, node_tools)
         runner.run(_start(node))
-        SharedMachine.server, SharedMachine.proxy = interop_server, proxy
+        SharedMachine.server, SharedMachine.proxy = server, proxy
         SharedMachine.node, SharedMachine.shared_runner = node, runner
         yield SharedMachine
         runner.run(node.close())
-    interop_server.flush()
 
 
 async def _start(node: NodePeer) -> None:

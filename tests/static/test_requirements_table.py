@@ -38,6 +38,20 @@ def test_the_page_is_up_to_date() -> None:
     assert requirements_table.main(["--check"]) == 0, "run `make docs-table` and commit the result"
 
 
+ONLY_LONG: dict[str, str] = {}
+"""Requirements that no quick test can prove, and why."""
+
+
+def test_every_requirement_is_proven_by_make_test() -> None:
+    """The long suite repeats and enlarges; what it alone proves would be broken for days before anybody knew."""
+    root = requirements_table.ROOT
+    cited = list(requirements_table.citations(root / "tests", root))
+
+    only_long = {each.requirement for each in cited} - {each.requirement for each in cited if not each.is_long}
+
+    assert only_long == set(ONLY_LONG)
+
+
 def test_ids_are_unique_and_counted_without_gaps() -> None:
     """Ids are permanent: a gap means that one was renumbered or lost."""
     ledger = requirements_table.read_ledger(requirements_table.ROOT / "tests" / "requirements.toml")
