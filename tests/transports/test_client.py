@@ -17,6 +17,7 @@ from bullpen._kernel.outcome import Outcome
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused, WaitForChildren
 from bullpen.plugins.messaging import HandlerTimeout, MessagingClient
+from bullpen.plugins.metrics import MessagingMetrics
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient, MemoryTransport
@@ -105,6 +106,26 @@ async def test_a_sent_event_is_logged(client: MemoryClient, caplog: pytest.LogCa
 
     (line,) = lines(caplog.records, "Job added to queue")
     assert (line["queue"], line["jobId"], line["urn"]) == ("orders", receipt.id, "urn:order:1")
+
+
+@pytest.mark.parametrize("kind", ["memory", "bullmq"])
+async def test_an_event_that_was_sent_before_leaves_a_trace(
+    kind: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was added: a line that says so would send somebody on a search."""
+    caplog.set_level(logging.INFO)
+    client: MessagingClient[Any] = MemoryClient() if kind == "memory" else BullMQClient(redis_url)
+    metrics = MessagingMetrics()
+    for _ in range(2):
+        receipt = await client.produce("orders", "paid", URN, idempotency_key="invoice-7")
+    counted = {metric.name: metric for metric in await metrics.collect()}["queue_message_deduplicated_total"]
+    metrics.close()
+    await client.close()
+
+    assert len(lines(caplog.records, "Job added to queue")) == 1
+    (line,) = lines(caplog.records, "Job was added before, nothing was added to queue")
+    assert (line["queue"], line["jobId"]) == ("orders", receipt.id)
+    assert [sample.value for sample in counted.samples] == [1]
 
 
 async def test_a_batch_of_events_is_one_line(client: MemoryClient, caplog: pytest.LogCaptureFixture) -> None:

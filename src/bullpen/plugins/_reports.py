@@ -7,6 +7,7 @@ Elsewhere: metrics and traces made from the events (`bullpen.ops`).
 Events and their fields; all have `transport` and, where it applies, `source`:
 
     transport.published         name, id, duration_s
+    transport.deduplicated      name, id; published before, nothing was added
     transport.publish_failed    name, id, error
     delivery.received           name, id, attempt, is_redelivered, wait_s (None: unknown), running, concurrency
     delivery.settled            name, id, attempt, outcome, is_acked, duration_s, running, concurrency
@@ -53,9 +54,14 @@ class Reports:
 
     # ---- producing --------------------------------------------------------------------------------------------
 
-    def published(self, event: Event, event_id: str, duration_s: float, *, is_alone: bool = True) -> None:
+    def published(
+        self, event: Event, event_id: str, duration_s: float, *, is_alone: bool = True, is_known: bool = False
+    ) -> None:
         if is_alone:
-            _log(logging.INFO, "Job added to queue", jobId=event_id, queue=event.source, urn=event.urn)
+            text = "Job was added before, nothing was added to queue" if is_known else "Job added to queue"
+            _log(logging.INFO, text, jobId=event_id, queue=event.source, urn=event.urn)
+        if is_known:
+            self._emit("transport.deduplicated", source=event.source, name=event.name, id=event_id)
         self._emit("transport.published", source=event.source, name=event.name, id=event_id, duration_s=duration_s)
 
     def publish_failed(self, event: Event, error: Exception, *, is_alone: bool = True) -> None:
@@ -64,10 +70,11 @@ class Reports:
             _log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=reason)
         self._emit("transport.publish_failed", source=event.source, name=event.name, id=event.id, error=error.__cause__)
 
-    def published_many(self, source: str, count: int, failures: Sequence[Exception]) -> None:
+    def published_many(self, source: str, count: int, known: int, failures: Sequence[Exception]) -> None:
         """One line for a batch, and one for what of it was not taken."""
         if count:
-            _log(logging.INFO, f"{count} jobs added to queue", queue=source, count=count)
+            before = f", {known} of them were added before" if known else ""
+            _log(logging.INFO, f"{count} jobs added to queue{before}", queue=source, count=count)
         if failures:
             text = f"{len(failures)} of {count + len(failures)} jobs were not added to queue, the first: {failures[0]}"
             _log(logging.ERROR, text, queue=source, count=len(failures), error=str(failures[0].__cause__))

@@ -165,7 +165,8 @@ class MessagingClient(Generic[ReceiptT]):
         results = [result for result in found if result is not None]
         if not is_alone:
             failures = [result for result in results if isinstance(result, PublishFailed)]
-            self._reports.published_many(queue, len(results) - len(failures), failures)
+            known = sum(not isinstance(result, PublishFailed) and _is_known(result) for result in results)
+            self._reports.published_many(queue, len(results) - len(failures), known, failures)
         return results
 
     def _outgoing(
@@ -188,7 +189,8 @@ class MessagingClient(Generic[ReceiptT]):
             elif isinstance(result, BullpenError):
                 found.append(self._failed(event, result, is_alone=False))
             else:
-                self._reports.published(event, result.id, time.monotonic() - started, is_alone=False)
+                took_s = time.monotonic() - started
+                self._reports.published(event, result.id, took_s, is_alone=False, is_known=_is_known(result))
                 found.append(result)
         return found
 
@@ -240,7 +242,8 @@ class MessagingClient(Generic[ReceiptT]):
             receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
         except Exception as error:  # translated once, whatever the transport was: the cause is chained
             raise self._failed(event, error, is_alone=is_alone) from error
-        self._reports.published(event, receipt.id, time.monotonic() - started, is_alone=is_alone)
+        took_s = time.monotonic() - started
+        self._reports.published(event, receipt.id, took_s, is_alone=is_alone, is_known=_is_known(receipt))
         return receipt
 
     def _failed(self, event: Event, error: Exception, *, is_alone: bool) -> PublishFailed:
@@ -609,6 +612,11 @@ class _Consumer(Generic[ReceiptT]):
             # Nobody can stop a thread: the slot stays taken until it returns, or two runs would overlap.
             await asyncio.wait([call])
             raise
+
+
+def _is_known(receipt: Receipt) -> bool:
+    """Nothing was added: the id is that of an earlier event. Receipts are jobs where the broker tracks them."""
+    return getattr(receipt, "is_known", False) or getattr(receipt, "added", None) in ("duplicate", "deduplicated")
 
 
 def _is_async(handler: Handler) -> bool:
