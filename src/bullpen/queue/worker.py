@@ -34,6 +34,7 @@ from bullpen._kernel.outcome import (
     Result,
     Waiting,
     describe,
+    failure_in,
     judge,
 )
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
@@ -799,10 +800,10 @@ class Worker:
 
     async def _traced(self, job: Job) -> Result:
         """The run as a span of the trace that the job came with, named as Node's library names it."""
-        with tracing.span(
-            f"process {self.queue_name}",
-            "consumer",
+        with tracing.processing(
+            *("bullmq", self.queue_name, job.id),
             tracing.from_text(job.opts.tm),
+            messaging__client__id=self.name,
             bullmq__queue__name=self.queue_name,
             bullmq__job__id=job.id,
             bullmq__job__name=job.name,
@@ -810,8 +811,8 @@ class Worker:
             bullmq__worker__name=self.name,
         ) as span:
             result = await self._execute(job, self._timeout_s)
-            if isinstance(result, Raised):
-                span.fail(result.error)
+            if (failure := failure_in(result)) is not None:
+                span.fail(failure)
             return result
 
     def _judge(self, job: Job, result: Result) -> Outcome:
