@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from datetime import timedelta
 from typing import Any
@@ -124,7 +125,10 @@ async def test_a_send_without_an_end_does_not_keep_a_sender_from_closing(
 
 
 @pytest.mark.requirement("S-29")
-async def test_a_message_that_was_sent_is_skipped(make_messages: MakeMessages, ledger: Ledger) -> None:
+async def test_a_message_that_was_sent_is_skipped(
+    make_messages: MakeMessages, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bullpen.messages")
     provider = Provider()
     messages = make_messages(provider)
     row = await queued(messages, ledger)
@@ -134,6 +138,9 @@ async def test_a_message_that_was_sent_is_skipped(make_messages: MakeMessages, l
     await sender.handle(order_for(row))
 
     assert len(provider.calls) == 1
+    (line,) = [record for record in caplog.records if "is skipped" in record.getMessage()]
+    assert line.getMessage() == f"message {row.id} is skipped: it was sent"
+    assert vars(line)["messageId"] == row.id
 
 
 @pytest.mark.requirement("S-30")

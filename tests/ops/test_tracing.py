@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bullpen import Job, JobFailed, Queue, Worker
+from bullpen import BullpenError, DelayJob, InvalidOption, Job, JobFailed, Queue, Worker, sync
 from bullpen._kernel import tracing
 from bullpen.ops.tracing import install
-from bullpen.plugins.transports.memory import MemoryClient
-from bullpen.ports.transport import Delivery
+from bullpen.plugins.messaging import MessagingClient
+from bullpen.plugins.transports.memory import MemoryClient, MemoryTransport
+from bullpen.ports.transport import Delivery, Event, Published
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -74,6 +75,7 @@ async def test_a_job_carries_its_trace_in_the_field_that_node_uses(
         for span in spans.get_finished_spans()
         if span.attributes and "bullmq.job.id" in span.attributes
     }
+    added = [span for span in spans.get_finished_spans() if span.kind is SpanKind.PRODUCER]
     span = found[job.id]
     assert (span.name, span.kind, trace_of(span)) == ("process mails", SpanKind.CONSUMER, expected)
     assert span.attributes is not None
@@ -83,12 +85,82 @@ async def test_a_job_carries_its_trace_in_the_field_that_node_uses(
         "bullmq.job.name": "mail",
         "bullmq.job.attempts.made": 0,
         "bullmq.worker.name": "w1",
+        "messaging.system": "bullmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "mails",
+        "messaging.message.id": job.id,
+        "messaging.client.id": "w1",
     }
+    assert [(one.name, trace_of(one)) for one in added] == [
+        ("add mails", expected),
+        ("addBulk mails", expected),
+        ("add mails", expected),
+    ]
+    first, bulk, _ = added
+    assert span.parent is not None
+    assert first.context is not None
+    assert span.parent.span_id == first.context.span_id
+    assert dict(first.attributes or {}) == {
+        "messaging.system": "bullmq",
+        "messaging.operation.name": "add",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "mails",
+        "messaging.message.id": job.id,
+        "bullmq.queue.name": "mails",
+        "bullmq.job.name": "mail",
+    }
+    assert (bulk.attributes or {})["messaging.batch.message_count"] == 1
     assert trace_of(found[other.id]) == expected
     assert trace_of(found[own.id]) == PARENT.split("-")[1]
     assert found[bad.id].status.status_code is StatusCode.ERROR
     assert "hunter2" not in (found[bad.id].status.description or "")
+    (event,) = found[bad.id].events
+    assert event.name == "exception"
+    assert event.attributes is not None
+    assert (event.attributes["exception.type"], event.attributes["exception.message"]) == ("ValueError", "password=***")
+    assert "in handle" in str(event.attributes["exception.stacktrace"])
+    assert "hunter2" not in str(event.attributes["exception.stacktrace"])
+    assert (found[bad.id].attributes or {})["error.type"] == "ValueError"
     assert sorted(seen) == sorted([expected, expected, expected, PARENT.split("-")[1]])
+
+
+async def test_a_handler_that_asks_to_be_called_again_has_not_failed(
+    spans: InMemorySpanExporter, redis_url: str
+) -> None:
+    async def handle(job: Job) -> None:
+        if job.attempts_started == 1:
+            raise DelayJob(1)
+
+    async with Queue("mails", connection=redis_url) as queue, Worker("mails", handle, connection=redis_url):
+        await (await queue.add("mail")).result(timeout=20_000)
+
+    runs = [span for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER]
+    assert [(run.status.status_code, list(run.events)) for run in runs] == [(StatusCode.UNSET, [])] * 2
+
+
+async def test_adding_that_fails_is_an_exception_of_its_span(spans: InMemorySpanExporter, redis_url: str) -> None:
+    async with Queue("mails", connection=redis_url) as queue:
+        with pytest.raises(InvalidOption):
+            await queue.add("mail", attempts=-1)
+
+    (span,) = spans.get_finished_spans()
+    assert (span.name, span.status.status_code) == ("add mails", StatusCode.ERROR)
+    assert [event.name for event in span.events] == ["exception"]
+
+
+def test_a_blocking_queue_has_the_same_spans(
+    provider: TracerProvider, spans: InMemorySpanExporter, redis_url: str, queue_name: str
+) -> None:
+    with sync.Queue(queue_name, connection=redis_url) as queue:
+        job = queue.add("mail")
+        queue.add_many([("mail", None)] * 2)
+
+    one, many = spans.get_finished_spans()
+    assert (one.name, many.name) == (f"add {queue_name}", f"addBulk {queue_name}")
+    assert (one.attributes or {})["messaging.message.id"] == job.id
+    assert (many.attributes or {})["messaging.batch.message_count"] == 2
+    assert json.loads(job.opts.tm or "")["traceparent"].split("-")[1] == trace_of(one)
 
 
 async def test_what_anybody_wrote_as_trace_harms_no_job(spans: InMemorySpanExporter, redis_url: str) -> None:
@@ -114,7 +186,43 @@ async def test_a_message_carries_its_trace_in_headers(provider: TracerProvider, 
     await client.close()
 
     assert seen == [request.get_span_context().trace_id]
-    assert "process orders" in {span.name for span in spans.get_finished_spans()}
+    found = {span.name: span for span in spans.get_finished_spans()}
+    sent, processed = found["send orders"], found["process orders"]
+    assert (sent.kind, processed.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert processed.parent is not None
+    assert sent.context is not None
+    assert processed.parent.span_id == sent.context.span_id
+    for span, operation in ((sent, "send"), (processed, "process")):
+        assert span.attributes is not None
+        assert span.attributes["messaging.system"] == "memory"
+        assert span.attributes["messaging.destination.name"] == "orders"
+        assert span.attributes["messaging.operation.type"] == operation
+        assert span.attributes["bullpen.event.name"] == "pay"
+
+
+class ManyAtOnce(MemoryTransport):
+    """Takes batches, as RabbitMQ does."""
+
+    async def publish_many(self, events: Sequence[tuple[Event, int]]) -> list[Published | BullpenError]:
+        return [await self.publish(event, delay_ms=delay_ms) for event, delay_ms in events]
+
+
+async def test_a_batch_of_messages_is_one_span_that_all_of_them_carry(
+    provider: TracerProvider, spans: InMemorySpanExporter
+) -> None:
+    client = MessagingClient(ManyAtOnce())
+    seen: list[str] = []
+
+    async def handle(delivery: Delivery) -> None:
+        seen.append(delivery.headers["traceparent"])
+
+    await client.consume("orders", handle)
+    await client.produce_many("orders", [("pay", {"urn": f"urn:{number}"}) for number in range(3)])
+    await client.close()
+
+    (sent,) = [span for span in spans.get_finished_spans() if span.kind is SpanKind.PRODUCER]
+    assert (sent.attributes or {})["messaging.batch.message_count"] == 3
+    assert {text.split("-")[1] for text in seen} == {trace_of(sent)}
 
 
 async def test_without_a_tracer_nothing_travels(redis_url: str) -> None:

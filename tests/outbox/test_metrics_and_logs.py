@@ -6,9 +6,14 @@ import logging
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from bullpen.ledger import Ledger
 from bullpen.ops.logs import JobFilter
+from bullpen.ops.tracing import install
 from bullpen.outbox import OutboxMetrics, Route
 from bullpen.ports.channel import Message, Refused, SendResult, Unavailable
 from bullpen.ports.metrics import Metric
@@ -161,3 +166,29 @@ async def test_what_a_channel_logs_says_which_row_it_sends(
     assert (line["tenantId"], line["userId"], line["correlationId"]) == ("acme", "u-1", "c-1")
     assert (line["integrationType"], line["attempt"]) == ("webhook:partnerX", 1)
     assert {"outboxId", "jobId", "queue"} <= set(line)
+
+
+async def test_a_delivery_is_a_span_with_the_attributes_of_the_conventions(
+    ledger: Ledger, make_outbox: MakeOutbox
+) -> None:
+    """Also one that fails, with its reason and without secrets."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    remove = install(provider)
+    try:
+        await deliver(ledger, make_outbox, Refused("bad token=abcdef", "HTTP_403"))
+    finally:
+        remove()
+
+    (span,) = [span for span in exporter.get_finished_spans() if span.name == "deliver webhook:partnerX"]
+    assert span.attributes is not None
+    assert {name: value for name, value in span.attributes.items() if name.startswith(("messaging", "error"))} == {
+        "messaging.system": "bullpen_outbox",
+        "messaging.operation.name": "deliver",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "webhook:partnerX",
+        "messaging.message.id": span.attributes["outbox.id"],
+        "messaging.message.conversation_id": "c-1",
+        "error.type": "HTTP_403",
+    }
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "Refused: bad token=***")

@@ -18,6 +18,7 @@ from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.engine import Engine
 from bullpen.workflow.machine import EndlessSteps, NoTransition
+from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.stores.direct import as_store
 from tests.transports._listening import lines, listening
 from tests.workflow.kit import (
@@ -82,6 +83,23 @@ async def test_conditions_of_the_definition_hold_for_every_transition() -> None:
     assert (await engine.emit(Event.PAY, "urn:1", None, call())).status == Status.NEW
     shelf.put(amount=1)
     assert (await engine.emit(Event.PAY, "urn:1", None, call())).status == Status.PAID
+
+
+async def test_an_event_that_no_condition_lets_through_leaves_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """It is acknowledged and changes nothing: whoever looks for it must find a reason."""
+    caplog.set_level(logging.INFO)
+    shelf, metrics = Shelf(), WorkflowMetrics()
+    shelf.put()
+    engine = engine_of(define(shelf, transitions=[pay(conditions=[lambda order, payload: False])]))
+
+    await engine.emit(Event.PAY, "urn:1", None, call(headers={"tenantId": "acme"}))
+    counted = {metric.name: metric for metric in await metrics.collect()}["bullpen_workflow_refused_total"]
+    metrics.close()
+
+    (line,) = [record for record in caplog.records if "changes nothing" in record.getMessage()]
+    assert line.getMessage() == "Event pay changes nothing: no condition holds in state new"
+    assert (vars(line)["urn"], vars(line)["tenantId"]) == ("urn:1", "acme")
+    assert [(sample.labels["event"], sample.value) for sample in counted.samples] == [("pay", 1)]
 
 
 @pytest.mark.requirement("W-13")

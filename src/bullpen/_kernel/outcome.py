@@ -22,8 +22,10 @@ from bullpen._kernel.stack import format_stack, text_of
 from bullpen.errors import (
     DelayJob,
     InvalidOption,
+    JobSignal,
     NotJson,
     PayloadTooLarge,
+    PermanentError,
     RateLimited,
     ReturnToWait,
     WaitForChildren,
@@ -139,6 +141,20 @@ class Decided(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(type(outcome).__name__)
         self.outcome = replace(outcome, is_logged=True) if isinstance(outcome, Retry | Failed) else outcome
+
+
+def failure_in(result: Result) -> BaseException | str | None:
+    """What went wrong, for whoever watches the run; None when nothing has, also if the handler asks to be called
+    again."""
+    if not isinstance(result, Raised):
+        return None
+    error = result.error
+    if isinstance(error, Decided):
+        outcome = error.outcome
+        if isinstance(outcome, Failed):
+            return outcome.error or outcome.reason
+        return outcome.reason if isinstance(outcome, Retry) else None
+    return None if isinstance(error, JobSignal) and not isinstance(error, PermanentError) else error
 
 
 DEFAULT_POLICY: Final = RetryPolicy()

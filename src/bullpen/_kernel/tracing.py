@@ -38,6 +38,10 @@ class Span(Protocol):
         """It ended with this."""
         ...
 
+    def note(self, name: str, value: str | int) -> None:
+        """An attribute that was not known before."""
+        ...
+
 
 class Tracer(Protocol):
     """What makes spans."""
@@ -55,6 +59,9 @@ class Tracer(Protocol):
 
 class _Nothing:
     def fail(self, error: BaseException | str) -> None:
+        """Nobody looks."""
+
+    def note(self, name: str, value: str | int) -> None:
         """Nobody looks."""
 
 
@@ -82,12 +89,48 @@ def carrier() -> dict[str, str]:
     return {} if tracer is None else tracer.carrier()
 
 
-def span(name: str, kind: Kind, parent: Carrier | None = None, **attributes: str | int) -> AbstractContextManager[Span]:
-    """A span around work; one that does nothing when nobody traces. In names of attributes `__` stands for a dot."""
+def span(
+    name: str, kind: Kind, parent: Carrier | None = None, **attributes: str | int | None
+) -> AbstractContextManager[Span]:
+    """A span around work; one that does nothing when nobody traces. It fails with what is raised in it. In names of
+    attributes `__` stands for a dot; those that are None are left out."""
     if tracer is None:
         return _NOTHING
-    named = {key.replace("__", "."): value for key, value in attributes.items()}
+    named = {key.replace("__", "."): value for key, value in attributes.items() if value is not None}
     return tracer.span(name, kind, parent or {}, named)
+
+
+def sending(
+    system: str, destination: str, operation: str, parent: Carrier | None = None, **attributes: str | int | None
+) -> AbstractContextManager[Span]:
+    """The span of whoever hands messages to a queue, with the attributes of the semantic conventions."""
+    return span(
+        f"{operation} {destination}",
+        "producer",
+        parent,
+        messaging__system=system,
+        messaging__operation__name=operation,
+        messaging__operation__type="send",
+        messaging__destination__name=destination,
+        **attributes,
+    )
+
+
+def processing(
+    system: str, destination: str, message_id: str, parent: Carrier, **attributes: str | int | None
+) -> AbstractContextManager[Span]:
+    """The span of whoever handles a message."""
+    return span(
+        f"process {destination}",
+        "consumer",
+        parent,
+        messaging__system=system,
+        messaging__operation__name="process",
+        messaging__operation__type="process",
+        messaging__destination__name=destination,
+        messaging__message__id=message_id,
+        **attributes,
+    )
 
 
 def as_text(headers: Carrier) -> str | None:

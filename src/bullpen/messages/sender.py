@@ -215,6 +215,7 @@ class Sender:
             decision = decide(order, row, self._occasions, self._routes, now=row.read_at)
             match decision:
                 case Skip(reason):
+                    logger.info("message %s is skipped: %s", row.id, reason, extra=_log_fields(row))
                     telemetry.emit("messages.skipped", **_ids(row), reason=reason)
                     return
                 case Wait(ms, reason):
@@ -407,6 +408,11 @@ class Sender:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
+
+
+def _log_fields(row: MessageRow) -> dict[str, Any]:
+    found = {"messageId": row.id, "tenantId": row.tenant_id or None, "source": row.occasion}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _ids(row: MessageRow) -> dict[str, Any]:

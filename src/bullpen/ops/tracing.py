@@ -1,8 +1,8 @@
 """Traces for OpenTelemetry: from a producer through queues, workers, rows and messages to the target.
 
 In: the tracer provider of the program (the global one unless given). Out: spans named and attributed as Node's library
-does, so that one trace joins both languages. Needs the extra `tracing`. Elsewhere: where spans begin
-(`bullpen._kernel.tracing` and its callers).
+does, so that one trace joins both languages, and with the attributes of OpenTelemetry's conventions for messaging.
+Needs the extra `tracing`. Elsewhere: where spans begin (`bullpen._kernel.tracing` and its callers).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from bullpen import _version
 from bullpen._kernel import tracing
+from bullpen._kernel.outcome import describe
+from bullpen._kernel.remote import RemoteError, qualified
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import MissingExtra
 
@@ -52,18 +54,41 @@ class _OpenTelemetry:
         from opentelemetry.trace import SpanKind
 
         context = propagate.extract(parent) if parent else None
+        # What is raised is recorded here and not by the library, which would write secrets as they are.
         with self._tracer.start_as_current_span(
-            name, context=context, kind=SpanKind[_KINDS[kind]], attributes=dict(attributes), record_exception=False
-        ) as span:
-            yield _Span(span)
+            name,
+            context=context,
+            kind=SpanKind[_KINDS[kind]],
+            attributes=dict(attributes),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as opened:
+            span = _Span(opened)
+            try:
+                yield span
+            except Exception as error:
+                span.fail(error)
+                raise
 
 
 class _Span:
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
+    def note(self, name: str, value: str | int) -> None:
+        self._span.set_attribute(name, value)
+
     def fail(self, error: BaseException | str) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        text = scrub(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
-        self._span.set_status(Status(StatusCode.ERROR, text))
+        if isinstance(error, str):
+            self._span.set_status(Status(StatusCode.ERROR, scrub(error)))
+            return
+        kind = error.kind if isinstance(error, RemoteError) else qualified(type(error))
+        kind = kind.removeprefix("builtins.")
+        reason, stack = describe(error)
+        self._span.set_attribute("error.type", kind)
+        self._span.add_event(
+            "exception", {"exception.type": kind, "exception.message": reason, "exception.stacktrace": stack}
+        )
+        self._span.set_status(Status(StatusCode.ERROR, scrub(f"{kind.rpartition('.')[2]}: {reason}")))

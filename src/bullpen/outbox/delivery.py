@@ -224,8 +224,15 @@ class Deliveries:
                 f"deliver {row.integration_type}",
                 "client",
                 _carried(message),
+                messaging__system="bullpen_outbox",
+                messaging__operation__name="deliver",
+                messaging__operation__type="send",
+                messaging__destination__name=row.integration_type,
+                messaging__message__id=row.id,
+                messaging__message__conversation_id=row.correlation_id,
                 outbox__id=row.id,
                 outbox__type=row.event_type,
+                outbox__attempt=message.attempt,
             ) as span,
             handling(message),
         ):
@@ -234,7 +241,8 @@ class Deliveries:
             if result is None:
                 result = await self._send(message, route.channel, route.timeout_ms)
             if not isinstance(result, Accepted):
-                span.fail(type(result).__name__)
+                span.note("error.type", "NOT_TRIED" if isinstance(result, NotTried) else result.code)
+                span.fail(f"{type(result).__name__}: {result.reason}")
         took_ms = (time.monotonic() - began) * 1000
         telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
         return result

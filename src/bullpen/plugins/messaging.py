@@ -9,13 +9,15 @@ becomes true (`bullpen.plugins.transports`), what is logged (`_reports`), client
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import difflib
 import inspect
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -39,6 +41,7 @@ from bullpen._kernel.outcome import (
     Returned,
     Waiting,
     WaitingChildren,
+    failure_in,
     judge,
 )
 from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
@@ -158,12 +161,18 @@ class MessagingClient(Generic[ReceiptT]):
         async def send(number: int) -> None:
             async with window:
                 try:
-                    found[number] = await self.send(made[number][0], delay=made[number][1])
+                    found[number] = await self._send_one(*made[number], is_alone=is_alone)
                 except PublishFailed as failure:
                     found[number] = failure
 
+        is_alone = len(made) == 1
         await asyncio.gather(*(send(number) for number, result in enumerate(found) if result is None))
-        return [result for result in found if result is not None]
+        results = [result for result in found if result is not None]
+        if not is_alone:
+            failures = [result for result in results if isinstance(result, PublishFailed)]
+            known = sum(not isinstance(result, PublishFailed) and _is_known(result) for result in results)
+            self._reports.published_many(queue, len(results) - len(failures), known, failures)
+        return results
 
     def _outgoing(
         self, queue: str, one: Outgoing | tuple[str, EventData], options: Mapping[str, Any]
@@ -179,13 +188,14 @@ class MessagingClient(Generic[ReceiptT]):
         """None: not taken this time, and worth trying again alone, where a broker that is away is waited for."""
         started = time.monotonic()
         found: list[ReceiptT | PublishFailed | None] = []
-        for (event, _), result in zip(events, await transport.publish_many(events), strict=True):
+        for (event, _), result in zip(events, await self._publish_many(transport, events), strict=True):
             if isinstance(result, ConnectionLost | NotTakenNow):
                 found.append(None)
             elif isinstance(result, BullpenError):
-                found.append(self._failed(event, result))
+                found.append(self._failed(event, result, is_alone=False))
             else:
-                self._reports.published(event, result.id, time.monotonic() - started)
+                took_s = time.monotonic() - started
+                self._reports.published(event, result.id, took_s, is_alone=False, is_known=_is_known(result))
                 found.append(result)
         return found
 
@@ -224,23 +234,62 @@ class MessagingClient(Generic[ReceiptT]):
             options=self._transport_options(options),
         )
 
+    async def _publish_many(
+        self, transport: PublishesMany[ReceiptT], events: Sequence[tuple[Event, int]]
+    ) -> Sequence[ReceiptT | BullpenError]:
+        if tracing.tracer is None:
+            return await transport.publish_many(events)
+        destination, count = events[0][0].source, len(events)
+        outer = tracing.carrier()
+        with tracing.sending(*(self.label.lower(), destination, "send"), messaging__batch__message_count=count):
+            inner = tracing.carrier()
+            # An event with a trace of its own keeps it.
+            carried = [
+                (replace(event, headers={**event.headers, **inner}), delay_ms)
+                if event.headers.get("traceparent") == outer.get("traceparent")
+                else (event, delay_ms)
+                for event, delay_ms in events
+            ]
+            return await transport.publish_many(carried)
+
     async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
         """Send a checked event. A broker that is away or full is tried again until the deadline; the id stays the
         same."""
-        delay_ms = self._delay_ms(delay)
+        return await self._send_one(event, self._delay_ms(delay), is_alone=True)
+
+    async def _send_one(self, event: Event, delay_ms: int, *, is_alone: bool) -> ReceiptT:
+        """Alone it has a log line of its own; a batch has one for all."""
         self._must_be_open()
         started = time.monotonic()
         try:
-            receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
+            if tracing.tracer is None:
+                receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
+            else:
+                with self._sending(event) as carried:
+                    receipt = await self._publish(carried, delay_ms, started + self._publish_deadline_s)
         except Exception as error:  # translated once, whatever the transport was: the cause is chained
-            raise self._failed(event, error) from error
-        self._reports.published(event, receipt.id, time.monotonic() - started)
+            raise self._failed(event, error, is_alone=is_alone) from error
+        took_s = time.monotonic() - started
+        self._reports.published(event, receipt.id, took_s, is_alone=is_alone, is_known=_is_known(receipt))
         return receipt
 
-    def _failed(self, event: Event, error: Exception) -> PublishFailed:
+    @contextlib.contextmanager
+    def _sending(self, event: Event) -> Iterator[Event]:
+        """A span of the trace that the event came with; the event that is sent carries it on."""
+        with tracing.sending(
+            *(self.label.lower(), event.source, "send"),
+            event.headers,
+            messaging__message__id=event.id or None,
+            messaging__message__conversation_id=event.headers.get("correlationId"),
+            bullpen__event__name=event.name or None,
+            bullpen__event__urn=event.urn,
+        ):
+            yield replace(event, headers={**event.headers, **tracing.carrier()})
+
+    def _failed(self, event: Event, error: Exception, *, is_alone: bool) -> PublishFailed:
         failure = PublishFailed(event.source, str(error) or type(error).__name__)
         failure.__cause__ = error
-        self._reports.publish_failed(event, failure)
+        self._reports.publish_failed(event, failure, is_alone=is_alone)
         return failure
 
     def _delay_ms(self, delay: int | timedelta) -> int:
@@ -578,17 +627,16 @@ class _Consumer(Generic[ReceiptT]):
     async def _run(self, delivery: Delivery) -> Result:
         """The only place that calls user code with a delivery."""
         event = delivery.event
-        with tracing.span(
-            f"process {event.source}",
-            "consumer",
+        with tracing.processing(
+            *(self._client.label.lower(), event.source, event.id),
             event.headers,
-            messaging__destination__name=event.source,
-            messaging__message__id=event.id,
-            messaging__operation__name=event.name,
+            messaging__message__conversation_id=event.headers.get("correlationId"),
+            bullpen__event__name=event.name or None,
+            bullpen__event__urn=event.urn,
         ) as span:
             result = await self._call(delivery)
-            if isinstance(result, Raised):
-                span.fail(result.error)
+            if (failure := failure_in(result)) is not None:
+                span.fail(failure)
             return result
 
     async def _call(self, delivery: Delivery) -> Result:
@@ -613,6 +661,11 @@ class _Consumer(Generic[ReceiptT]):
             # Nobody can stop a thread: the slot stays taken until it returns, or two runs would overlap.
             await asyncio.wait([call])
             raise
+
+
+def _is_known(receipt: Receipt) -> bool:
+    """Nothing was added: the id is that of an earlier event. Receipts are jobs where the broker tracks them."""
+    return getattr(receipt, "is_known", False) or getattr(receipt, "added", None) in ("duplicate", "deduplicated")
 
 
 def _is_async(handler: Handler) -> bool:

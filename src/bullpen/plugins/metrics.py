@@ -27,6 +27,7 @@ _METRICS: Final[Mapping[str, tuple[Kind, str]]] = {
     "queue_message_publish_duration_seconds": ("histogram", "Time until the broker had a message for certain."),
     "queue_message_publish_failed_total": ("counter", "Messages that the broker did not take before the deadline."),
     "queue_message_consume_duration_seconds": ("histogram", "Time to handle and settle one delivery."),
+    "queue_message_deduplicated_total": ("counter", "Messages that had been published before; nothing was added."),
     "queue_wait_time_seconds": ("histogram", "Time a message was ready before it was delivered."),
     "queue_message_attempts": ("histogram", "Tries that a message needed until it was done or dead."),
     "queue_message_ack_total": ("counter", "Deliveries that succeeded."),
@@ -61,6 +62,7 @@ class MessagingMetrics:
         self._on: dict[str, Callable[[Labels, dict[str, Any]], None]] = {
             "transport.published": self._on_published,
             "transport.publish_failed": self._on_publish_failed,
+            "transport.deduplicated": self._on_deduplicated,
             "delivery.received": self._on_received,
             "delivery.settled": self._on_settled,
             "delivery.lost": self._on_lost,
@@ -115,6 +117,9 @@ class MessagingMetrics:
 
     def _on_publish_failed(self, labels: Labels, fields: dict[str, Any]) -> None:
         self._count("queue_message_publish_failed_total", labels)
+
+    def _on_deduplicated(self, labels: Labels, fields: dict[str, Any]) -> None:
+        self._count("queue_message_deduplicated_total", labels)
 
     def _on_received(self, labels: Labels, fields: dict[str, Any]) -> None:
         if fields["is_redelivered"]:

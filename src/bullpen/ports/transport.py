@@ -202,6 +202,8 @@ class Published:
     source: str
     position: str = ""
     """Where the broker put it, if it tells: `orders[2]@1041`."""
+    is_known: bool = False
+    """The broker has, or had, an event with this id: nothing was added."""
 
 
 @dataclass(frozen=True, slots=True)

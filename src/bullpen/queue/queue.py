@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from bullpen._kernel import tracing
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, QueueClosed, require
@@ -129,6 +131,13 @@ class Queue(Browsing, Maintenance, Limits):
         """
         if replace_finished:
             options["replace_finished"] = replace_finished
+        if tracing.tracer is not None and "tm" not in options:
+            with self._sending("add", name) as span:
+                packed = pack_job(name, data, self._defaults, options)
+                level = self._durability if durability is None else Durability.read(durability)
+                job = await self._sender().add(packed, level)
+                span.note("messaging.message.id", job.id)
+                return job
         sender = self._sender()
         packed = pack_job(name, data, self._defaults, options)
         return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
@@ -141,10 +150,22 @@ class Queue(Browsing, Maintenance, Limits):
         Each call is atomic, the whole is not: when the server goes away in between, an error is raised although
         earlier ones are stored.
         """
+        if tracing.tracer is not None:
+            with self._sending("addBulk") as span:
+                sender, packed = self._sender(), pack_jobs(jobs, self._defaults)
+                span.note("messaging.batch.message_count", len(packed))
+                level = self._durability if durability is None else Durability.read(durability)
+                return await sender.add_many(packed, level) if packed else []
         sender = self._sender()
         packed = pack_jobs(jobs, self._defaults)
         level = self._durability if durability is None else Durability.read(durability)
         return await sender.add_many(packed, level) if packed else []
+
+    def _sending(self, operation: str, job_name: str | None = None) -> AbstractContextManager[tracing.Span]:
+        """The span of whoever adds, named as Node's library names it; the jobs carry it to their workers."""
+        return tracing.sending(
+            *("bullmq", self.name, operation), bullmq__queue__name=self.name, bullmq__job__name=job_name
+        )
 
     def _sender(self) -> Adder:
         if self._closed or self._loop is not asyncio.get_running_loop():

@@ -24,7 +24,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bullpen._kernel import json
+from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import check_queue_name, new_token
 from bullpen.errors import (
@@ -161,7 +161,14 @@ class Queue:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         if replace_finished:
             options["replace_finished"] = replace_finished
-        job = pack_job(name, data, self._defaults, options)
+        if tracing.tracer is None or "tm" in options:
+            return self._add(pack_job(name, data, self._defaults, options))
+        with tracing.sending(*("bullmq", self.name, "add"), bullmq__queue__name=self.name) as span:
+            added = self._add(pack_job(name, data, self._defaults, options))
+            span.note("messaging.message.id", added.id)
+            return added
+
+    def _add(self, job: PackedJob) -> Job:
         with self._lock:
             self._ready()
             self._number += 1
@@ -175,12 +182,14 @@ class Queue:
     def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
         the whole is not."""
-        packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
-        while len(stored) < len(packed):
-            begin = len(stored)
-            count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
-            stored += self._store(packed[begin : begin + count])
-        return stored
+        with tracing.sending(*("bullmq", self.name, "addBulk"), bullmq__queue__name=self.name) as span:
+            packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
+            span.note("messaging.batch.message_count", len(packed))
+            while len(stored) < len(packed):
+                begin = len(stored)
+                count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
+                stored += self._store(packed[begin : begin + count])
+            return stored
 
     def _store(self, batch: Sequence[PackedJob]) -> list[Job]:
         with self._lock:

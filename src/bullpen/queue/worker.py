@@ -36,6 +36,7 @@ from bullpen._kernel.outcome import (
     Result,
     Waiting,
     describe,
+    failure_in,
     judge,
 )
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
@@ -482,7 +483,7 @@ class Worker:
             logger.warning("queue %r: second %s, running jobs are given back", self.queue_name, number.name)
             self._hurry.set()
             return
-        logger.warning("queue %r: %s, no more jobs are taken; %d still run", self.queue_name, number.name, self.running)
+        logger.info("queue %r: %s, no more jobs are taken; %d still run", self.queue_name, number.name, self.running)
         self._stopping = True
         self._closing = asyncio.ensure_future(self.close())
 
@@ -849,10 +850,10 @@ class Worker:
 
     async def _traced(self, job: Job) -> Result:
         """The run as a span of the trace that the job came with, named as Node's library names it."""
-        with tracing.span(
-            f"process {self.queue_name}",
-            "consumer",
+        with tracing.processing(
+            *("bullmq", self.queue_name, job.id),
             tracing.from_text(job.opts.tm),
+            messaging__client__id=self.name,
             bullmq__queue__name=self.queue_name,
             bullmq__job__id=job.id,
             bullmq__job__name=job.name,
@@ -860,8 +861,8 @@ class Worker:
             bullmq__worker__name=self.name,
         ) as span:
             result = await self._execute(job, self._timeout_s)
-            if isinstance(result, Raised):
-                span.fail(result.error)
+            if (failure := failure_in(result)) is not None:
+                span.fail(failure)
             return result
 
     def _judge(self, job: Job, result: Result) -> Outcome:

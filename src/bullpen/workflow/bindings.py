@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Failed, Raised
+from bullpen.errors import JobSignal, PermanentError
 from bullpen.ports.bindings import Binding, Route
 from bullpen.ports.messaging import Consumer, Messaging
 from bullpen.ports.transport import Delivery
@@ -25,6 +26,9 @@ __all__ = ["EventConsumers", "trigger_of"]
 E = TypeVar("E")
 
 logger = get_logger("bullpen.workflow")
+
+_GIVEN_BACK: Final = (asyncio.CancelledError, JobSignal)
+"""Nothing has failed: a consumer closes, or the event is to come again later."""
 
 Emit = Callable[[E, str, Any], Awaitable[Any]]
 """`emit(event, urn, payload)`."""
@@ -124,7 +128,12 @@ class EventConsumers(Generic[E]):
                 elif self._emit is not None:
                     await self._emit(event, delivery.urn, delivery.payload)
             except BaseException as error:
-                logger.error("%s job processing failed: %s", self._label, error, extra={**fields, "error": str(error)})
+                if isinstance(error, _GIVEN_BACK) and not isinstance(error, PermanentError):
+                    why = str(error) or "it was interrupted"
+                    logger.info("%s job goes back to its queue: %s", self._label, why, extra=fields)
+                else:
+                    reason = str(error)
+                    logger.error("%s job processing failed: %s", self._label, reason, extra={**fields, "error": reason})
                 raise
             logger.info("%s job processed successfully", self._label, extra=fields)
 

@@ -153,7 +153,12 @@ class Engine(Generic[T, P, E, S]):
 
         async def apply() -> T:
             loaded = await self._read(urn, [trigger.key for _, _, trigger in items], items[0][2])
-            fresh = [each for each in items if not self._was_applied(loaded, each[2].key, urn)]
+            fresh = []
+            for each in items:
+                if self._was_applied(loaded, each[2].key, urn):
+                    self._tell_repeated(event, urn, each[2])
+                else:
+                    fresh.append(each)
             if not fresh:
                 return loaded.entity
             batch = Batch([payload for _, payload, _ in fresh])
@@ -231,8 +236,10 @@ class Engine(Generic[T, P, E, S]):
         holds = holds_for(self.definition, entity, payload)
         try:
             step = first_step(self.definition, status, event, holds)
-            if step is None and self.definition.fallback is not None:
-                walk.entity = await self.definition.fallback(entity, event, payload)
+            if step is None:
+                self._tell_refused(event, status, urn, trigger)
+                if self.definition.fallback is not None:
+                    walk.entity = await self.definition.fallback(entity, event, payload)
         except NoTransition:
             if not self._is_recognised(event, status, trigger):
                 raise
@@ -255,6 +262,16 @@ class Engine(Generic[T, P, E, S]):
     def _tell_repeated(self, event: E, urn: str, trigger: Trigger) -> None:
         logger.info("Event was applied before", extra=log_fields(urn, trigger))
         telemetry.emit("workflow.repeated", workflow=self.name, urn=urn, event=word(event))
+
+    def _tell_refused(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
+        """The event is done and nothing has changed: without this nobody could find out why."""
+        asked = ", the fallback is asked" if self.definition.fallback is not None else ""
+        logger.info(
+            "Event %s changes nothing: no condition holds in state %s%s",
+            *(word(event), word(status), asked),
+            extra=log_fields(urn, trigger),
+        )
+        telemetry.emit("workflow.refused", workflow=self.name, urn=urn, event=word(event), state=word(status))
 
     async def _perform(self, step: Step[T, P, E, S], walk: _Walk[T], urn: str, payload: Any, trigger: Trigger) -> None:
         """The only place that runs actions."""

@@ -17,6 +17,11 @@ __all__ = ["WorkflowMetrics"]
 
 _COUNTED: Final = {
     "workflow.moved": ("bullpen_workflow_moves_total", "Transitions that were stored.", ("workflow", "event", "kind")),
+    "workflow.refused": (
+        "bullpen_workflow_refused_total",
+        "Events that changed nothing because no condition held.",
+        ("workflow", "event"),
+    ),
     "workflow.repeated": (
         "bullpen_workflow_repeated_total",
         "Events that had been applied before and changed nothing.",

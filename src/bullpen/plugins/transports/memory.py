@@ -160,7 +160,8 @@ class MemoryTransport:
         # Through JSON and back, as every broker does: what cannot travel is refused here too, and nothing is shared.
         payload = json.decode(encode_payload(event))
         event_id = event.id or random_id(event.name)
-        if event_id not in self.broker.line(event.source).ids:
+        is_known = event_id in self.broker.line(event.source).ids
+        if not is_known:
             sent = Event(
                 source=event.source,
                 urn=event.urn,
@@ -171,7 +172,7 @@ class MemoryTransport:
                 tries=event.tries,
             )
             self.broker.add(sent, _now() + delay_ms / 1000)
-        return Published(event_id, event.source)
+        return Published(event_id, event.source, is_known=is_known)
 
     async def deliveries(self, source: str, *, prefetch: int, ordered: bool = False) -> _MemoryDeliveries:
         subscription = _MemoryDeliveries(self, source, prefetch=prefetch, ordered=ordered)
