@@ -200,8 +200,8 @@ def _judge_replicas(info: dict[str, str], least: Any, *, expects_some: bool) -> 
     wanted = int(least[1]) if isinstance(least, list) and len(least) == 2 else 0
     if 0 < wanted < count:
         return Verdict.WARNING, (
-            f"min-replicas-to-write is {wanted} and there are {count} replicas: what only {wanted} of them has is lost when "
-            f"another is promoted. Add with `{level}` what must outlive a failover"
+            f"min-replicas-to-write is {wanted} and there are {count} replicas: what only {wanted} of them has is lost "
+            f"when another is promoted. Add with `{level}` what must outlive a failover"
         )
     return Verdict.GOOD, f"{count} connected; what is added with {level} outlives a failover to any of them"
 
