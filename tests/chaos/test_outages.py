@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ async def test_an_outage_longer_than_the_lock_repeats_nothing(outage: Outage, qu
         await ends[job.name].wait()
 
     with RedisServer.start(machine.binary, persistent=True) as server:
-        options = {"lock": LOCK_MS, "stalled_interval": LOCK_MS // 2, "concurrency": JOBS}
+        options: dict[str, Any] = {"lock": LOCK_MS, "stalled_interval": LOCK_MS // 2, "concurrency": JOBS}
         async with (
             Queue(queue_name, connection=server.url) as queue,
             Worker(queue_name, handle, connection=server.url, **options) as idle,

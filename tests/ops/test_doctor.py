@@ -18,6 +18,7 @@ from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.doctor import Advice, Level, examine
 from bullpen.ops.signs import RULES
 from bullpen.testing import RedisServer
+from tests.conftest import StartServer
 from tests.flows._cli import cli
 
 
@@ -232,3 +233,24 @@ async def test_with_strict_a_warning_is_a_failure_too(redis_url: str, tmp_path: 
     codes.append((await asyncio.to_thread(partial(run.func, *run.args, "--strict", **run.keywords))).code)
 
     assert codes == [0, 1]
+
+
+async def test_the_level_that_outlives_a_failover_is_told_from_the_replicas(start_server: StartServer) -> None:
+    """One replica of two may have the job, and the other be promoted."""
+    primary = start_server("valkey", args=("--repl-diskless-sync-delay", "0"))
+    assert "replicas" not in {advice.check for advice in await ask(primary.url)}
+    for _ in range(2):
+        start_server("valkey", args=("--replicaof", f"127.0.0.1 {primary.port}"))
+    async with asyncio.timeout(30):
+        while primary.command("INFO", "replication")["connected_slaves"] != 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+
+    (fits,) = [advice for advice in await ask(primary.url) if advice.check == "replicas"]
+    primary.command("CONFIG", "SET", "min-replicas-to-write", "1")
+    (warns,) = [advice for advice in await ask(primary.url) if advice.check == "replicas"]
+
+    assert (fits.level, "Durability.replicated(2)" in fits.message) == (Level.GOOD, True)
+    assert (warns.level, warns.fix) == (
+        Level.WARNING,
+        "Add with `Durability.replicated(2)` what must outlive a failover",
+    )

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue._address import Command, Endpoint
-from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
+from bullpen.queue._discovery import Answer, Directory, Shard, Unavailable, pick
 from bullpen.queue._redis import Connection
 from bullpen.queue._watch import NEVER
 from bullpen.queue._wire import NOT_YET, ReplyError, new_reader, pack, translate
@@ -27,6 +27,7 @@ from bullpen.wire.scripts import Script
 _SHORT: Final = 960
 """Room for the usual reply, from the memory that the C library has at hand."""
 _CHUNK: Final = 65_536
+_LATE_SENTINEL_S: Final = 0.3
 
 
 class BlockingWire:
@@ -64,6 +65,10 @@ class BlockingWire:
             if isinstance(reply, ReplyError):
                 raise self._refusal(reply)
         return replies
+
+    def converse(self, commands: Iterable[Command]) -> list[Any]:
+        """Several commands in one write. Error replies are returned in place, translated."""
+        return [self._refusal(one) if isinstance(one, ReplyError) else one for one in self._converse(commands)]
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """One script call. A server that has forgotten the script gets its text; it then ran exactly once."""
@@ -161,13 +166,21 @@ def find(connection: Connection, key: str | None = None) -> Endpoint:
 
 def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
     reasons: list[tuple[Endpoint, Exception]] = []
+    answers: list[Answer] = []
     for asked in directory.candidates():
+        if directory.is_enough(len(answers)):
+            if not directory.asks_all:
+                break
+            timeout_s = min(timeout_s, _LATE_SENTINEL_S)  # it may lead a failover; if it is off, it must not cost much
         try:
             wire = BlockingWire(asked, connect_timeout_s=timeout_s, command_timeout_s=timeout_s)
             with contextlib.closing(wire):
-                return directory.read(asked, wire.call(*directory.question))
+                replies = wire.converse(directory.questions)
+            answers.append(directory.read(asked, replies))
         except (ConnectionLost, ServerRefused) as error:
             reasons.append((asked, error))
+    if answers:
+        return directory.decide(answers)
     raise directory.nobody(reasons)
 
 

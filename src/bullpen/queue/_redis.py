@@ -20,6 +20,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
+import hiredis
+
 from bullpen._kernel import telemetry
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.logs import get_logger
@@ -37,8 +39,20 @@ from bullpen.queue._address import (
     parse_url,
     verified_tls,
 )
-from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
-from bullpen.queue._wire import FOREIGN_KEY, ONE_SLOT, Act, Moved, Receiver, ReplyError, Wire, pack, translate
+from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
+from bullpen.queue._wire import (
+    FOREIGN_KEY,
+    NOT_YET,
+    ONE_SLOT,
+    Act,
+    Moved,
+    Receiver,
+    ReplyError,
+    Wire,
+    new_reader,
+    pack,
+    translate,
+)
 from bullpen.queue.checks import Facts, Verdict, judge_facts
 from bullpen.wire.keys import DEFAULT_PREFIX, hash_tag, slot
 from bullpen.wire.scripts import Script
@@ -48,6 +62,9 @@ __all__ = ["Connection", "Door"]
 logger = get_logger("bullpen.redis")
 
 _ASK_SENTINELS_EVERY_S: Final = 0.5
+_LATE_SENTINELS_S: Final = 0.1
+_SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
+"""The first two come a moment before a replica is made primary."""
 LONGEST_RECONNECT_WAIT_S: Final = 0.5
 """After a server returned, work must go on within 1.5 s; so the pause between two attempts stays well below that."""
 
@@ -149,20 +166,54 @@ class Connection:
         directory = self.directory
         assert directory is not None
         reasons: list[tuple[Endpoint, Exception]] = []
+        if directory.asks_all:
+            answers = await self._ask_all(directory, reasons)
+            if answers:
+                return directory.decide(answers)
+            raise directory.nobody(reasons)
         for asked in directory.candidates():
             try:
-                wire = await self._dial(asked, None)
-                try:
-                    return directory.read(
-                        asked, await wire.send(pack(directory.question), within_s=self.connect_timeout_s)
-                    )
-                except ReplyError as error:
-                    raise translate(error) from None
-                finally:
-                    wire.close()
+                return directory.decide([await self._ask(directory, asked)])
             except (ConnectionLost, ServerRefused) as error:
                 reasons.append((asked, error))
         raise directory.nobody(reasons)
+
+    async def _ask(self, directory: Directory, asked: Endpoint) -> Answer:
+        wire = await self._dial(asked, None)
+        try:
+            replies = await wire.converse(directory.questions, within_s=self.connect_timeout_s)
+        finally:
+            wire.close()
+        return directory.read(asked, [translate(one) if isinstance(one, ReplyError) else one for one in replies])
+
+    async def _ask_all(self, directory: Directory, reasons: list[tuple[Endpoint, Exception]]) -> list[Answer]:
+        """What all say who answer: the one that leads a failover may be the last. Once most have answered, the others
+        have only a moment more, or a sentinel that is off would cost each time as long as connecting may take."""
+        asking = {asyncio.create_task(self._ask(directory, asked)): asked for asked in directory.candidates()}
+        answers: list[Answer] = []
+        left = set(asking)
+        try:
+            while left:
+                patience_s = _LATE_SENTINELS_S if directory.is_enough(len(answers)) else None
+                done, left = await asyncio.wait(left, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        answers.append(task.result())
+                    elif isinstance(error, (ConnectionLost, ServerRefused)):
+                        reasons.append((asking[task], error))
+                    else:
+                        raise error
+        finally:
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+        order = list(asking.values())
+        reasons.sort(key=lambda reason: order.index(reason[0]))
+        return answers
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
@@ -345,14 +396,16 @@ class _PrimaryWatch:
     """Cuts wires to a server that the sentinels no longer call primary.
 
     After a planned failover, or when it was cut off from the others, an old primary goes on for seconds to take writes
-    that it will throw away when it becomes a replica. Asking the sentinels twice a second bounds that. The task lives
-    as long as there is a wire to watch.
+    that it will throw away when it becomes a replica. So the wires are cut when a sentinel tells that it begins one,
+    which is a moment before a replica is made primary. Sentinels that may not tell, or whose word is lost, are asked
+    twice a second. The tasks live as long as there is a wire to watch.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._wires: list[Wire] = []
         self._task: asyncio.Task[None] | None = None
+        self._told = asyncio.Event()
 
     def add(self, wire: Wire) -> None:
         self._wires.append(wire)
@@ -365,20 +418,59 @@ class _PrimaryWatch:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_ASK_SENTINELS_EVERY_S)
-            self._wires = [wire for wire in self._wires if not wire.broken]
-            if not self._wires:
-                return
-            try:
-                primary = pick(await self._connection.discover(), None)
-            except (ConnectionLost, ServerRefused):
-                continue  # nobody knows better than we do
+        address = self._connection.address
+        assert isinstance(address, SentinelAddress)
+        listening = [asyncio.create_task(self._listen(seed, address.service)) for seed in address.seeds]
+        try:
+            while True:
+                self._told.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._told.wait(), _ASK_SENTINELS_EVERY_S)
+                self._wires = [wire for wire in self._wires if not wire.broken]
+                if not self._wires:
+                    return
+                await self._cut_stale()
+        finally:
+            for task in listening:
+                task.cancel()
+            await asyncio.wait(listening)
+
+    async def _cut_stale(self) -> None:
+        try:
+            primary = pick(await self._connection.discover(), None)
+        except FailoverUnderWay as error:
+            stale, why = self._wires, str(error)
+        except (ConnectionLost, ServerRefused):
+            return  # nobody knows better than we do
+        else:
             stale = [wire for wire in self._wires if wire.endpoint != primary]
-            if stale:
-                self._connection.generation += 1
-            for wire in stale:
-                wire.close(f"the sentinels chose {primary} instead of {wire.endpoint}")
+            why = f"the sentinels chose {primary}"
+        if stale:
+            self._connection.generation += 1
+        for wire in stale:
+            wire.close(f"{why}, not {wire.endpoint}")
+
+    async def _listen(self, sentinel: Endpoint, service: str) -> None:
+        """Hear what a sentinel tells of failovers, again and again: it may be away, or forbid it to this user."""
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError):
+                async with asyncio.timeout(self._connection.connect_timeout_s):
+                    reader, writer = await asyncio.open_connection(sentinel.host, sentinel.port, ssl=sentinel.tls)
+                try:
+                    commands = (*sentinel.greeting(None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
+                    writer.write(b"".join(map(pack, commands)))
+                    await self._hear(reader, service.encode())
+                finally:
+                    writer.close()
+            await asyncio.sleep(1.0)
+
+    async def _hear(self, reader: asyncio.StreamReader, service: bytes) -> None:
+        parser = new_reader()
+        while data := await reader.read(65_536):
+            parser.feed(data)
+            while (push := parser.gets()) is not NOT_YET:
+                if isinstance(push, list) and push[0] == b"message" and service in push[2].split(b" "):
+                    self._told.set()
 
 
 def _probe_key(key: str | None) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bullpen._kernel.clock import LARGE_SKEW_MS
 from bullpen.errors import ConnectionLost, ServerRefused
+from bullpen.queue._address import SentinelAddress
 
 if TYPE_CHECKING:
     from bullpen.queue._redis import Connection
@@ -110,10 +111,20 @@ async def inspect_server(connection: Connection) -> list[Finding]:
         async with connection.every_primary() as doors:
             for door in doors:
                 asked_at = time.time()
-                questions = (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))
-                info, save, server_time = await door.call_many(questions)
+                questions = (
+                    ("INFO",),
+                    ("CONFIG", "GET", "save"),
+                    ("TIME",),
+                    ("CONFIG", "GET", "min-replicas-to-write"),
+                )
+                info, save, server_time, least = await door.call_many(questions)
                 facts = Facts.read(str(door.endpoint), info, save, server_time, asked_at, time.time())
                 findings += judge_facts(facts)
+                answer = _judge_replicas(
+                    facts.info or {}, least, expects_some=isinstance(connection.address, SentinelAddress)
+                )
+                if answer is not None:
+                    findings.append(Finding(facts.server, "replicas", *answer))
     except (ConnectionLost, ServerRefused) as error:
         findings.append(Finding(str(connection.address), "version", Verdict.CANNOT_TELL, str(error)))
     return findings
@@ -171,6 +182,28 @@ def _judge_persistence(info: dict[str, str], save: str | None) -> _Answer:
     return Verdict.WARNING, (
         "neither append-only file nor snapshots are on: a restart of the server loses all jobs. Set `appendonly yes`"
     )
+
+
+def _judge_replicas(info: dict[str, str], least: Any, *, expects_some: bool) -> _Answer | None:
+    """Which level of `add` outlives a failover here: any replica may be promoted, also the one that lags."""
+    if not info.get("connected_slaves", "").isdigit():
+        return None
+    count = int(info["connected_slaves"])
+    if not count:
+        if not expects_some:
+            return None
+        return Verdict.WARNING, (
+            "no replica is connected: when this server dies, nobody can take over, and level replicated(n) is never "
+            "reached. Start one, or look why it lost its primary"
+        )
+    level = f"Durability.replicated({count})"
+    wanted = int(least[1]) if isinstance(least, list) and len(least) == 2 else 0
+    if 0 < wanted < count:
+        return Verdict.WARNING, (
+            f"min-replicas-to-write is {wanted} and there are {count} replicas: what only {wanted} of them has is lost "
+            f"when another is promoted. Add with `{level}` what must outlive a failover"
+        )
+    return Verdict.GOOD, f"{count} connected; what is added with {level} outlives a failover to any of them"
 
 
 def _judge_clock(skew_ms: int | None) -> _Answer:
