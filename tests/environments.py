@@ -80,13 +80,13 @@ def _pack(held: Distribution, target: Path) -> None:
     rows = [file for file in kept if file.name not in {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}]
     with zipfile.ZipFile(wheel, "w") as packed:
         for file in rows:
-            packed.write(Path(os.fspath(held.locate_file(file))), str(file))
+            packed.write(str(held.locate_file(file)), str(file))
         packed.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in rows) + f"{info}/RECORD,,\n")
 
 
 def _link(held: Distribution, packages: Path) -> None:
     for first in {file.parts[0] for file in held.files or () if file.parts[0] not in {"..", "__pycache__"}}:
-        source = Path(os.fspath(held.locate_file(first)))
+        source = Path(str(held.locate_file(first)))
         if source.suffix != ".pth" and not (packages / first).exists():
             (packages / first).symlink_to(source)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen.testing import RedisServer
 from tests.docs.run_page import Block, blocks_of
 from tests.docs.test_pages import PAGES, node_environment
 from tests.environments import ROOT, clean_environ, make_environment
@@ -136,10 +137,11 @@ def test_a_page_runs_inside_one_main(page: Path, tmp_path: Path) -> None:
     for block in python_blocks(page):
         if name := re.match(r"# (\w+\.py)\n", block.source):
             (tmp_path / name[1]).write_text(block.source)
-    (tmp_path / "page.py").write_text(ast.unparse(_in_main(page)))
-
-    answer = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=False
-    )
+    with RedisServer.start() as server:  # where the page says that there is one
+        program = ast.unparse(_in_main(page)).replace("6379", str(server.port))
+        (tmp_path / "page.py").write_text(program)
+        answer = subprocess.run(
+            [sys.executable, "page.py"], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=False
+        )
 
     assert answer.returncode == 0, answer.stdout + answer.stderr

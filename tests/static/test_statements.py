@@ -47,7 +47,7 @@ def test_every_error_of_a_public_module_is_on_the_page() -> None:
     for name in modules():
         importlib.import_module(name)
 
-    def all_below(kind: type) -> Iterator[type]:
+    def all_below(kind: type[BullpenError]) -> Iterator[type[BullpenError]]:
         for child in kind.__subclasses__():
             yield child
             yield from all_below(child)

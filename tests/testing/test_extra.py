@@ -82,7 +82,7 @@ def test_pip_brings_everything_that_the_helpers_use(tmp_path: Path) -> None:
     """The same with what the registry really delivers."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", f"{ROOT}[testing]"]
+    install = [str(python), "-m", "pip", "install", "--quiet", f"{ROOT}[testing]"]
     subprocess.run(install, cwd=tmp_path, env=clean_environ(), check=True)
 
     answer = subprocess.run(

@@ -12,22 +12,22 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from bullpen.errors import LedgerNotReady
-from bullpen.ledger import Ledger
 from bullpen.ops.dead_letters import DeadLetterConsole, Found
-from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
 from bullpen.queue import Connection, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
-from bullpen.runs.service import DEAD_LETTER_QUEUE
 from bullpen.settings import Settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the ledger needs an extra, which whoever has only queues need not install
+    from bullpen.ledger import Ledger
     from bullpen.messages import Messages
 
 __all__ = ["make_console", "message_letters"]
 
 _SUFFIX: Final = "-dlq"
+RUNS_DEAD_LETTERS: Final = "workflow-execution-dlq"
+"""`bullpen.runs.DEAD_LETTER_QUEUE`, which cannot be imported without the ledger's extra."""
 OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this letter"
 OF_MESSAGES: Final = (
     "an order only names its message; mend the recipient or the template (bullpen messages), then redrive it as it is"
@@ -44,7 +44,7 @@ async def make_console(
     message_queue: str,
 ) -> DeadLetterConsole:
     """Everything that is there now. `message_queue` carries the orders of scheduled messages."""
-    fixed = {DEAD_LETTER_QUEUE: OF_RUNS, f"{message_queue}{_SUFFIX}": OF_MESSAGES}
+    fixed = {RUNS_DEAD_LETTERS: OF_RUNS, f"{message_queue}{_SUFFIX}": OF_MESSAGES}
     stores: list[DeadLetterStore] = []
     for name in await find_queues(connection, prefix):
         if name.endswith(_SUFFIX):
@@ -56,6 +56,8 @@ async def make_console(
         except LedgerNotReady:
             ledger = None  # never used: there is nothing dead in it, and no table to write to
         else:
+            from bullpen.outbox.dead_letters import OutboxDeadLetters
+
             stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
     audit = None if ledger is None else _Audit(ledger)
     return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
@@ -76,6 +78,8 @@ class _Audit:
         self._ledger = ledger
 
     async def __call__(self, action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
+        from bullpen.outbox.dead_letters import OutboxDeadLetters
+
         letter = found.letter
         if found.store == OutboxDeadLetters.name_of_store:
             return  # the outbox writes its own entry, in the transaction of the deed
