@@ -43,8 +43,8 @@ from bullpen import Bullpen, Job
 
 
 class EarlyLoop(uvloop.Loop):
-    # uvloop counts whole milliseconds, so a timer may fire a little before its time: here always, and by more, because a
-    # busy machine would hide it.
+    # uvloop counts whole milliseconds, so a timer may fire a little before its time: here always, and by more, because
+    # a busy machine would hide it.
     def call_at(self, when, callback, *args, context=None):
         return super().call_at(when - 0.005, callback, *args, context=context)
 
