@@ -183,6 +183,7 @@ class Arena:
     @contextlib.asynccontextmanager
     async def queue(self, *, url: str | Connection | None = None, **options: Any) -> AsyncIterator[Queue]:
         options = {"events_max_len": EVENTS_KEPT, "attempts": 1, **options}
+        options.setdefault("add_deadline", 60_000)  # outages here are longer than a web request would wait
         async with Queue(self.name, connection=url or self.server.url, **options) as queue:
             yield queue
 

@@ -130,7 +130,7 @@ class QueueMachine(RuleBasedStateMachine):
         return asyncio.Runner()
 
     async def _begin(self) -> None:
-        self.queue = Queue(self.name, connection=self.proxy.url, backoff=Backoff.fixed(LATER_MS))
+        self.queue = Queue(self.name, connection=self.proxy.url, backoff=Backoff.fixed(LATER_MS), add_deadline=60_000)
         self.worker = Worker(self.name, self._handle, connection=self.proxy.url, concurrency=SLOTS)
         await self.worker.start()
 

@@ -124,7 +124,7 @@ class Traffic:
     """A producer and a worker on one queue, and a way to see that nothing was lost or refused."""
 
     def __init__(self, connection: Connection) -> None:
-        self.queue = Queue("orders", connection=connection, prefix=PREFIX)
+        self.queue = Queue("orders", connection=connection, prefix=PREFIX, add_deadline=60_000)
         self.ran: list[int] = []
         self.acknowledged: list[int] = []
         self.worker = Worker(
@@ -190,7 +190,7 @@ class TestMovingSlots:
         source = cluster.node_of(home)
         target = cluster.other_primary(source)
         gate = Gate("done")
-        async with Queue("orders", connection=connection, prefix=PREFIX) as queue:
+        async with Queue("orders", connection=connection, prefix=PREFIX, add_deadline=60_000) as queue:
             worker = Worker("orders", gate, connection=connection, prefix=PREFIX, concurrency=2)
             told = Told(worker)
             await worker.start()
@@ -222,7 +222,7 @@ class TestMovingSlots:
         the job would be in no list."""
         home = slot(PREFIX)
         source = cluster.node_of(home)
-        async with Queue("orders", connection=connection, prefix=PREFIX) as queue:
+        async with Queue("orders", connection=connection, prefix=PREFIX, add_deadline=60_000) as queue:
             await queue.add_many([("mail", number) for number in range(3)])
             keys = queue.keys
         door = Door(connection, key=keys.base)

@@ -76,7 +76,7 @@ class Load:
 async def load(servers: SentinelServers) -> AsyncIterator[Load]:
     """Producer and worker under way."""
     connection = Connection(servers.url, command_timeout_ms=500)
-    queue = Queue("mail", connection=connection)
+    queue = Queue("mail", connection=connection, add_deadline=60_000)
     running = Load(queue)
     worker = Worker("mail", running.handle, connection=connection, concurrency=5, lock=2_000, stalled_interval=200)
     await worker.start()

@@ -209,6 +209,52 @@ async def test_an_order_that_the_broker_lost_is_published_again_much_later(
     assert len(await published(broker)) == 1
 
 
+async def test_an_order_that_the_broker_holds_back_for_too_long_is_published_once_more(
+    make_messages: MakeMessages, both_ledgers: Ledger, broker: MemoryBroker
+) -> None:
+    """A broker that was away lets the rest of a delay run in full. The message leaves without it, and only once."""
+    provider = Provider(ledger=both_ledgers)
+    messages = make_messages(provider, ledger=both_ledgers)
+    set_clock(both_ledgers, at("2026-03-14 08:59"))
+    await messages.recipients.save(person(zone="UTC"))
+    await messages.scheduler().run_once()
+    (held,) = broker.line("messages").waiting
+    held.due_at += 3_600
+
+    set_clock(both_ledgers, at("2026-03-14 09:00:20"))
+    await messages.scheduler().run_once()
+    assert len(await published(broker)) == 1  # not late enough
+    set_clock(both_ledgers, at("2026-03-14 09:00:31"))
+    await messages.scheduler().run_once()
+    await messages.sender().start()
+    await until_status(messages, 1)
+    set_clock(both_ledgers, at("2026-03-14 09:02"))
+    await messages.scheduler().run_once()
+    assert len(await published(broker)) == 1  # the one that is held back still
+
+    held.due_at = 0.0
+    broker.line("messages").wake()
+    async with asyncio.timeout(10):
+        while await published(broker) or broker.line("messages").in_flight:  # noqa: ASYNC110 - a broker tells nobody
+            await asyncio.sleep(0.01)
+    assert len(provider.calls) == 1
+
+
+async def test_what_is_late_because_senders_are_slow_is_published_once_more_and_not_at_every_run(
+    make_messages: MakeMessages, ledger: Ledger, broker: MemoryBroker
+) -> None:
+    messages = make_messages()
+    set_clock(ledger, at("2026-03-14 08:59"))
+    await messages.recipients.save(person(zone="UTC"))
+    await messages.scheduler().run_once()
+
+    for minute in range(1, 6):
+        set_clock(ledger, at(f"2026-03-14 09:0{minute}"))
+        await messages.scheduler().run_once()
+
+    assert len(await published(broker)) == 2
+
+
 @pytest.mark.requirement("X-67", "S-8", "S-52")
 async def test_what_the_broker_does_not_take_stays_in_the_database(
     make_messages: MakeMessages, ledger: Ledger, broker: MemoryBroker

@@ -290,9 +290,10 @@ class TestTimers:
 
         return Wakeups(
             *(Door(connection), "marker", connection.clock),
+            commands=Door(connection),
             drain_delay_ms=30_000,
             clock_offset_ms=0,
-            may_lend=lambda: False,
+            may_lend=lambda: True,
             look_after=look_after,
             on_error=print,
         )

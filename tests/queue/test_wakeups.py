@@ -295,6 +295,23 @@ class TestDueWork:
 
         await told.finished()
 
+    async def test_runs_of_a_scheduler_come_on_time_and_none_is_left_out(self, kit: Kit) -> None:
+        """Each run stores the next one, which waits alone for its time."""
+        told = await idle(kit, concurrency=2)
+        slot, every = kit.server_ms() + 30, 30
+        kit.redis.zadd(kit.base + "repeat", {"hb": slot})
+        kit.redis.hset(kit.base + "repeat:hb", mapping={"name": "beat", "ic": 1, "every": every, "data": "{}"})
+        opts = {"repeat": {"count": 1, "every": every}, "jobId": f"repeat:hb:{slot}", "repeatJobKey": "hb"}
+        kit.seed(f"repeat:hb:{slot}", to="delayed", score=slot * 4096, rjk="hb", opts=json.dumps(opts))
+
+        await told.finished(20, within_s=5)
+
+        slots = [int(job_id.rpartition(":")[2]) for job_id in told.ids("completed")]
+        late = [int(kit.fields(f"repeat:hb:{slot}")["processedOn"]) - slot for slot in slots]
+        assert max(late) < 500  # not by a drain delay; how many milliseconds is measured in benchmarks/
+        await told.worker.close()
+        kit.redis.delete(kit.base + "repeat", kit.base + "repeat:hb")
+
     async def test_jobs_delayed_before_the_worker_started_are_known(self, kit: Kit) -> None:
         """The first look tells the next due time, with no marker left to read."""
         await kit.queue().add("later", delay=80)

@@ -241,10 +241,14 @@ RETURNING CAST(id AS text) AS id, tenant_id, occasion, due_at, publication, {sel
 
     @cached_property
     def confirm(self) -> str:
-        # From now on the broker has it. Should it lose it all the same, the row comes round again much later.
-        again = self._moved(self._greatest("due_at", self.now), "CAST(:lost_after_ms AS bigint)")
+        # From now on the broker has it. Should it lose it all the same, the row comes round again much later. One that
+        # the broker holds back comes round soon after its instant, once: after an outage a broker may let the rest of a
+        # delay run in full.
+        lost = self._later("CAST(:lost_after_ms AS bigint)")
+        late = self._moved("due_at", "CAST(:late_after_ms AS bigint)")
         return f"""\
-UPDATE {self.messages} SET published_at = {self.now}, publish_again_at = {again}
+UPDATE {self.messages} SET published_at = {self.now},
+    publish_again_at = CASE WHEN due_at > {self.now} THEN {late} ELSE {lost} END
 FROM {self._batch({"id": "uuid", "publication": "int"})}
 WHERE id = s_id AND publication = s_publication AND {self._is("QUEUED", "SENDING")}"""
 

@@ -155,10 +155,11 @@ class SqlMessages:
             )
         return sorted(found, key=lambda one: one.due_at)
 
-    async def confirm(self, published: Iterable[ToPublish], *, lost_after_ms: int) -> None:
-        """Note that the broker has them."""
+    async def confirm(self, published: Iterable[ToPublish], *, lost_after_ms: int, late_after_ms: int) -> None:
+        """Note that the broker has them. Those that it holds back come again `late_after_ms` after their instant, the
+        others `lost_after_ms` from now."""
         rows = encode_rows({"id": one.id, "publication": one.publication} for one in published)
-        await self._run(self.sql.confirm, rows=rows, lost_after_ms=lost_after_ms)
+        await self._run(self.sql.confirm, rows=rows, lost_after_ms=lost_after_ms, late_after_ms=late_after_ms)
 
     async def unclaim(self, refused: Iterable[tuple[ToPublish, str]]) -> None:
         """Note that the broker did not take them: they are CREATED again, with the reason."""

@@ -55,6 +55,10 @@ class SchedulerOptions:
     lost_after_ms: int = 90_000_000
     """A confirmed order that has led to nothing so long after its instant is published again. More than the broker's
     TTL of 24 h, so that the first copy is gone."""
+    late_after_ms: int = 30_000
+    """An order that the broker held back, and that is with no sender so long after its instant, is published once more:
+    a broker that was away meanwhile may let the rest of the delay run in full. The sender finds the second copy sent.
+    """
     batch: int = 1_000
     """Rows claimed at a time."""
 
@@ -63,6 +67,7 @@ class SchedulerOptions:
         check_int("look_ahead_ms", self.look_ahead_ms, minimum=0)
         check_int("lease_ms", self.lease_ms, minimum=1)
         check_int("lost_after_ms", self.lost_after_ms, minimum=1)
+        check_int("late_after_ms", self.late_after_ms, minimum=1)
         check_int("batch", self.batch, minimum=1)
         check_int("horizon_ms", self.horizon_ms, minimum=1)
         fits = self.horizon_ms >= self.look_ahead_ms
@@ -99,7 +104,7 @@ class Enqueuer:
     async def _claim_again(self) -> list[ToPublish]:
         found = await self._store.claim_again(lease_ms=self.options.lease_ms, limit=self.options.batch)
         if found:
-            logger.warning("%d messages are published again: nobody knows what became of them", len(found))
+            logger.warning("%d messages are published again: they are late, or nobody knows where they are", len(found))
         return found
 
     async def _publish(self, batch: Sequence[ToPublish]) -> int:
@@ -109,7 +114,9 @@ class Enqueuer:
         refused = [(message, problem) for message, problem in zip(batch, problems, strict=True) if problem is not None]
         telemetry.emit("messages.publishing_done", count=len(confirmed), refused=len(refused))
         if confirmed:
-            await self._store.confirm(confirmed, lost_after_ms=self.options.lost_after_ms)
+            await self._store.confirm(
+                confirmed, lost_after_ms=self.options.lost_after_ms, late_after_ms=self.options.late_after_ms
+            )
         if refused:
             await self._store.unclaim(refused)
             logger.warning(

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.tuples import maker
-from bullpen.errors import DurabilityUnknown, QueueFull
+from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._caller import OBSERVE_EVERY_S, Caller
 from bullpen.queue._packing import (
@@ -50,6 +50,7 @@ from bullpen.wire.scripts import SCRIPTS
 _ALONE_AFTER: Final = 8
 """After so many calls with one job each the next is sent at once, without a look around for others, which saves a turn
 of the loop. If others come all the same they share the next call, and from then on all wait for each other again."""
+_SAY_WITHIN_S: Final = 0.3
 _Answer = tuple[Any, bool]
 """The reply of a call, and whether its durability was not confirmed in time."""
 
@@ -69,10 +70,18 @@ _new_one = maker(OneJob)
 class ManyJobs:
     """The jobs of one `add_many`, and the future that gets them when the fate of all is known."""
 
-    __slots__ = ("_failure", "_left", "_stored", "durability", "future", "packed", "sent")
+    __slots__ = ("_failure", "_left", "_stored", "deadline_s", "durability", "future", "packed", "sent")
 
-    def __init__(self, packed: list[PackedJob], durability: Durability, future: asyncio.Future[list[Job]]) -> None:
+    def __init__(
+        self,
+        packed: list[PackedJob],
+        durability: Durability,
+        future: asyncio.Future[list[Job]],
+        deadline_s: float | None = None,
+    ) -> None:
         self.packed, self.durability, self.future = packed, durability, future
+        self.deadline_s = deadline_s
+        """A deadline of its own. Such jobs share no call with others."""
         self.sent = 0
         """How many of the jobs are in calls already."""
         self._left = len(packed)
@@ -102,11 +111,13 @@ class ManyJobs:
 class _Batch:
     """The jobs of one call, whose they are, and where its reply goes: a wire treats it like a future."""
 
-    __slots__ = ("adder", "caller", "heard", "jobs", "level", "parts", "sent_at", "wire")
+    __slots__ = ("adder", "caller", "deadline_s", "heard", "jobs", "level", "parts", "sent_at", "since", "wire")
 
     wire: Wire | None
     """Where it was sent to at once."""
     sent_at: float
+    since: float | None
+    """When the first of its jobs was given to us, if that was before the call was sent."""
     heard: int | None
 
     def __init__(
@@ -120,6 +131,8 @@ class _Batch:
         self.parts = parts
         """Whose jobs, the first of them in this call, and how many."""
         self.caller: Caller | None = None
+        self.since = None
+        self.deadline_s = adder.deadline_s
 
     def done(self) -> bool:
         return False  # a call that was sent is answered, whoever stopped waiting for it
@@ -169,6 +182,10 @@ class _Alone:
         return batch
 
 
+def _own_deadline(owner: OneJob | ManyJobs) -> float | None:
+    return owner.deadline_s if isinstance(owner, ManyJobs) else None
+
+
 def _fail_part(owner: OneJob | ManyJobs, count: int, error: Exception) -> None:
     if isinstance(owner, OneJob):
         _fail(owner.future, error)
@@ -200,7 +217,7 @@ class Adder:
         self._door = door
         self._keys, self._base = keys, keys.base
         self._actions = actions
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._max_buffered = max_buffered
         self._clock_offset_ms, self._clock = clock_offset_ms, clock_and_version(clock_offset_ms)
         self._before_first = before_first
@@ -217,6 +234,9 @@ class Adder:
         self._watch = Watch()
         self._observe_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._began: dict[asyncio.Future[Any], float] = {}
+        """When adds began to wait behind a call that went on in a task: the server may be away, and their deadlines
+        count from here."""
         self._when_idle: asyncio.Future[None] | None = None
 
     def add(self, packed: PackedJob, durability: Durability) -> asyncio.Future[Job]:
@@ -235,17 +255,42 @@ class Adder:
                 return future
         self._waiting.append(_new_one((packed, durability, future)))
         self._buffered += 1
+        if self._tasks:
+            self._began[future] = time.monotonic()
         self._plan()
         return future
 
-    def add_many(self, packed: list[PackedJob], durability: Durability) -> asyncio.Future[list[Job]]:
+    def add_many(
+        self, packed: list[PackedJob], durability: Durability, deadline_s: float | None = None
+    ) -> asyncio.Future[list[Job]]:
         """Send these with the next calls. As large as its caller made it: the bound above is for many callers that do
         not see each other."""
         future: asyncio.Future[list[Job]] = self._loop.create_future()
-        self._waiting.append(ManyJobs(packed, durability, future))
+        owner = ManyJobs(packed, durability, future, deadline_s)
+        self._waiting.append(owner)
         self._buffered += len(packed)
+        if deadline_s is not None:
+            timer = self._loop.call_later(deadline_s, self._expire, owner)
+            future.add_done_callback(lambda _: timer.cancel())
+        if self._tasks:
+            self._began[future] = time.monotonic()
         self._plan()
         return future
+
+    def _expire(self, owner: ManyJobs) -> None:
+        """Its own deadline has come. What was not sent yet, behind calls that wait for longer, is not sent any more."""
+        queue, seconds = self._keys.name, owner.deadline_s
+        if owner in self._waiting and not owner.sent:
+            self._waiting.remove(owner)
+            self._buffered -= len(owner.packed)
+            self._began.pop(owner.future, None)
+            _fail(owner.future, ConnectionLost(f"queue {queue!r}: nothing was written; no answer within {seconds:g} s"))
+            return
+        # It is under way: whoever repeats it knows best what to say, but may be waiting for its first answer.
+        why = f"queue {queue!r}: no answer within {seconds:g} s, the outcome is unknown"
+        error = OutcomeUnknown(f"{why}; look the job up by its id before adding it again", queue=queue)
+        timer = self._loop.call_later(_SAY_WITHIN_S, _fail, owner.future, error)
+        owner.future.add_done_callback(lambda _: timer.cancel())
 
     def _plan(self) -> None:
         if not self._is_planned:
@@ -316,14 +361,15 @@ class Adder:
 
     def _mixture(self) -> _Batch:
         waiting = self._waiting
-        level = waiting[0].durability
+        level, deadline_s = waiting[0].durability, None
         jobs: list[PackedJob] = []
         parts: list[tuple[OneJob | ManyJobs, int, int]] = []
         bytes_left = MOST_BYTES_PER_CALL
         while waiting and len(jobs) < MOST_JOBS_PER_CALL:
             owner = waiting[0]
-            if owner.durability != level:
+            if owner.durability != level or (jobs and _own_deadline(owner) != deadline_s):
                 break
+            deadline_s = _own_deadline(owner)
             begin, rest = (0, [owner.packed]) if isinstance(owner, OneJob) else (owner.sent, owner.packed)
             count = count_fitting(rest, begin, MOST_JOBS_PER_CALL - len(jobs), bytes_left, at_least=0 if jobs else 1)
             if not count:
@@ -337,10 +383,16 @@ class Adder:
             if begin + count == len(rest):
                 waiting.popleft()
         self._buffered -= len(jobs)
-        return _Batch(self, level, jobs, parts)
+        batch = _Batch(self, level, jobs, parts)
+        if deadline_s is not None:
+            batch.deadline_s = deadline_s
+        return batch
 
     def _send(self, batch: _Batch) -> None:
         batch.sent_at, batch.heard = time.monotonic(), self._actions.heard
+        if self._began:
+            began = [self._began[owner.future] for owner, _, _ in batch.parts if owner.future in self._began]
+            batch.since = min(began, default=None)
         if batch.level is not MEMORY or self._before_first is not None:
             self._is_exclusive = True
             self._start(batch, self._send_with_care(batch))
@@ -408,6 +460,8 @@ class Adder:
         self._start(batch, self._recover(batch, error))
 
     def _start(self, batch: _Batch, work: Coroutine[Any, Any, _Answer]) -> None:
+        for owner in self._waiting:  # at the latest when this call was sent
+            self._began.setdefault(owner.future, batch.sent_at)
         task = self._loop.create_task(self._finish(batch, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -434,8 +488,8 @@ class Adder:
             self._names[caller.id],
             partial(self._arguments, batch),
             queue=self._keys.name,
-            deadline_s=self._deadline_s,
-            since=batch.sent_at,
+            deadline_s=batch.deadline_s,
+            since=batch.sent_at if batch.since is None else batch.since,
             may_have_run=may_have_run,
         )
         return reply, False
@@ -463,7 +517,7 @@ class Adder:
                 CALL_TTL_MS,
                 partial(self._arguments, batch),
                 queue=self._keys,
-                deadline_s=self._deadline_s,
+                deadline_s=batch.deadline_s,
             )
         except NotDurableInTime as error:
             return error.args[0], True
@@ -478,6 +532,9 @@ class Adder:
         self._is_exclusive = False
         if call.caller is not None:
             self._free.append(call.caller)
+        if self._began and isinstance(call, _Batch):
+            for owner, _, _ in call.parts:
+                self._began.pop(owner.future, None)
 
     def _hand_out(self, batch: _Batch, reply: Any, *, is_late: bool) -> None:
         """Give everybody its jobs; never raises."""

@@ -141,11 +141,12 @@ class BlockingWire:
         return translate(error)
 
 
-def open_wire(connection: Connection, key: str | None = None) -> BlockingWire:
-    """A wire to the server that holds `key` now. Raises ConnectionLost or ServerRefused."""
+def open_wire(connection: Connection, key: str | None = None, *, within_s: float | None = None) -> BlockingWire:
+    """A wire to the server that holds `key` now. Raises ConnectionLost or ServerRefused, after `within_s` at most."""
+    connect_s = connection.connect_timeout_s
     return BlockingWire(
         find(connection, key),
-        connect_timeout_s=connection.connect_timeout_s,
+        connect_timeout_s=connect_s if within_s is None else min(connect_s, within_s),
         command_timeout_s=connection.command_timeout_s,
     )
 

@@ -7,8 +7,9 @@ Elsewhere: remembering the last number with its answer (`bullpen.wire.lua.add`, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.ids import new_token
@@ -21,6 +22,8 @@ from bullpen.wire.scripts import Script
 
 OBSERVE_EVERY_S: Final = 0.1
 """How often the server's clock is learned from replies: a clock does not change from one call to the next."""
+
+_LAST_TRY_S: Final = 0.1
 
 MakeArguments = Callable[[int], list[Any]]
 """The arguments of a call, from its number."""
@@ -165,21 +168,23 @@ class Caller:
         may_have_run: bool = True,
     ) -> Any:
         """Send the call with the present number, again and again until it is answered, or `deadline_s` after `since`
-        (now)."""
+        (now). Connecting and waiting for the answer end then, too; but a call whose time is up when it begins is tried
+        once, since the server may be back."""
         args = make_args(self._number)
         give_up_at = None if deadline_s is None else (time.monotonic() if since is None else since) + deadline_s
         while True:
             opened = False
             try:
-                await self._door.wire()
-                opened = True
-                try:
-                    return await self._door.evaluate(self._script, keys, args)
-                except Unavailable:
-                    raise  # the server said that it did nothing
-                except ConnectionLost:
-                    may_have_run = True
-                    raise
+                async with _until(give_up_at):
+                    await self._door.wire()
+                    opened = True
+                    try:
+                        return await self._door.evaluate(self._script, keys, args)
+                    except Unavailable:
+                        raise  # the server said that it did nothing
+                    except (ConnectionLost, asyncio.CancelledError):
+                        may_have_run = True
+                        raise
             except (ConnectionLost, ServerRefused) as error:
                 if isinstance(error, ServerRefused) and (opened or deadline_s is not None):
                     raise
@@ -188,12 +193,26 @@ class Caller:
                 if self._door.closed:
                     raise
                 wait_s = self._door.reconnect_wait_s()
-                if give_up_at is not None and time.monotonic() + wait_s > give_up_at:
+                left_s = wait_s if give_up_at is None else give_up_at - time.monotonic()
+                if left_s <= 0:
                     if not may_have_run:
                         raise ConnectionLost(f"queue {queue!r}: nothing was written; {error}") from error
                     raise OutcomeUnknown(
-                        f"queue {queue!r}: no answer within {deadline_s:.0f} s, the outcome is unknown; "
+                        f"queue {queue!r}: no answer within {deadline_s:g} s, the outcome is unknown; "
                         "look the job up by its id before adding it again",
                         queue=queue,
                     ) from error
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(min(wait_s, left_s))
+
+
+@contextlib.asynccontextmanager
+async def _until(give_up_at: float | None) -> AsyncIterator[None]:
+    """Raises ConnectionLost at that time (`time.monotonic`), or a moment from now when it has passed already."""
+    left_s = None if give_up_at is None else max(_LAST_TRY_S, give_up_at - time.monotonic())
+    try:
+        async with asyncio.timeout(left_s) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise ConnectionLost("the server did not answer in time") from error

@@ -7,12 +7,14 @@ Elsewhere: sending them (`_adder`, `bullpen.sync`), the script itself (`bullpen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from bullpen import _version
 from bullpen._kernel import json, tracing
+from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.tuples import maker
 from bullpen.errors import InvalidOption, require
 from bullpen.queue.job import JobState, NewJob
@@ -23,6 +25,9 @@ from bullpen.wire.scripts import SCRIPTS
 
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
+ADD_DEADLINE_S: Final = 5.0
+"""How long an add waits for a server that is away: whoever serves a request must not hang."""
+READ_DEADLINE_S: Final = 60.0
 CALL_TTL_MS: Final = 600_000
 VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 
@@ -201,3 +206,13 @@ def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:
         return False
     # By identity: options are made once for all jobs that say nothing of their own, and to compare them takes longer.
     return len(jobs) == 1 or (len(set(map(_NAME, jobs))) == 1 and len(set(map(id, map(_OPTIONS, jobs)))) == 1)
+
+
+def read_add_deadline(given: int | timedelta | None, older_ms: int | None = None) -> float | None:
+    """The option in seconds; None when it is not given. `older_ms` is `add_deadline_ms`, its older name."""
+    if given is None and older_ms is None:
+        return None
+    if older_ms is not None:
+        return check_int("add_deadline_ms", older_ms, minimum=1) / 1000
+    assert given is not None
+    return to_ms("add_deadline", given, minimum=1) / 1000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -19,7 +20,7 @@ from bullpen.errors import InvalidOption, QueueClosed
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._adder import Adder
 from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._packing import pack_job, pack_jobs
+from bullpen.queue._packing import ADD_DEADLINE_S, READ_DEADLINE_S, pack_job, pack_jobs, read_add_deadline
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue.browse import Browsing
 from bullpen.queue.dead_letter import DeadLetters
@@ -55,7 +56,9 @@ class JobCounts:
 class Queue(Browsing, Maintenance, Limits):
     """A named queue in Redis, shared with every BullMQ client that uses the same name and prefix.
 
-    `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`.
+    `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`. `add_deadline`
+    (ms or timedelta, 5 s by default; `add_deadline_ms` is its older name) is how long an add waits for a server that is
+    away.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class Queue(Browsing, Maintenance, Limits):
         prefix: str | None = None,
         events_max_len: int | None = None,
         dead_letter_suffix: str = "-dlq",
-        add_deadline_ms: int = 60_000,
+        add_deadline: int | timedelta | None = None,
+        add_deadline_ms: int | None = None,
         max_buffered: int = 10_000,
         durability: Durability | str = MEMORY,
         clock_offset_ms: int = 0,
@@ -76,12 +80,13 @@ class Queue(Browsing, Maintenance, Limits):
             raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
-        check_int("add_deadline_ms", add_deadline_ms, minimum=1)
+        given_s = read_add_deadline(add_deadline, add_deadline_ms)
         check_int("max_buffered", max_buffered, minimum=1)
         if events_max_len is not None:
             check_int("events_max_len", events_max_len, minimum=1)
         self._events_max_len = events_max_len
-        self._deadline_s = add_deadline_ms / 1000
+        self._add_deadline_s = ADD_DEADLINE_S if given_s is None else given_s
+        self._read_deadline_s = READ_DEADLINE_S if given_s is None else given_s
         self._max_buffered = max_buffered
         self._dead_letter_keys = QueueKeys(self._keys.prefix, self._keys.dead_letter_name(dead_letter_suffix))
         self._connection = connection_for(connection, self._keys.base, self._dead_letter_keys.base)
@@ -114,14 +119,16 @@ class Queue(Browsing, Maintenance, Limits):
         *,
         durability: Durability | str | None = None,
         replace_finished: bool = False,
+        add_deadline: int | timedelta | None = None,
         **options: Any,
     ) -> Job:
         """Store one job and return it; see `JobOptions` for the options and `Durability` for how safe it is then.
 
         `job.added` tells CREATED or DUPLICATE; on a duplicate id nothing changes, the job shows what is stored and
-        `job.blocked_by` where it is. Raises InvalidOption or PayloadTooLarge before anything is written,
-        OutcomeUnknown when the server did not answer in time. Cancelling the caller does not take back what was
-        sent.
+        `job.blocked_by` where it is. Raises InvalidOption or PayloadTooLarge before anything is written. When the
+        server is away for longer than `add_deadline` (ms or timedelta; the queue's unless given, 5 s by default), it
+        raises ConnectionLost if certainly nothing was written, else OutcomeUnknown. Cancelling the caller does not take
+        back what was sent.
 
         `replace_finished` lets a job with its own `job_id` take the place of a completed or failed one that still
         holds the id, in the same script. One that has not finished stays, and so does a failed child that its parent
@@ -131,10 +138,17 @@ class Queue(Browsing, Maintenance, Limits):
             options["replace_finished"] = replace_finished
         sender = self._sender()
         packed = pack_job(name, data, self._defaults, options)
-        return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
+        level = self._durability if durability is None else Durability.read(durability)
+        if add_deadline is None:
+            return await sender.add(packed, level)
+        return (await sender.add_many([packed], level, read_add_deadline(add_deadline)))[0]
 
     async def add_many(
-        self, jobs: Iterable[NewJob | tuple[str, Any]], *, durability: Durability | str | None = None
+        self,
+        jobs: Iterable[NewJob | tuple[str, Any]],
+        *,
+        durability: Durability | str | None = None,
+        add_deadline: int | timedelta | None = None,
     ) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent.
 
@@ -144,7 +158,7 @@ class Queue(Browsing, Maintenance, Limits):
         sender = self._sender()
         packed = pack_jobs(jobs, self._defaults)
         level = self._durability if durability is None else Durability.read(durability)
-        return await sender.add_many(packed, level) if packed else []
+        return await sender.add_many(packed, level, read_add_deadline(add_deadline)) if packed else []
 
     def _sender(self) -> Adder:
         if self._closed or self._loop is not asyncio.get_running_loop():
@@ -157,12 +171,12 @@ class Queue(Browsing, Maintenance, Limits):
             # First use, or first use in another loop (a test, a new asyncio.run): connections belong to one loop.
             self._loop = loop
             self._door: Door = self._connection.shared_door(self._keys.base)
-            self._actions = QueueActions(self._door, self._keys, deadline_s=self._deadline_s)
+            self._actions = QueueActions(self._door, self._keys, deadline_s=self._read_deadline_s)
             self._adder = Adder(
                 self._door,
                 self._keys,
                 self._actions,
-                deadline_s=self._deadline_s,
+                deadline_s=self._add_deadline_s,
                 max_buffered=self._max_buffered,
                 clock_offset_ms=self._clock_offset_ms,
                 before_first=None if self._events_max_len is None else self._write_options,

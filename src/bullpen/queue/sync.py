@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bullpen._kernel import json
-from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, new_token
 from bullpen.errors import (
     ConnectionLost,
@@ -42,8 +42,10 @@ from bullpen.queue._discovery import Unavailable
 from bullpen.queue._late_results import Circumstances, late_result, lists_worker
 from bullpen.queue._line import seeking
 from bullpen.queue._packing import (
+    ADD_DEADLINE_S,
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
+    READ_DEADLINE_S,
     PackedJob,
     Stored,
     add_arguments,
@@ -52,6 +54,7 @@ from bullpen.queue._packing import (
     count_fitting,
     pack_job,
     pack_jobs,
+    read_add_deadline,
     read_stored,
 )
 from bullpen.queue._redis import Connection
@@ -128,16 +131,18 @@ class Queue:
         *,
         connection: str | Connection | None = None,
         prefix: str | None = None,
-        add_deadline_ms: int = 60_000,
+        add_deadline: int | timedelta | None = None,
+        add_deadline_ms: int | None = None,
         **defaults: Any,
     ) -> None:
         if "job_id" in defaults:
             raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
-        check_int("add_deadline_ms", add_deadline_ms, minimum=1)
+        given_s = read_add_deadline(add_deadline, add_deadline_ms)
         _fill_default()
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
-        self._deadline_s = add_deadline_ms / 1000
+        self._add_deadline_s = ADD_DEADLINE_S if given_s is None else given_s
+        self._read_deadline_s = READ_DEADLINE_S if given_s is None else given_s
         self._connection = connection_for(connection, self._keys.base)
         self._lock = threading.Lock()
         self._closed = False
@@ -157,8 +162,17 @@ class Queue:
 
     # ---- adding -----------------------------------------------------------------------------------------------
 
-    def add(self, name: str, data: Any = None, *, replace_finished: bool = False, **options: Any) -> Job:
+    def add(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        replace_finished: bool = False,
+        add_deadline: int | timedelta | None = None,
+        **options: Any,
+    ) -> Job:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
+        deadline_s = read_add_deadline(add_deadline) or self._add_deadline_s
         if replace_finished:
             options["replace_finished"] = replace_finished
         job = pack_job(name, data, self._defaults, options)
@@ -167,27 +181,30 @@ class Queue:
             self._number += 1
             command = command_for_one(job, self._add_keys[0], self._keys.base, self._number)
             until = self._watch.begin(time.monotonic())
-            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until))
+            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until), deadline_s)
             self._watch.end(time.monotonic())
         stored = read_stored(reply)
         return self._stored_jobs(stored, (job,))[0] if stored.taken else Job(self, stored.record(job))
 
-    def add_many(self, jobs: Iterable[NewJob | tuple[str, Any]]) -> list[Job]:
+    def add_many(
+        self, jobs: Iterable[NewJob | tuple[str, Any]], *, add_deadline: int | timedelta | None = None
+    ) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
         the whole is not."""
         packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
+        deadline_s = read_add_deadline(add_deadline) or self._add_deadline_s
         while len(stored) < len(packed):
             begin = len(stored)
             count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
-            stored += self._store(packed[begin : begin + count])
+            stored += self._store(packed[begin : begin + count], deadline_s)
         return stored
 
-    def _store(self, batch: Sequence[PackedJob]) -> list[Job]:
+    def _store(self, batch: Sequence[PackedJob], deadline_s: float) -> list[Job]:
         with self._lock:
             self._ready()
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
-            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args))
+            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args), deadline_s)
         return self._stored_jobs(read_stored(reply), batch)
 
     def _stored_jobs(self, stored: Stored, batch: Sequence[PackedJob]) -> list[Job]:
@@ -323,7 +340,7 @@ class Queue:
     def _locked(self, ask: Callable[[BlockingWire], Any]) -> Any:
         with self._lock:
             self._ready()
-            return self._call(ask)
+            return self._call(ask, self._read_deadline_s)
 
     def _ready(self) -> None:
         if self._closed:
@@ -332,32 +349,41 @@ class Queue:
             # The parent's socket stays open in the parent; here it is only forgotten.
             self._begin()
 
-    def _call(self, ask: Callable[[BlockingWire], Any]) -> Any:
+    def _call(self, ask: Callable[[BlockingWire], Any], deadline_s: float) -> Any:
         """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
-        give_up_at = time.monotonic() + self._deadline_s
+        give_up_at = time.monotonic() + deadline_s
+        command_s = self._connection.command_timeout_s
+        is_short = deadline_s < command_s
         may_have_run, wait_s = False, _FIRST_WAIT_S
         while True:
             opened = False
             try:
                 if self._wire is None:
-                    self._wire = open_wire(self._connection, self._keys.base)
+                    left_s = max(_FIRST_WAIT_S, give_up_at - time.monotonic())
+                    self._wire = open_wire(self._connection, self._keys.base, within_s=left_s)
                 opened = True
-                return ask(self._wire)
+                if is_short or may_have_run:
+                    self._wire.wait_at_most(min(command_s, max(_FIRST_WAIT_S, give_up_at - time.monotonic())))
+                reply = ask(self._wire)
+                if is_short or may_have_run:
+                    self._wire.wait_at_most(command_s)
+                return reply
             except Unavailable as error:
                 cause: Exception = error  # the server said that it did nothing; another one or another moment will do
             except ConnectionLost as error:
                 may_have_run = may_have_run or opened
                 cause = error
             self._drop()
-            if time.monotonic() + wait_s > give_up_at:
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
                 if may_have_run:
                     raise OutcomeUnknown(
-                        f"queue {self.name!r}: no answer within {self._deadline_s:.0f} s, the outcome is unknown; "
+                        f"queue {self.name!r}: no answer within {deadline_s:g} s, the outcome is unknown; "
                         "look the job up by its id before adding it again",
                         queue=self.name,
                     ) from cause
                 raise ConnectionLost(f"queue {self.name!r}: nothing was written; {cause}") from cause
-            time.sleep(wait_s)
+            time.sleep(min(wait_s, left_s))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             if self._connection.revive is not None:
                 self._connection.revive()

@@ -21,6 +21,7 @@ import msgspec
 from bullpen._kernel.outcome import Raised
 from bullpen.errors import InvalidOption, PermanentError
 from bullpen.queue._execute import run_thread
+from bullpen.queue._packing import read_add_deadline
 from bullpen.queue.job import Job, NewJob
 from bullpen.queue.queue import Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
@@ -99,6 +100,8 @@ class Task(Generic[P, R]):
         """All tasks of the queue; a child process of a worker finds them here."""
         if "job_id" in options:
             raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", options["job_id"])
+        self._add_deadline: int | timedelta | None = options.pop("add_deadline", None)
+        read_add_deadline(self._add_deadline)
         make_options(DEFAULT_OPTIONS, **options)  # a mistake is told where the task stands, not where it is first added
         self._options = options
         self._open_queue = open_queue
@@ -120,17 +123,21 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def options(self, **options: Any) -> Task[P, R]:
-        """The same task with other job options: `await task.options(delay=5_000, job_id="a").add(...)`."""
+        """The same task with other job options, or another `add_deadline`: `await task.options(delay=5_000,
+        job_id="a").add(...)`."""
+        deadline = options.pop("add_deadline", self._add_deadline)
+        read_add_deadline(deadline)
         make_options(DEFAULT_OPTIONS, **{**self._options, **options})
         other = object.__new__(Task)
-        other.__dict__.update(self.__dict__, _options={**self._options, **options})
+        other.__dict__.update(self.__dict__, _options={**self._options, **options}, _add_deadline=deadline)
         return cast("Task[P, R]", other)
 
     # ---- adding -------------------------------------------------------------------------------------------------
 
     async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
         """Store one run. Wrong arguments raise before anything is sent, as a call of the function would."""
-        job = await self._open_queue().add(self.name, self._pack(args, kwargs), **self._options)
+        data = self._pack(args, kwargs)
+        job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **self._options)
         return TaskJob(self, job)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
@@ -143,7 +150,8 @@ class Task(Generic[P, R]):
         All are checked before the first is sent. As with `Queue.add_many`, one failure may leave earlier ones stored.
         """
         checked = [NewJob(self.name, self._packed(one), self._options) for one in calls]
-        return [TaskJob(self, job) for job in await self._open_queue().add_many(checked)]
+        added = await self._open_queue().add_many(checked, add_deadline=self._add_deadline)
+        return [TaskJob(self, job) for job in added]
 
     async def map(
         self, calls: Iterable[Call | Mapping[str, Any]], *, timeout: int | timedelta | None = None
