@@ -263,7 +263,7 @@ PROGRAM = """
 import asyncio, logging, sys
 from bullpen.queue import Worker
 
-logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 
 async def handle(job):
     print("started", job.id, flush=True)

@@ -125,3 +125,18 @@ def test_channels_and_deliveries_know_nothing_but_their_port() -> None:
 
     assert offences == []
     assert {name: lines for name, lines in sizes.items() if lines > 250} == {}
+
+
+def test_importing_changes_nobodys_log_level() -> None:
+    """A program's logging is the program's. Only `bullpen run`, which sets up all of it, may quieten others."""
+    program = """
+import importlib, logging, pkgutil
+import bullpen
+for found in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
+    if ".migrations." not in found.name and not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+names = [name for name in logging.root.manager.loggerDict if logging.getLogger(name).level != logging.NOTSET]
+print([name for name in names if name.split(".")[0] in ("bullpen", "aiokafka", "aiosqlite", "httpcore2", "aiormq")])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == ("[]", "")

@@ -26,6 +26,8 @@ class Tap:
         self.struck = asyncio.Event()
         """The bytes were sent, and held back."""
         self.port = 0
+        self.accepted = 0
+        """How often somebody has connected, or tried to."""
 
     def hold_at(self, match: bytes) -> None:
         """Let nothing pass any more from the moment a client sends this; its connection stays open."""
@@ -48,6 +50,7 @@ class Tap:
         self.struck.clear()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         if self._is_cutting and self.struck.is_set():
             writer.transport.abort()
             return

@@ -107,6 +107,31 @@ async def test_a_sent_event_is_logged(client: MemoryClient, caplog: pytest.LogCa
     assert (line["queue"], line["jobId"], line["urn"]) == ("orders", receipt.id, "urn:order:1")
 
 
+async def test_a_batch_of_events_is_one_line(client: MemoryClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each of ten thousand messages hides everything else."""
+    caplog.set_level(logging.INFO)
+
+    await client.produce_many("orders", [("paid", URN)] * 50)
+
+    (line,) = [record for record in caplog.records if "added to queue" in record.getMessage()]
+    assert line.getMessage() == "50 jobs added to queue"
+    assert (vars(line)["queue"], vars(line)["count"]) == ("orders", 50)
+
+
+async def test_what_is_not_taken_of_a_batch_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = MessagingClient(Stubborn(ServerRefused("queue is full"), times=3))
+
+    await client.produce_many("orders", [("paid", URN)] * 20)
+    await client.close()
+
+    said = [record.getMessage() for record in caplog.records if record.name == "bullpen.messaging"]
+    assert said[0] == "17 jobs added to queue"
+    assert said[1].startswith("3 of 20 jobs were not added to queue, the first: ")
+    assert "queue is full" in said[1]
+    assert len(said) == 2
+
+
 class Stubborn(MemoryTransport):
     """Fails to publish as often as it is told, with the given error."""
 
@@ -245,9 +270,32 @@ async def test_failure_is_logged_to_its_end(client: MemoryClient, caplog: pytest
     assert [(line["jobId"], line["urn"], line["attemptsMade"]) for line in failures] == [
         (receipt.id, "urn:order:1", number) for number in range(3)
     ]
+    levels = [record.levelname for record in caplog.records if "Job processing failed" in record.getMessage()]
+    assert levels == ["WARNING", "WARNING", "ERROR"]
+    assert failures[0]["exc_info"] is None
+    assert failures[2]["exc_info"][0] is OSError
     assert len(lines(caplog.records, "Job exceeded retry limit")) == 1
     (sent,) = lines(caplog.records, "Job sent to DLQ")
     assert (sent["jobId"], sent["dlq"]) == (receipt.id, "orders-dlq")
+
+
+@pytest.mark.requirement("W-39")
+async def test_a_permanent_failure_does_not_exceed_the_retry_limit(
+    client: MemoryClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads that raises the limit, in vain."""
+
+    async def refuse(delivery: Delivery) -> None:
+        raise PermanentError("no such order")
+
+    with listening() as heard:
+        await client.consume("orders", refuse)
+        await client.produce("orders", "paid", URN)
+        await heard.wait("dead_letter.written")
+
+    assert lines(caplog.records, "Job exceeded retry limit") == []
+    (line,) = lines(caplog.records, "Job processing failed: no such order")
+    assert (line["levelname"], line["cause"]) == ("ERROR", "permanent")
 
 
 @pytest.mark.requirement("W-45")

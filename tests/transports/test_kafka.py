@@ -594,4 +594,10 @@ async def test_an_outage_is_told_once_and_so_is_its_end(
     assert len(lines(caplog.records, "Kafka connection is back")) == 1
     lost = [record for record in caplog.records if record.getMessage().startswith("Kafka connection lost")]
     assert len(lost) == 1
+    driver = [(record.name, record.msg) for record in caplog.records if _is_warning_of(record, "aiokafka")]
+    assert len(driver) == len(set(driver))  # it tried 200 times a second, with a line for each
     await client.close()
+
+
+def _is_warning_of(record: logging.LogRecord, driver: str) -> bool:
+    return record.name.split(".")[0] == driver and record.levelno >= logging.WARNING

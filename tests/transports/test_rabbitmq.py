@@ -20,6 +20,7 @@ import pytest
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused
+from bullpen.plugins import _reports
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._link import translated
@@ -641,6 +642,59 @@ async def test_a_connection_that_comes_back_finds_its_consumers_again(
     assert len(lines(caplog.records, "RabbitMQ connection is back")) == 1
     lost = [record for record in caplog.records if record.getMessage().startswith("RabbitMQ connection lost")]
     assert len(lost) == 1
+
+
+async def test_a_broker_that_is_away_is_one_line_a_minute(
+    rabbit: RabbitServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of waiting publishes asked for a connection, each on its own, and the driver told of every attempt."""
+    caplog.set_level(logging.INFO)
+    async with tap(rabbit.port()) as wire:
+        url = f"amqp://guest:guest@127.0.0.1:{wire.port}/"
+        client = RabbitMQClient(url, topology=Topology(delays=QUICK), policy=quick_policy())
+        queue = unique()
+        with listening() as heard:
+            await client.produce(queue, "pay", {"urn": "urn:before"})
+            caplog.clear()
+            wire.cut()
+            batch = asyncio.create_task(client.produce_many(queue, [("pay", {"urn": f"urn:{n}"}) for n in range(200)]))
+            await heard.wait("transport.disconnected")
+            dialled = wire.accepted
+            await asyncio.sleep(1)
+            attempts = wire.accepted - dialled
+            said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+            monkeypatch.setattr(_reports, "REMIND_AFTER_S", 0.1)
+            await _until(lambda: any("RabbitMQ is away for" in record.getMessage() for record in caplog.records))
+            wire.heal()
+            await heard.wait("transport.connected", 2)
+            results = await batch
+        await client.close()
+
+    assert [text.partition(":")[0] for text in said] == ["RabbitMQ connection lost, trying again until it is back"]
+    assert attempts <= 8  # the pauses grow from 50 ms to a second
+    assert [result for result in results if isinstance(result, Exception)] == []
+
+
+async def test_a_clean_close_warns_of_nothing(rabbit: RabbitServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client, handled = RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK)), asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        handled.set()
+
+    queue = unique()
+    await client.consume(queue, handle)
+    await client.produce(queue, "pay", {"urn": "urn:1"})
+    await asyncio.wait_for(handled.wait(), PATIENCE_S)
+    await client.close()
+
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - log lines tell nobody
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

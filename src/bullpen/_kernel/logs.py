@@ -9,9 +9,12 @@ Elsewhere: our own formats (`bullpen._kernel.log_formats`), what counts as a sec
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import Enum
 from typing import Any, Final, Protocol
 
 from bullpen._kernel import tracing
@@ -145,6 +148,55 @@ def showable(error: BaseException, depth: int = 0) -> BaseException:
     for note in clean_notes:
         made.add_note(note)
     return made
+
+
+class _Noise(Enum):
+    DROPPED = "dropped"
+    LIMITED = "limited"
+
+
+_noise: ContextVar[_Noise | None] = ContextVar("bullpen_noise", default=None)
+_SAME_AGAIN_S: Final = 60.0
+
+
+@contextmanager
+def calming(driver: str, *, drop: bool = False) -> Iterator[None]:
+    """What a driver warns of while it works for us here, or in tasks that it starts here, is passed on once a minute,
+    or not at all if we get it as an error anyway. A broker that is away gets hundreds of lines a second otherwise.
+
+    Only of work for us: whoever uses the same driver beside us sees all of its lines. Its level is left alone.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name == driver or name.startswith(f"{driver}."):
+            logger = logging.getLogger(name)
+            if _CALM not in logger.filters:
+                logger.addFilter(_CALM)
+    before = _noise.set(_Noise.DROPPED if drop else _Noise.LIMITED)
+    try:
+        yield
+    finally:
+        _noise.reset(before)
+
+
+class _CalmFilter(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        noise = _noise.get()
+        if noise is None or not logging.WARNING <= record.levelno < logging.CRITICAL:
+            return True
+        if noise is _Noise.DROPPED:
+            return False
+        key, now = (record.name, str(record.msg)), time.monotonic()
+        if now - self._passed.get(key, -math.inf) < _SAME_AGAIN_S:
+            return False
+        self._passed[key] = now
+        return True
+
+
+_CALM: Final = _CalmFilter()
 
 
 class RemoteTraceback(Exception):

@@ -153,6 +153,6 @@ class Services:
             logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
             group.create_task(self.stop(0))
         else:
-            logger.warning("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
+            logger.info("%s: no more jobs are taken, waiting for %d running ones", number.name, running)
             self._is_stopping = True
             group.create_task(self.stop())

@@ -97,7 +97,7 @@ class Supervisor:
         self._signals += 1
         match self._signals:
             case 1:
-                logger.warning("%s: worker processes finish their jobs; once more hurries them", number.name)
+                logger.info("%s: worker processes finish their jobs; once more hurries them", number.name)
                 self._stop()
             case 2:
                 logger.warning("%s again: running jobs are given back; once more kills", number.name)

@@ -8,7 +8,6 @@ Elsewhere: tables (`tables`), their making (`migrate`), who may see what (`secur
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import sqlite3
 import time
@@ -188,9 +187,6 @@ class Database:
             if prepared_statements:  # the same pooler would leave the setting behind for somebody else
                 release_abandoned(engine.sync_engine, after_ms=int(self._timeout_s * 2_000))
             return engine
-        # At DEBUG it writes whole rows. Whoever wants that asks for this logger by its name.
-        if logging.getLogger("aiosqlite").level == logging.NOTSET:
-            logging.getLogger("aiosqlite").setLevel(logging.INFO)
         engine = create_async_engine(self.url, pool_size=min(self.pool_size, 5), max_overflow=0)
         prepare_sqlite(engine.sync_engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
         return engine

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
@@ -30,10 +29,6 @@ except ImportError as error:
     raise MissingExtra("http", "webhooks and other targets over HTTP") from error
 
 __all__ = ["AddressGuard", "AddressRefused", "HttpAnswer", "HttpClient", "HttpFailed", "check_url", "hide_path"]
-
-# At DEBUG it writes headers, among them credentials. Whoever wants that asks for this logger by its name.
-if logging.getLogger("httpcore2").level == logging.NOTSET:
-    logging.getLogger("httpcore2").setLevel(logging.INFO)
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +37,11 @@ from aiokafka.errors import (
 )
 
 from bullpen._kernel.duration import is_text
+from bullpen._kernel.logs import calming
 
 __all__ = ["Brokers", "GroupMember", "KafkaDoor", "Partition", "PartitionLost", "Record", "RecordRefused", "translate"]
 
-# At DEBUG it writes whole records. Whoever wants that asks for this logger by its name.
-if logging.getLogger("aiokafka").level == logging.NOTSET:
-    logging.getLogger("aiokafka").setLevel(logging.INFO)
-
+_DRIVER: Final = "aiokafka"
 _CONNECT_TIMEOUT_S: Final = 10.0
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _LARGEST_RECORD_BYTES: Final = 11 * 1024 * 1024
@@ -168,7 +165,8 @@ class KafkaDoor:
         producer = await self._ready_producer()
         packed = [(name, text.encode()) for name, text in (headers or {}).items()]
         try:
-            sent = await producer.send_and_wait(topic, value=value, key=key, headers=packed, partition=partition)
+            with calming(_DRIVER):
+                sent = await producer.send_and_wait(topic, value=value, key=key, headers=packed, partition=partition)
         except TRANSLATED as error:
             if not getattr(error, "retriable", False):
                 # An idempotent producer that lost its sequence never works again.
@@ -180,7 +178,8 @@ class KafkaDoor:
         """All topics that we may see: the cluster answers."""
         admin = await self._ready_admin()
         try:
-            return set(await admin.list_topics())
+            with calming(_DRIVER):
+                return set(await admin.list_topics())
         except TRANSLATED as error:
             await self._drop_admin()
             raise translate(error) from error
@@ -192,7 +191,8 @@ class KafkaDoor:
             return {}
         admin = await self._ready_admin()
         try:
-            found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+            with calming(_DRIVER):
+                found = await admin.list_consumer_group_offsets(group, partitions=wanted)
         except TRANSLATED as error:
             await self._drop_admin()
             raise translate(error) from error
@@ -247,8 +247,9 @@ class KafkaDoor:
             fetch_max_wait_ms=10,
         )
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await reader.start()
+            with calming(_DRIVER):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    await reader.start()
             yield reader
         except TRANSLATED as error:
             raise translate(error) from error
@@ -276,8 +277,9 @@ class KafkaDoor:
             if self._admin is None:
                 admin = AIOKafkaAdminClient(**self._brokers.as_options(), request_timeout_ms=_REQUEST_TIMEOUT_MS)
                 try:
-                    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                        await admin.start()
+                    with calming(_DRIVER):
+                        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                            await admin.start()
                 except BaseException as error:
                     with contextlib.suppress(*TRANSLATED):
                         await admin.close()
@@ -338,14 +340,16 @@ class GroupMember:
     def subscribe(self, topics: Iterable[str]) -> None:
         wanted = sorted(topics)
         if wanted:
-            self._consumer.subscribe(wanted, listener=_Listener(self._on_revoked, self._on_assigned))
+            with calming(_DRIVER):  # it starts tasks
+                self._consumer.subscribe(wanted, listener=_Listener(self._on_revoked, self._on_assigned))
         else:
             self._consumer.unsubscribe()
 
     async def poll(self, *, timeout_ms: int, most: int) -> dict[Partition, list[Record]]:
         """What has arrived, by partition, in order. Must be called all the time, or the group thinks we are dead."""
         try:
-            batches = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=most)
+            with calming(_DRIVER):
+                batches = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=most)
         except TRANSLATED as error:
             raise translate(error) from error
         return {
@@ -356,7 +360,8 @@ class GroupMember:
     async def commit(self, positions: Mapping[Partition, tuple[int, str]]) -> None:
         """Store the next offset of each partition, with a text. Raises PartitionLost when one is no longer ours."""
         try:
-            await self._consumer.commit({TopicPartition(*where): what for where, what in positions.items()})
+            with calming(_DRIVER):
+                await self._consumer.commit({TopicPartition(*where): what for where, what in positions.items()})
         except TRANSLATED as error:
             raise translate(error) from error
 
@@ -386,8 +391,10 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the driver 
 
 async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            await client.start()
+        # The tasks that it starts now tell of every attempt to reach a cluster that is away.
+        with calming(_DRIVER):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await client.start()
     except BaseException as error:
         await _stop(client)
         if isinstance(error, TRANSLATED):
@@ -397,7 +404,7 @@ async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
 
 async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     # Stopping talks to the broker (a flush, leaving the group); one that is away must not hold us.
-    with contextlib.suppress(*TRANSLATED):
+    with contextlib.suppress(*TRANSLATED), calming(_DRIVER):
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await client.stop()
 

@@ -25,15 +25,21 @@ Events and their fields; all have `transport` and, where it applies, `source`:
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Depth, Event, Settled
 
 logger: Final = get_logger("bullpen.messaging")
+
+
+REMIND_AFTER_S: Final = 60.0
+"""How often a broker that stays away is told of."""
 
 
 class Reports:
@@ -42,16 +48,29 @@ class Reports:
     def __init__(self, label: str) -> None:
         self.label = label
         self._transport = label.lower()
+        self._lost_since: float | None = None
+        self._reminded_at = 0.0
 
     # ---- producing --------------------------------------------------------------------------------------------
 
-    def published(self, event: Event, event_id: str, duration_s: float) -> None:
-        _log(logging.INFO, "Job added to queue", jobId=event_id, queue=event.source, urn=event.urn)
+    def published(self, event: Event, event_id: str, duration_s: float, *, is_alone: bool = True) -> None:
+        if is_alone:
+            _log(logging.INFO, "Job added to queue", jobId=event_id, queue=event.source, urn=event.urn)
         self._emit("transport.published", source=event.source, name=event.name, id=event_id, duration_s=duration_s)
 
-    def publish_failed(self, event: Event, error: Exception) -> None:
-        _log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=str(error.__cause__))
+    def publish_failed(self, event: Event, error: Exception, *, is_alone: bool = True) -> None:
+        if is_alone:
+            reason = str(error.__cause__)
+            _log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=reason)
         self._emit("transport.publish_failed", source=event.source, name=event.name, id=event.id, error=error.__cause__)
+
+    def published_many(self, source: str, count: int, failures: Sequence[Exception]) -> None:
+        """One line for a batch, and one for what of it was not taken."""
+        if count:
+            _log(logging.INFO, f"{count} jobs added to queue", queue=source, count=count)
+        if failures:
+            text = f"{len(failures)} of {count + len(failures)} jobs were not added to queue, the first: {failures[0]}"
+            _log(logging.ERROR, text, queue=source, count=len(failures), error=str(failures[0].__cause__))
 
     # ---- consuming --------------------------------------------------------------------------------------------
 
@@ -109,11 +128,13 @@ class Reports:
         match outcome:
             case Completed():
                 _log(logging.INFO, "Job processed successfully", **fields)
-            case Retry(reason):
-                _log(logging.ERROR, f"Job processing failed: {reason}", **fields, error=reason)
-            case Failed(reason):
-                _log(logging.ERROR, f"Job processing failed: {reason}", **fields, error=reason)
-                _log(logging.ERROR, "Job exceeded retry limit", **fields, error=reason, cause=outcome.cause.value)
+            case Retry(reason, _, delay_ms):
+                _log(logging.WARNING, f"Job processing failed: {reason}", **fields, error=reason, retryInMs=delay_ms)
+            case Failed(reason, _, cause):
+                text = f"Job processing failed: {reason}"
+                _log(logging.ERROR, text, outcome.error, **fields, error=reason, cause=cause.value)
+                if cause is Cause.EXHAUSTED:
+                    _log(logging.ERROR, "Job exceeded retry limit", **fields, error=reason, cause=cause.value)
             case Delayed() | Waiting() | WaitingChildren():
                 _log(logging.INFO, "Job returned to its queue", **fields)
             case _:
@@ -161,17 +182,27 @@ class Reports:
     def connected(self, endpoint: str, *, again: bool) -> None:
         if again:
             _log(logging.WARNING, f"{self.label} connection is back", endpoint=endpoint)
+        self._lost_since = None
         self._emit("transport.connected", endpoint=endpoint)
 
     def disconnected(self, endpoint: str, reason: object) -> None:
-        """A lasting fault is told when it begins and when it ends, not on every attempt."""
-        _log(
-            logging.WARNING, f"{self.label} connection lost, trying again until it is back: {reason}", endpoint=endpoint
-        )
-        self._emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
+        """A lasting fault is told when it begins, once a minute while it lasts, and when it ends; not on every
+        attempt."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = self._reminded_at = now
+            text = f"{self.label} connection lost, trying again until it is back: {reason}"
+            self._emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
+        elif now - self._reminded_at >= REMIND_AFTER_S:
+            self._reminded_at = now
+            text = f"{self.label} is away for {now - self._lost_since:.0f} s, trying again until it is back: {reason}"
+        else:
+            return
+        _log(logging.WARNING, text, endpoint=endpoint)
 
     def closed(self, endpoint: str) -> None:
         """By us: no fault, but no connection either."""
+        self._lost_since = None
         self._emit("transport.disconnected", endpoint=endpoint, reason="closed by us")
 
     def channel_opened(self, purpose: str) -> None:
@@ -184,9 +215,10 @@ class Reports:
         telemetry.emit(event, transport=self._transport, **fields)
 
 
-def _log(level: int, text: str, /, **fields: Any) -> None:
+def _log(level: int, text: str, raised: BaseException | None = None, /, **fields: Any) -> None:
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", text, extra={name: value for name, value in fields.items() if value is not None})
+        extra = {name: value for name, value in fields.items() if value is not None}
+        logger.log(level, "%s", text, exc_info=raised, extra=extra)
 
 
 def _fields(delivery: Delivery) -> dict[str, Any]:
@@ -194,7 +226,9 @@ def _fields(delivery: Delivery) -> dict[str, Any]:
     return {
         "jobId": delivery.id,
         "queue": delivery.source,
+        "jobName": delivery.name or None,
         "urn": delivery.urn,
+        "attempt": delivery.attempt,
         "attemptsMade": delivery.attempt - 1,
     }
 

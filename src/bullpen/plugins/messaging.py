@@ -158,12 +158,17 @@ class MessagingClient(Generic[ReceiptT]):
         async def send(number: int) -> None:
             async with window:
                 try:
-                    found[number] = await self.send(made[number][0], delay=made[number][1])
+                    found[number] = await self._send_one(*made[number], is_alone=is_alone)
                 except PublishFailed as failure:
                     found[number] = failure
 
+        is_alone = len(made) == 1
         await asyncio.gather(*(send(number) for number, result in enumerate(found) if result is None))
-        return [result for result in found if result is not None]
+        results = [result for result in found if result is not None]
+        if not is_alone:
+            failures = [result for result in results if isinstance(result, PublishFailed)]
+            self._reports.published_many(queue, len(results) - len(failures), failures)
+        return results
 
     def _outgoing(
         self, queue: str, one: Outgoing | tuple[str, EventData], options: Mapping[str, Any]
@@ -183,9 +188,9 @@ class MessagingClient(Generic[ReceiptT]):
             if isinstance(result, ConnectionLost | NotTakenNow):
                 found.append(None)
             elif isinstance(result, BullpenError):
-                found.append(self._failed(event, result))
+                found.append(self._failed(event, result, is_alone=False))
             else:
-                self._reports.published(event, result.id, time.monotonic() - started)
+                self._reports.published(event, result.id, time.monotonic() - started, is_alone=False)
                 found.append(result)
         return found
 
@@ -227,20 +232,23 @@ class MessagingClient(Generic[ReceiptT]):
     async def send(self, event: Event, *, delay: int | timedelta = 0) -> ReceiptT:
         """Send a checked event. A broker that is away or full is tried again until the deadline; the id stays the
         same."""
-        delay_ms = self._delay_ms(delay)
+        return await self._send_one(event, self._delay_ms(delay), is_alone=True)
+
+    async def _send_one(self, event: Event, delay_ms: int, *, is_alone: bool) -> ReceiptT:
+        """Alone it has a log line of its own; a batch has one for all."""
         self._must_be_open()
         started = time.monotonic()
         try:
             receipt = await self._publish(event, delay_ms, started + self._publish_deadline_s)
         except Exception as error:  # translated once, whatever the transport was: the cause is chained
-            raise self._failed(event, error) from error
-        self._reports.published(event, receipt.id, time.monotonic() - started)
+            raise self._failed(event, error, is_alone=is_alone) from error
+        self._reports.published(event, receipt.id, time.monotonic() - started, is_alone=is_alone)
         return receipt
 
-    def _failed(self, event: Event, error: Exception) -> PublishFailed:
+    def _failed(self, event: Event, error: Exception, *, is_alone: bool) -> PublishFailed:
         failure = PublishFailed(event.source, str(error) or type(error).__name__)
         failure.__cause__ = error
-        self._reports.publish_failed(event, failure)
+        self._reports.publish_failed(event, failure, is_alone=is_alone)
         return failure
 
     def _delay_ms(self, delay: int | timedelta) -> int:

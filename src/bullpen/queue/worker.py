@@ -473,7 +473,7 @@ class Worker:
             logger.warning("queue %r: second %s, running jobs are given back", self.queue_name, number.name)
             self._hurry.set()
             return
-        logger.warning("queue %r: %s, no more jobs are taken; %d still run", self.queue_name, number.name, self.running)
+        logger.info("queue %r: %s, no more jobs are taken; %d still run", self.queue_name, number.name, self.running)
         self._stopping = True
         self._closing = asyncio.ensure_future(self.close())
 

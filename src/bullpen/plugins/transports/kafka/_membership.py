@@ -300,7 +300,7 @@ class Membership:
         self._was_connected, self._is_lost = True, False
 
     def _note_lost(self, reason: object) -> None:
-        if not self._is_lost and not self._is_closed:
+        if not self._is_closed:
             self._is_lost = True
             self._reports.disconnected(self._transport.group, reason)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -26,6 +27,7 @@ from aio_pika.exceptions import (
 )
 from yarl import URL
 
+from bullpen._kernel.logs import calming
 from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports.rabbitmq.topology import Binding, Declaration, Exchange, Queue, Topology
@@ -105,6 +107,8 @@ class Link:
         self._publishes: Counter[AbstractChannel] = Counter()
         self._opening = asyncio.Lock()
         self._failures = 0
+        self._failure: tuple[float, BullpenError] | None = None
+        """Why nobody let us in the last time, and until when nobody is asked again."""
         self._was_connected = False
         self._is_declared = False
         self._is_lost = False
@@ -130,6 +134,9 @@ class Link:
             return self._connection
 
     async def _open(self) -> None:
+        if self._failure is not None and time.monotonic() < self._failure[0]:
+            # Hundreds may wait for the connection, each with pauses of its own: together they ask once per pause.
+            raise type(self._failure[1])(str(self._failure[1]))
         error: BullpenError = ConnectionLost("no address of a RabbitMQ node was given")
         for _ in self._urls:
             url = self._urls[self._next % len(self._urls)]
@@ -141,10 +148,11 @@ class Link:
                 if isinstance(reason, ServerRefused):
                     break  # the other nodes would say the same
                 continue
-            self._failures = 0
+            self._failures, self._failure = 0, None
             self._reports.connected(_shown(url), again=self._was_connected)
             self._was_connected, self._is_lost = True, False
             return
+        self._failure = time.monotonic() + self.pause_s, error
         self._failures += 1
         self._note_lost(_shown(self._urls[0]), error)
         raise error
@@ -153,11 +161,13 @@ class Link:
         connection: AbstractConnection | None = None
         try:
             with translated():
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    connection = await aio_pika.connect(
-                        url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
-                        client_properties={"connection_name": self._name},
-                    )
+                # What it logs of a failure is in the error that we get, and told by us.
+                with calming("aiormq", drop=True):
+                    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                        connection = await aio_pika.connect(
+                            url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
+                            client_properties={"connection_name": self._name},
+                        )
                 connection.close_callbacks.add(self._on_closed)
                 self._declared = set()
                 self._publisher = None
@@ -315,7 +325,7 @@ class Link:
             self._note_lost(self._name, str(error or "") or "closed by the broker")
 
     def _note_lost(self, endpoint: str, reason: object) -> None:
-        if not self._is_lost and not self._is_closed:
+        if not self._is_closed:
             self._is_lost = True
             self._reports.disconnected(endpoint, reason)
 

@@ -52,6 +52,7 @@ from bullpen.ports.transport import (
 __all__ = ["RabbitMQTransport"]
 
 LABEL: Final = "RabbitMQ"
+_LEAVE_TIMEOUT_S: Final = 1.0
 _DEFAULT_EXCHANGE: Final = ""
 _BATCHES_UNDER_WAY: Final = 4
 """While the broker writes one to disk, the next are on their way."""
@@ -443,6 +444,9 @@ class _Consumption:
     async def aclose(self) -> None:
         await self.stop()
         if self._task is not None:
+            if self._channel is not None:
+                # It tells the broker that we leave; to cancel it in the middle of that makes the driver warn of it.
+                await asyncio.wait([self._task], timeout=_LEAVE_TIMEOUT_S)
             await end(self._task)
         self._lose_all()
         channel, self._channel = self._channel, None
