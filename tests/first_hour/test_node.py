@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -141,9 +142,9 @@ def mailer(
     with installed.start(*command, cwd=place, env={"BULLPEN_REDIS_URL": redis_server.url}) as worker:
         worker.wait_for("taking jobs", PATIENCE_S)
         until(lambda: ask(f"{url}/readyz")[0] == 200, "the worker is ready")
-        host, port = redis_server.url.removeprefix("redis://").split(":")
+        address = urlsplit(redis_server.url)
         answer = subprocess.run(
-            [*node.node, "producer.cjs", host, port.rstrip("/0") or port, str(QUEUES)],
+            [*node.node, "producer.cjs", str(address.hostname), str(address.port), str(QUEUES)],
             cwd=place,
             env=clean({"NODE_PATH": str(NODE_DIR / "node_modules")}),
             capture_output=True,
