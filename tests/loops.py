@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from typing import Any, Final
 
 import pytest
@@ -21,8 +22,10 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 class EarlyLoop(asyncio.SelectorEventLoop):
     """Every timer fires half a millisecond before its time, and the loop's clock shows it."""
 
-    def call_at(self, when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
-        return super().call_at(when - EARLY_S, callback, *args, **options)
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when - EARLY_S, callback, *args, context=context)
 
 
 def _factories() -> dict[str, LoopFactory]:

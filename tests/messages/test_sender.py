@@ -43,7 +43,7 @@ async def queued(messages: Messages, ledger: Ledger, count: int = 1, **changes: 
     """Messages that are due and QUEUED; the order is ours to play."""
     await due_now(messages, ledger, count, **changes)
     claimed = await messages.store.claim(ahead_ms=0, lease_ms=60_000, limit=1_000)
-    await messages.store.confirm(claimed, lost_after_ms=90_000_000)
+    await messages.store.confirm(claimed, lost_after_ms=90_000_000, late_after_ms=30_000)
     found = await rows(messages)
     return found[0] if count == 1 else found
 
