@@ -175,7 +175,8 @@ def takes_of_due_jobs(server: RedisServer, queue: str) -> list[Take]:
     """Every take of a job that had a due time."""
     due: dict[str, int] = {}
     found: list[Take] = []
-    for entry, fields in server.client().xrange(f"bull:{queue}:events"):
+    client: Any = server.client()
+    for entry, fields in client.xrange(f"bull:{queue}:events"):
         event, job_id = fields[b"event"].decode(), fields.get(b"jobId", b"").decode()
         if event == "delayed":
             due[job_id] = int(fields[b"delay"])

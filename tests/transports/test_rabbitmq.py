@@ -20,7 +20,7 @@ import pytest
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused
-from bullpen.plugins import _reports
+from bullpen.plugins import _reports, messaging
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._link import translated
@@ -535,6 +535,41 @@ async def test_a_deleted_queue_is_made_again_and_consumed(make_transport: MakeTr
     delivery = await take(deliveries)
     assert delivery.payload["number"] == 2
     await transport.settle(delivery, DONE)
+
+
+@pytest.mark.requirement("W-56", "X-49")
+async def test_a_consumer_that_the_broker_no_longer_lets_receive_is_not_healthy(
+    make_transport: MakeTransport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker answers every question, and nothing comes: a process that only pings it would call itself ready."""
+    monkeypatch.setattr(messaging, "_DEAF_S", 0.3)
+    client, queue = MessagingClient(make_transport(), policy=quick_policy()), unique()
+    came = asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        came.set()
+
+    await client.consume(queue, handle)
+    await client.produce(queue, "paid", {"urn": "urn:a"})
+    await asyncio.wait_for(came.wait(), PATIENCE_S)
+    before = await client.is_healthy()
+    async with await aio_pika.connect(rabbit.url) as connection, asyncio.timeout(PATIENCE_S):
+        while True:  # whoever is first: ours makes it again as it should be
+            channel = await connection.channel()
+            await channel.queue_delete(queue)
+            with contextlib.suppress(aio_pika.exceptions.ChannelPreconditionFailed):
+                await channel.declare_queue(queue, durable=False)
+                break
+        while await client.is_healthy():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+        answers = await client.transport.check()
+        await (await connection.channel()).queue_delete(queue)
+        while not await client.is_healthy():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+    await client.close()
+
+    assert before
+    assert answers.ok, "the broker itself is there"
 
 
 async def test_a_dead_letter_that_the_broker_refuses_is_left_to_the_broker(

@@ -22,7 +22,7 @@ _Receive = Callable[[], Awaitable[dict[str, Any]]]
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Report(Protocol):
+class _Report(Protocol):
     """`Health.report`."""
 
     def __call__(self, *, vital_only: bool = False) -> Awaitable[HealthReport]: ...
@@ -31,7 +31,7 @@ class Report(Protocol):
 class OpsApp:
     """The ASGI application."""
 
-    def __init__(self, health: Report, metrics: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
+    def __init__(self, health: _Report, metrics: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
         self._health, self._metrics = health, metrics
 
     async def __call__(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
