@@ -147,7 +147,7 @@ async def test_what_was_acknowledged_at_level_replicated_survives_the_promotion_
     await until(lambda: _link(replica) == "up", "the replica has its first copy")
     acknowledged: list[str] = []
     unknown = 0
-    async with Queue(queue_name, connection=primary.url, add_deadline_ms=400) as queue:
+    async with Queue(queue_name, connection=primary.url, add_deadline=400) as queue:
         for round_number in range(scaled(4, 40)):
             if round_number % 2:
                 replica.pause()  # behind from here on

@@ -210,7 +210,7 @@ class TestFinding:
     async def test_without_any_sentinel_the_deadline_ends_the_waiting(self) -> None:
         """The error names everybody who was asked."""
         url = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/orders"
-        async with Queue("mail", connection=url, add_deadline_ms=100) as queue:
+        async with Queue("mail", connection=url, add_deadline=100) as queue:
             with pytest.raises(ConnectionLost, match=r"nothing was written.*127\.0\.0\.1:1.*127\.0\.0\.1:2"):
                 await soon(queue.add("mail"))
 

@@ -139,7 +139,7 @@ async def test_a_server_that_is_away_is_a_number_and_hides_nothing_else(
     with FaultProxy(redis_server) as proxy:
         app = Bullpen(proxy.url)
         app.observe()
-        queue = app.queue("mails", add_deadline_ms=200)
+        queue = app.queue("mails", add_deadline=200)
         await queue.add("mail")
         assert (await numbers(app))[at("bullpen_redis_up", queue="mails")] == 1
         with proxy.outage():

@@ -727,7 +727,7 @@ class TestCoalescing:
 
     async def test_without_a_server_the_deadline_ends_the_wait(self, kit: Kit) -> None:
         """Nothing was ever sent, so the error can promise that nothing was written."""
-        queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline_ms=100)
+        queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline=100)
 
         with pytest.raises(ConnectionLost, match="nothing was written"):
             await soon(queue.add("a"), within_s=5)

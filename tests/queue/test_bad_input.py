@@ -220,7 +220,7 @@ class TestNames:
         with pytest.raises(InvalidOption, match="prefix: expected"):
             Queue("q", connection="redis://localhost", prefix=prefix)
 
-    @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"add_deadline_ms": 0}, {"events_max_len": 0}])
+    @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"add_deadline": 0}, {"events_max_len": 0}])
     def test_bounds_of_a_queue_are_positive(self, options: dict[str, Any]) -> None:
         """Zero would refuse every add, or keep no event."""
         with pytest.raises(InvalidOption, match=f"{next(iter(options))}: expected a whole number, at least 1, got 0"):

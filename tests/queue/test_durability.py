@@ -163,7 +163,7 @@ async def test_an_add_in_flight_at_a_failover_is_made_again(start_server: StartS
 async def test_an_unconfirmed_level_raises_with_the_job(start_server: StartServer, queue_name: str) -> None:
     """The caller learns that the job exists and may decide; adding it again would double it."""
     server = start_server("valkey")
-    async with Queue(queue_name, connection=server.url, add_deadline_ms=300) as queue:
+    async with Queue(queue_name, connection=server.url, add_deadline=300) as queue:
         with pytest.raises(DurabilityUnknown, match=r"replicated\(1\)") as caught:
             await queue.add("charge", {"n": 1}, durability=Durability.replicated(1))
 
@@ -177,7 +177,7 @@ async def test_each_caller_of_an_unconfirmed_call_hears_of_its_own_job(
 ) -> None:
     """They share one call to the server, and nothing else."""
     server = start_server("valkey")
-    async with Queue(queue_name, connection=server.url, add_deadline_ms=300) as queue:
+    async with Queue(queue_name, connection=server.url, add_deadline=300) as queue:
         level = Durability.replicated(1)
         errors = await asyncio.gather(
             *(queue.add("charge", number, durability=level) for number in range(3)), return_exceptions=True

@@ -129,7 +129,7 @@ async def test_an_add_that_never_reached_the_server_is_sent_again(kit: Kit, prox
 
 async def test_an_add_without_any_answer_says_that_its_outcome_is_unknown(kit: Kit, proxy: FaultProxy) -> None:
     """After the deadline the caller must decide, so it is told the truth: the job may be there."""
-    queue = kit.queue(connection=proxy.url, add_deadline_ms=300)
+    queue = kit.queue(connection=proxy.url, add_deadline=300)
     proxy.lose_reply(call("add"), times=1_000)
     begun = time.monotonic()
 
@@ -143,7 +143,7 @@ async def test_an_add_without_any_answer_says_that_its_outcome_is_unknown(kit: K
 
 async def test_an_add_that_could_not_be_sent_says_that_nothing_was_written(kit: Kit) -> None:
     """Where nobody answers the phone nothing can have happened: the caller may simply try again."""
-    queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline_ms=300)
+    queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline=300)
 
     with pytest.raises(ConnectionLost, match="nothing was written"):
         await soon(queue.add("mail"))
@@ -151,7 +151,7 @@ async def test_an_add_that_could_not_be_sent_says_that_nothing_was_written(kit: 
 
 async def test_the_deadline_counts_for_each_add_and_not_for_each_call(kit: Kit) -> None:
     """With thousands of adds in the buffer the last one must not wait for the deadlines of all calls before it."""
-    queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline_ms=300)
+    queue = kit.queue(connection=f"redis://127.0.0.1:{free_port()}", add_deadline=300)
     begun = time.monotonic()
 
     errors = await soon(

@@ -118,8 +118,8 @@ def test_mistakes_are_told_before_anything_is_written(queue: sync.Queue, redis_u
         queue.add("mail", "x" * 11_000_000)
     with pytest.raises(InvalidOption, match="an option of one job"):
         sync.Queue("q", connection=redis_url, job_id="a")
-    with pytest.raises(InvalidOption, match="add_deadline_ms"):
-        sync.Queue("q", connection=redis_url, add_deadline_ms=0)
+    with pytest.raises(InvalidOption, match="add_deadline"):
+        sync.Queue("q", connection=redis_url, add_deadline=0)
     assert queue.counts().pending == 0
 
 
@@ -160,7 +160,7 @@ def test_a_server_that_is_away_is_waited_for_and_told_of(
 ) -> None:
     with (
         FaultProxy(redis_server) as proxy,
-        sync.Queue(queue_name, connection=proxy.url, add_deadline_ms=300) as queue,
+        sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue,
     ):
         queue.add("mail")
         assert queue.is_healthy()

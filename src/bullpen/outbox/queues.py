@@ -69,7 +69,7 @@ class OutboxQueues:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(
-                name, connection=self.connection, prefix=self.prefix, add_deadline_ms=_ADD_DEADLINE_MS
+                name, connection=self.connection, prefix=self.prefix, add_deadline=_ADD_DEADLINE_MS
             )
         return queue
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from bullpen import _version
 from bullpen._kernel import json, tracing
-from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.tuples import maker
 from bullpen.errors import InvalidOption, require
 from bullpen.queue.job import JobState, NewJob
@@ -208,11 +208,6 @@ def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:
     return len(jobs) == 1 or (len(set(map(_NAME, jobs))) == 1 and len(set(map(id, map(_OPTIONS, jobs)))) == 1)
 
 
-def read_add_deadline(given: int | timedelta | None, older_ms: int | None = None) -> float | None:
-    """The option in seconds; None when it is not given. `older_ms` is `add_deadline_ms`, its older name."""
-    if given is None and older_ms is None:
-        return None
-    if older_ms is not None:
-        return check_int("add_deadline_ms", older_ms, minimum=1) / 1000
-    assert given is not None
-    return to_ms("add_deadline", given, minimum=1) / 1000
+def read_add_deadline(given: int | timedelta | None) -> float | None:
+    """The option in seconds; None when it is not given."""
+    return None if given is None else to_ms("add_deadline", given, minimum=1) / 1000

@@ -59,7 +59,7 @@ class Queue(Browsing, Maintenance, Limits):
     """A named queue in Redis, shared with every BullMQ client that uses the same name and prefix.
 
     `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`. `add_deadline`
-    (ms or timedelta, 5 s by default; `add_deadline_ms` is its older name) is how long an add waits for a server that is
+    (ms or timedelta, 5 s by default) is how long an add waits for a server that is
     away.
     """
 
@@ -72,7 +72,6 @@ class Queue(Browsing, Maintenance, Limits):
         events_max_len: int | None = None,
         dead_letter_suffix: str = "-dlq",
         add_deadline: int | timedelta | None = None,
-        add_deadline_ms: int | None = None,
         max_buffered: int = 10_000,
         durability: Durability | str = MEMORY,
         clock_offset_ms: int = 0,
@@ -82,7 +81,7 @@ class Queue(Browsing, Maintenance, Limits):
             raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
-        given_s = read_add_deadline(add_deadline, add_deadline_ms)
+        given_s = read_add_deadline(add_deadline)
         check_int("max_buffered", max_buffered, minimum=1)
         if events_max_len is not None:
             check_int("events_max_len", events_max_len, minimum=1)

@@ -132,12 +132,11 @@ class Queue:
         connection: str | Connection | None = None,
         prefix: str | None = None,
         add_deadline: int | timedelta | None = None,
-        add_deadline_ms: int | None = None,
         **defaults: Any,
     ) -> None:
         if "job_id" in defaults:
             raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
-        given_s = read_add_deadline(add_deadline, add_deadline_ms)
+        given_s = read_add_deadline(add_deadline)
         _fill_default()
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)

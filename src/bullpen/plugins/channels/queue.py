@@ -59,7 +59,7 @@ class QueueChannel:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(
-                name, connection=self._connection, prefix=self._prefix, add_deadline_ms=self._deadline_ms
+                name, connection=self._connection, prefix=self._prefix, add_deadline=self._deadline_ms
             )
         return queue
 

@@ -89,7 +89,7 @@ class BullMQTransport:
                 name,
                 connection=self.connection,
                 prefix=self._prefix,
-                add_deadline_ms=self._add_deadline_ms,
+                add_deadline=self._add_deadline_ms,
                 dead_letter_suffix=self._suffix_for(name) or "-dlq",
                 **self._job_options,
                 **_tries_as_options(self._tries),
