@@ -22,7 +22,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 class EarlyLoop(asyncio.SelectorEventLoop):
     """Every timer fires half a millisecond before its time, and the loop's clock shows it."""
 
-    def call_at(
+    def call_at(  # type: ignore[override]  # passed on as given
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return super().call_at(when - EARLY_S, callback, *args, context=context)

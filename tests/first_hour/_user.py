@@ -101,7 +101,7 @@ def until(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
         try:
             found = look()
         except OSError:  # nobody listens yet
-            found = None  # type: ignore[assignment]
+            found = None
         if found:
             return found
         assert time.monotonic() < give_up, f"not within {within_s} s: {what}"
