@@ -36,21 +36,22 @@ async def test_its_workers_are_in_nobodys_list_but_its_own(
     node: PeerSide, pypi: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
     """It names its connections with the plain queue name where BullMQ has it in base64, and names two per worker."""
-    await ours.start_worker("python-one", "q", {})
-    await pypi.start_worker("pypi-one", "q", {})
-    await until(lambda: _pypi_names(client) == {b"pypi-one"}, "it is connected, and those of earlier tests are gone")
-    await until(lambda: b"name=bull:cQ==:w:python-one" in _clients(client), "ours is connected")
+    # A queue that no other test uses: a worker that it closes by force leaves its connections open.
+    await ours.start_worker("python-one", "list", {})
+    await pypi.start_worker("pypi-one", "list", {})
+    await until(lambda: _pypi_names(client) == {b"pypi-one"}, "it is connected")
+    await until(lambda: b"name=bull:bGlzdA==:w:python-one" in _clients(client), "ours is connected")
 
-    by_node = [worker["rawname"] for worker in await node.peer.call("getWorkers", queue="q")]
-    by_us = [worker.name for worker in await ours.queue("q").workers() or ()]
-    by_itself = {worker["rawname"] for worker in await pypi.peer.call("getWorkers", queue="q")}
+    by_node = [worker["rawname"] for worker in await node.peer.call("getWorkers", queue="list")]
+    by_us = [worker.name for worker in await ours.queue("list").workers() or ()]
+    by_itself = {worker["rawname"] for worker in await pypi.peer.call("getWorkers", queue="list")}
 
-    assert (by_node, by_us) == (["bull:cQ==:w:python-one"], ["python-one"])
-    assert by_itself == {"bull:q:w:pypi-one"}
+    assert (by_node, by_us) == (["bull:bGlzdA==:w:python-one"], ["python-one"])
+    assert by_itself == {"bull:list:w:pypi-one"}
 
 
 def _pypi_names(client: redis.Redis) -> set[bytes]:
-    return set(re.findall(rb"name=bull:q:w:(\S+)", _clients(client)))
+    return set(re.findall(rb"name=bull:list:w:(\S+)", _clients(client)))
 
 
 def _clients(client: redis.Redis) -> bytes:
