@@ -201,6 +201,26 @@ class TestRateLimits:
         for one in told:
             await one.worker.close()
 
+    @pytest.mark.parametrize("how", ["lifted", "removed with its window", "ended by the clock"])
+    async def test_a_limit_that_ends_early_is_noticed(self, kit: Kit, how: str) -> None:
+        """However long it should have lasted: an hour here."""
+        queue = kit.queue()
+        await queue.rate_limit(3_600_000)
+        told = await kit.work(nothing, drain_delay=60_000)
+        job = await queue.add("a")
+        await asyncio.sleep(0.3)  # the worker has looked and knows of the limit
+
+        if how == "lifted":
+            await queue.lift_rate_limit()
+        elif how == "removed with its window":
+            await queue.remove_global_rate_limit()
+            kit.redis.delete(kit.base + "limiter")
+        else:
+            kit.redis.pexpire(kit.base + "limiter", 1)
+
+        await told.wait("completed", within_s=5)
+        assert told.ids("completed") == [job.id]
+
     @pytest.mark.requirement("Q-38")
     async def test_a_limit_can_be_lifted_and_removed(self, kit: Kit) -> None:
         queue = kit.queue()

@@ -18,7 +18,7 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.lifecycle import AlreadyStopped
-from bullpen.queue import Connection, Job, RateLimit, Worker
+from bullpen.queue import Connection, Job, Queue, RateLimit, Worker
 from bullpen.testing import Child, free_port
 from tests.conftest import StartServer
 from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
@@ -589,3 +589,31 @@ async def test_a_worker_of_a_queue_that_never_had_a_job_leaves_only_what_goes_by
     keys: list[bytes] = list(kit.redis.scan_iter(f"{kit.base}*"))
     assert keys
     assert all(0 < kit.redis.pttl(key) <= 600_000 for key in keys)
+
+
+async def test_a_worker_that_waited_for_its_server_runs_what_it_takes(
+    start_server: StartServer, queue_name: str
+) -> None:
+    """What it learned of the server's clock from a call that waited for a connection would make fresh answers look
+    late, and their jobs would go back unrun."""
+    server = start_server("valkey", persistent=True)
+    async with Queue(queue_name, connection=server.url) as queue:
+        await queue.add_many([("early", number) for number in range(20)])
+    server.stop()
+    ran: list[int] = []
+    returned: list[str] = []
+    done = asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        ran.append(job.data)
+        if len(ran) == 20:
+            done.set()
+
+    async with Worker(queue_name, handle, connection=server.url, lock=1_000) as worker:
+        worker.on("returned", lambda job: returned.append(job.id))
+        await asyncio.sleep(1.5)
+        await asyncio.to_thread(server.restart)
+        await asyncio.wait_for(done.wait(), 20)
+
+    assert sorted(ran) == list(range(20))
+    assert returned == []

@@ -123,7 +123,8 @@ class Exchange:
         """Read the reply to a flight."""
         found = self._read(reply)
         now = time.monotonic()
-        if now >= self._observe_at:
+        if now >= self._observe_at and flight.reply.done() and not flight.reply.exception():
+            # Not from a call that had to be repeated: nobody knows how long it waited for a connection.
             self._observe_at = now + OBSERVE_EVERY_S
             self._clock.observe(found.now_ms - self._clock_offset_ms, flight.sent_at, now)
         return found

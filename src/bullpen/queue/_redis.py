@@ -313,9 +313,12 @@ class Connection:
     async def _meet(self, wire: Wire, key: str | None) -> None:
         """Look at a server once: refuse it when our scripts cannot be right there, log what its operator should
         know."""
-        asked_at, within_s = time.time(), self.connect_timeout_s
+        asked_at, within_s, began = time.time(), self.connect_timeout_s, time.monotonic()
         info, server_time = await wire.converse((("INFO",), ("TIME",)), within_s=within_s)
         answered_at = time.time()
+        if isinstance(server_time, list):  # before the first job: whether an answer came late is judged by this clock
+            seconds, micros = map(int, server_time)
+            self.clock.observe(seconds * 1000 + micros / 1000, began, time.monotonic())
         save = None
         if isinstance(info, bytes) and b"aof_enabled:0" in info:
             (save,) = await wire.converse((("CONFIG", "GET", "save"),), within_s=within_s)

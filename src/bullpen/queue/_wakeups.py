@@ -27,6 +27,7 @@ SECONDS_AFTER_BLOCK: Final = 2.0
 
 
 _UNBLOCK_WITHIN_S: Final = 1.0
+_LONGEST_LIMIT_S: Final = 1.0
 
 
 class Wakeups:
@@ -112,7 +113,8 @@ class Wakeups:
     def limit(self, pause_s: float) -> None:
         """Take nothing for so long, then look."""
         self.should_look = False
-        self._limited_until = self._loop.time() + pause_s
+        # Not longer: it may be lifted, or the server's clock be set right, and nobody tells.
+        self._limited_until = self._loop.time() + min(pause_s, _LONGEST_LIMIT_S)
         # A look that is planned for earlier would be in vain, and must not stand in for the one after the limit.
         self._cancel_timer()
         self._look_at(self._limited_until)

@@ -683,8 +683,10 @@ class Worker:
     def _is_late(self, reply: ExchangeReply) -> bool:
         """The answer lay unread while a handler blocked the loop. Nobody renewed the locks of what it brought, since
         nobody here knew of the jobs: others may run them by now."""
-        age_ms = self._connection.clock.now_ms() + self.options.clock_offset_ms - reply.now_ms
-        return age_ms > self.options.lock_ms / 4
+        clock = self._connection.clock
+        age_ms = clock.now_ms() + self.options.clock_offset_ms - reply.now_ms
+        # A clock that is not known well proves nothing.
+        return age_ms > self.options.lock_ms / 4 and age_ms - clock.error_ms > self.options.lock_ms / 4
 
     async def _give_back_late(self, exchange: Exchange, reply: ExchangeReply) -> None:
         """Ask the server which of these jobs are still ours, and give them back."""
