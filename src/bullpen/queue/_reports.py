@@ -42,6 +42,10 @@ class Reports:
         """False when nobody listens to this: the hot path then tells nothing."""
         return event in self._callbacks or telemetry.is_enabled()
 
+    def is_called(self, event: WorkerEvent) -> bool:
+        """True when the program itself listens, not only telemetry: worth making values ready."""
+        return event in self._callbacks
+
     def tell(self, event: WorkerEvent, *details: Any) -> None:
         if telemetry.is_enabled():
             subject = details[0] if details else None

@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bullpen._kernel import tracing
+from bullpen._kernel import json, tracing
 from bullpen._kernel.cron import LOCAL
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
@@ -79,6 +79,7 @@ from bullpen.queue.job import Job
 from bullpen.queue.worker_options import RateLimit, WorkerOptions
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import KeepJobs, Retention, resolve
+from bullpen.wire.records import JobRecord
 
 logger = logging.getLogger("bullpen.worker")
 
@@ -222,11 +223,12 @@ class Worker:
         return self._life.is_running and time.monotonic() - self._last_exchange < recently_s
 
     def on(self, event: WorkerEvent, callback: Callback) -> Callback:
-        """Call `callback` for an event of this worker: `active(job)`, `completed(job, value_json)`, `failed(job,
+        """Call `callback` for an event of this worker: `active(job)`, `completed(job, value)`, `failed(job,
         reason)`, `retrying(job, reason, delay_ms)`, `stalled(job_id)`, `lock_lost(job, error)`, `returned(job)`,
         `error(error)`.
 
-        `failed` is only told for final failures. Callbacks may be async; what they raise is logged and harms no job.
+        The job shows what is stored after the event: its attempts count the one that has just ended. `failed` is only
+        told for final failures. Callbacks may be async; what they raise is logged and harms no job.
         """
         return self._reports.on(event, callback)
 
@@ -521,7 +523,7 @@ class Worker:
             finally:
                 self._asked -= take
             self._last_exchange = time.monotonic()
-            self._on_codes(settlements, reply.codes)
+            self._on_codes(settlements, reply)
             if reply.taken:
                 if self._is_late(reply):
                     await self._give_back_late(exchange, reply)
@@ -768,7 +770,7 @@ class Worker:
         del self._sent[exchange]
         self._sleeping.append(exchange)
         self._last_exchange = time.monotonic()
-        self._on_codes(settlements, reply.codes)
+        self._on_codes(settlements, reply)
         if reply.has_more:
             self._wakeups.look_now()  # the marker is set too, but another client may use it up and not take the job
         elif not self._wakeups.is_lent:
@@ -864,20 +866,22 @@ class Worker:
         if self._tokens.get(job.id) == job.token:  # a later run of the same job may have its own by now
             del self._tokens[job.id]
 
-    def _on_codes(self, settlements: list[Settlement], codes: list[int]) -> None:
-        is_told, tokens = self._reports.are_wanted("completed"), self._tokens
-        for settlement, code in zip(settlements, codes, strict=True):
+    def _on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
+        is_told, tokens, now_ms = self._reports.are_wanted("completed"), self._tokens, reply.now_ms
+        for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
-                self._on_code(job, outcome, code)
+                self._on_code(job, outcome, code, now_ms)
                 continue
             # Nearly all of them: straight through, without a call per job.
             if tokens.get(job.id) == job.token:
                 del tokens[job.id]
             if is_told:
-                self._reports.tell("completed", job, outcome.value_json)
+                _show_end(job, outcome, now_ms)
+                is_heard = self._reports.is_called("completed")
+                self._reports.tell("completed", job, json.decode(outcome.value_json) if is_heard else None)
 
-    def _on_code(self, job: Job, outcome: Outcome, code: int) -> None:
+    def _on_code(self, job: Job, outcome: Outcome, code: int, now_ms: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return
@@ -897,6 +901,7 @@ class Worker:
             self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
         if code != DONE:
             return
+        _show_end(job, outcome, now_ms)
         match outcome:
             case Failed(reason):
                 self._reports.tell("failed", job, reason)
@@ -931,6 +936,25 @@ class Worker:
             )
             self._reports.tell("stalled", job_id)
         self._wakeups.look_now()
+
+
+def _show_end(job: Job, outcome: Outcome, now_ms: int) -> None:
+    """Let whoever is told of an attempt's end see what the server has stored about it."""
+    record = job.record
+    stored: dict[bytes, bytes | None] = dict(record.fields())
+    if not isinstance(outcome, Completed | Failed | Retry):
+        return
+    stored[b"atm"] = stored[b"attemptsMade"] = b"%d" % (record.attempts_made + 1)
+    if isinstance(outcome, Completed):
+        stored[b"returnvalue"] = outcome.value_json
+    else:
+        stacks = [*record.stacktrace, outcome.stack]
+        kept = len(stacks) if job.opts.stack_trace_limit is None else min(job.opts.stack_trace_limit, len(stacks))
+        stored[b"failedReason"] = outcome.reason.encode("utf-8", "replace")
+        stored[b"stacktrace"] = json.encode(stacks[len(stacks) - kept :])
+    if not isinstance(outcome, Retry):
+        stored[b"finishedOn"] = b"%d" % now_ms
+    job.record = JobRecord(job.id, stored)
 
 
 def _keep(value: Retention) -> KeepJobs | None:
