@@ -224,14 +224,20 @@ def _with_slots_numbered(tree: Any) -> Any:
 
 # --- comparing ----------------------------------------------------------------------------------------------------
 
-OUR_EVENT_FIELD = "attemptsMade"
-_EVENTS_WITH_OUR_FIELD = {"active", "completed", "failed", "retry", "stalled"}
+OUR_EVENT_FIELDS = {
+    "active": {"attemptsMade", "workerId"},
+    "completed": {"attemptsMade"},
+    "failed": {"attemptsMade", "stacktrace"},
+    "retry": {"attemptsMade"},
+    "stalled": {"attemptsMade"},
+}
 _DEFAULTED_OPTIONS = {"attempts", "backoff"}
 
 OUR_ADDITIONS = """
 What our queues hold beyond Node's, all of it ignored by Node:
 - keys `Q:bp:...`, and hash fields (of jobs and meta) that begin with `bp`;
-- the field `attemptsMade` in the events active, completed, failed and stalled, and an event `retry` per retry;
+- the field `attemptsMade` in the events active, completed, failed and stalled, `workerId` in active, `stacktrace` in
+  failed, and an event `retry` per retry;
 - attempts and backoff in opts where the caller gave none (Node writes attempts 0);
 - `version` in meta where Node's flow producers and workers write none;
 and what they lack: the `failedReason` of a job that completed in the end.
@@ -293,15 +299,14 @@ def _event_diff(queue: str, wanted: list[dict[str, Any]], ours: list[dict[str, A
     def lines(entries: list[dict[str, Any]]) -> list[str]:
         return [json.dumps(entry, sort_keys=True) for entry in entries]
 
-    ours = [_less_our_event_field(entry) for entry in ours if entry["event"] != "retry"]
+    ours = [_less_our_event_fields(entry) for entry in ours if entry["event"] != "retry"]
     changes = difflib.ndiff(lines(wanted), lines(ours))
     return [f"{queue}:events: {line}" for line in changes if line[0] in "+-"]
 
 
-def _less_our_event_field(entry: dict[str, Any]) -> dict[str, Any]:
-    if entry["event"] in _EVENTS_WITH_OUR_FIELD:
-        return {name: value for name, value in entry.items() if name != OUR_EVENT_FIELD}
-    return entry
+def _less_our_event_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    ours = OUR_EVENT_FIELDS.get(entry["event"], set())
+    return {name: value for name, value in entry.items() if name not in ours}
 
 
 def _short(value: Any) -> str:

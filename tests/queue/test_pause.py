@@ -194,7 +194,7 @@ class TestWorker:
         gate.open()
         await told.finished()
 
-        assert told.of("completed")[0][1] == b'"done"'
+        assert told.of("completed")[0][1] == "done"
 
     async def test_pause_before_the_start_holds(self, kit: Kit) -> None:
         """A worker may be brought up idle and released later."""

@@ -516,7 +516,7 @@ class TestHandlers:
 
         told = await kit.drain(handler, 1)
 
-        assert told.of("completed")[0][1] == b'"called"'
+        assert told.of("completed")[0][1] == "called"
 
     async def test_several_workers_share_a_queue(self, kit: Kit) -> None:
         """Each job once, whoever takes it."""

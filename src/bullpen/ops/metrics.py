@@ -137,7 +137,7 @@ class WorkerMetrics:
             if (began := self._begun.pop((queue, job.id, job.attempts_started), None)) is not None:
                 self._observe("bullpen_job_duration_seconds", queue, time.monotonic() - began)
             if event in ("job.completed", "job.failed"):
-                self._observe("bullpen_job_retries", queue, job.attempts_made)
+                self._observe("bullpen_job_retries", queue, max(0, job.attempts_made - 1))
 
     def _take(self, queue: str, job: Job) -> None:
         if len(self._begun) < _MOST_REMEMBERED:

@@ -37,6 +37,7 @@ DONE_WITHOUT_LETTER: Final = 2
 _FIELDS: Final = (
     *(b"name", b"data", b"opts", b"timestamp", b"priority", b"atm", b"ats", b"stc"),
     *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
+    *(b"failedReason", b"stacktrace"),
 )
 _ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
 _STC, _DEFA, _RJK = (_FIELDS.index(name) for name in (b"stc", b"defa", b"rjk"))
@@ -98,7 +99,7 @@ class Exchange:
         self._rules: dict[bytes, tuple[str, str]] = {}
         self._dead_letters = dead_letters
         self._keys = [keys.call(self._caller.id)]
-        self._base, self._worker_name = keys.base, worker_name
+        self._base, self._worker_name, self._raw_worker_name = keys.base, worker_name, worker_name.encode()
         self._clock_offset_ms = clock_offset_ms
         self._call_ttl_ms = max(2 * lock_ms, 600_000)
         self._extras = _extras(clock_offset_ms, limit, metrics_minutes, dead_letters)
@@ -195,7 +196,7 @@ class Exchange:
         lines, taken = reply
         _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
-        jobs = [self._unpack(fields, token) for fields in taken]
+        jobs = [self._unpack(fields, token, now_ms) for fields in taken]
         return _new_reply((int(now_ms), _read_codes(codes), jobs, int(limited_ms), int(next_due_ms), more == b"1"))
 
     def _pack(self, args: list[Any], job: Job, outcome: Failed | Retry | Delayed | Waiting | WaitingChildren) -> None:
@@ -235,9 +236,10 @@ class Exchange:
             )
         return rules
 
-    def _unpack(self, fields: list[Any], token: str) -> Job:
+    def _unpack(self, fields: list[Any], token: str, now_ms: bytes) -> Job:
         job_id = fields.pop()
-        stored = dict(zip(_FIELDS, fields, strict=True))
+        stored = dict(zip(_FIELDS, fields, strict=False))  # the last two come with jobs that were tried before
+        stored[b"processedOn"], stored[b"pb"] = now_ms, self._raw_worker_name
         job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
         job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
         return job

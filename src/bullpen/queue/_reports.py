@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from bullpen._kernel import telemetry
+from bullpen._kernel import json, telemetry
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.outcome import Failed, Outcome, Retry
+from bullpen._kernel.outcome import Completed, Failed, Outcome, Retry
 from bullpen.errors import InvalidOption, JobLockLost
 from bullpen.queue._job_logs import JobLogs
 from bullpen.queue.job import Job
+from bullpen.wire.records import JobRecord
 
 logger = get_logger("bullpen.worker")
 
@@ -51,18 +52,23 @@ class Reports:
         self._logs.started(job)
         self.tell("active", job)
 
-    def tell_completed(self, job: Job, value_json: bytes) -> None:
+    def tell_completed(self, job: Job, outcome: Completed, now_ms: int) -> None:
         self._logs.ended(job, "completed")
-        self.tell("completed", job, value_json)
+        _show_end(job, outcome, now_ms)
+        # Telemetry wants no values; they are made ready for callbacks only.
+        value = json.decode(outcome.value_json) if "completed" in self._callbacks else None
+        self.tell("completed", job, value)
 
-    def tell_outcome(self, job: Job, outcome: Outcome) -> None:
+    def tell_outcome(self, job: Job, outcome: Outcome, now_ms: int) -> None:
         """Any other than completed, once it is stored."""
         match outcome:
             case Failed(reason):
                 self._logs.failed(job, outcome)
+                _show_end(job, outcome, now_ms)
                 self.tell("failed", job, reason)
             case Retry(reason, _, delay_ms):
                 self._logs.retrying(job, outcome)
+                _show_end(job, outcome, now_ms)
                 self.tell("retrying", job, reason, delay_ms)
             case _:
                 self._logs.ended(job, "went back to its queue")
@@ -117,3 +123,20 @@ class Reports:
         self._pending.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("callback of queue %r failed", self._queue, exc_info=task.exception())
+
+
+def _show_end(job: Job, outcome: Completed | Failed | Retry, now_ms: int) -> None:
+    """Let whoever is told of an attempt's end see what the server has stored about it."""
+    record = job.record
+    stored: dict[bytes, bytes | None] = dict(record.fields())
+    stored[b"atm"] = stored[b"attemptsMade"] = b"%d" % (record.attempts_made + 1)
+    if isinstance(outcome, Completed):
+        stored[b"returnvalue"] = outcome.value_json
+    else:
+        stacks = [*record.stacktrace, outcome.stack]
+        kept = len(stacks) if job.opts.stack_trace_limit is None else min(job.opts.stack_trace_limit, len(stacks))
+        stored[b"failedReason"] = outcome.reason.encode("utf-8", "replace")
+        stored[b"stacktrace"] = json.encode(stacks[len(stacks) - kept :])
+    if not isinstance(outcome, Retry):
+        stored[b"finishedOn"] = b"%d" % now_ms
+    job.record = JobRecord(job.id, stored)

@@ -236,6 +236,15 @@ class Job:
         return self.record.stacktrace
 
     @property
+    def parent(self) -> dict[str, Any] | None:
+        """`{"id", "queueKey"}` of the parent in its flow, and the policy flag for a failure."""
+        return self.record.parent
+
+    @property
+    def deduplication_id(self) -> str | None:
+        return self.record.deduplication_id
+
+    @property
     def reported_progress(self) -> Any:
         """The progress stored when this object was read."""
         return self.record.progress

@@ -246,11 +246,12 @@ class Worker:
         return time.monotonic() - self._last_exchange < recently_s
 
     def on(self, event: WorkerEvent, callback: Callback) -> Callback:
-        """Call `callback` for an event of this worker: `active(job)`, `completed(job, value_json)`, `failed(job,
+        """Call `callback` for an event of this worker: `active(job)`, `completed(job, value)`, `failed(job,
         reason)`, `retrying(job, reason, delay_ms)`, `stalled(job_id)`, `suspect(job)`, `lock_lost(job, error)`,
         `returned(job)`, `error(error)`.
 
-        `failed` is only told for final failures. Callbacks may be async; what they raise is logged and harms no job.
+        The job shows what is stored after the event: its attempts count the one that has just ended. `failed` is only
+        told for final failures. Callbacks may be async; what they raise is logged and harms no job.
         """
         return self._reports.on(event, callback)
 
@@ -549,7 +550,7 @@ class Worker:
             finally:
                 self._asked -= take
             self._last_exchange = time.monotonic()
-            self._on_codes(settlements, reply.codes)
+            self._on_codes(settlements, reply)
             if reply.taken:
                 if is_fallback:
                     self._note_late_wakeup(reply)
@@ -813,7 +814,7 @@ class Worker:
         del self._sent[exchange]
         self._sleeping.append(exchange)
         self._last_exchange = time.monotonic()
-        self._on_codes(settlements, reply.codes)
+        self._on_codes(settlements, reply)
         if reply.has_more:
             self._wakeups.look_now()  # the marker is set too, but another client may use it up and not take the job
         elif not self._wakeups.is_lent:
@@ -910,20 +911,20 @@ class Worker:
         if self._locked.get(job.id) is job:  # a later run of the same job may have its own by now
             del self._locked[job.id]
 
-    def _on_codes(self, settlements: list[Settlement], codes: list[int]) -> None:
-        is_told, locked = self._reports.are_wanted("completed"), self._locked
-        for settlement, code in zip(settlements, codes, strict=True):
+    def _on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
+        is_told, locked, now_ms = self._reports.are_wanted("completed"), self._locked, reply.now_ms
+        for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
-                self._on_code(job, outcome, code)
+                self._on_code(job, outcome, code, now_ms)
                 continue
             # Nearly all of them: straight through, without a call per job.
             if locked.get(job.id) is job:
                 del locked[job.id]
             if is_told:
-                self._reports.tell_completed(job, outcome.value_json)
+                self._reports.tell_completed(job, outcome, now_ms)
 
-    def _on_code(self, job: Job, outcome: Outcome, code: int) -> None:
+    def _on_code(self, job: Job, outcome: Outcome, code: int, now_ms: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return
@@ -951,7 +952,7 @@ class Worker:
         elif code == _REFUSED:
             self._reports.forget(job)
         else:
-            self._reports.tell_outcome(job, outcome)
+            self._reports.tell_outcome(job, outcome, now_ms)
 
     async def _retake_locks(self) -> None:
         """The locks of finished jobs had run out: nobody could renew them for too long. While nothing has happened to

@@ -189,7 +189,17 @@ class JobRecord:
     def parent(self) -> dict[str, Any] | None:
         """`{"id", "queueKey"}` and the policy flag for a failure."""
         value = self._json(b"parent", None)
-        return value if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            return value
+        if self.parent_key is None:
+            return None
+        # A worker does not read the field: the options of a child say the same.
+        opts = self._json(b"opts", None)
+        given = opts.get("parent") if isinstance(opts, dict) else None
+        if not isinstance(given, dict) or "id" not in given:
+            return None
+        flags = {flag: opts[flag] for flag in ("fpof", "cpof", "idof", "rdof") if opts.get(flag)}
+        return {"id": given["id"], "queueKey": given.get("queue"), **flags}
 
     @property
     def scheduler_id(self) -> str | None:
@@ -198,7 +208,13 @@ class JobRecord:
 
     @property
     def deduplication_id(self) -> str | None:
-        return self._text(b"deid") or None
+        if (stored := self._text(b"deid")) or b"deid" in self._fields:
+            return stored or None
+        # A worker does not read the field: the options say the same.
+        opts = self._json(b"opts", None)
+        given = opts.get("de") if isinstance(opts, dict) else None
+        named = given.get("id") if isinstance(given, dict) else None
+        return named if isinstance(named, str) else None
 
     @property
     def dead_letter_id(self) -> str | None:

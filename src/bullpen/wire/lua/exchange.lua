@@ -26,7 +26,8 @@
            waiting           pause_ms (> 0: also limit the queue that long)
            waiting-children
          rule is "all", "none" or "<count>:<age ms>:<limit>"
-  Reply  { lines, { taken: field values of TAKE_FIELDS …, id } }
+  Reply  { lines, { taken: values of the fields that read_taken reads, of a job that was tried before also its last error and
+         its stacks, id } }
          lines: call_number   now   code per settled job, with commas   limited_ms   next_due_ms   more ("1" or "0")   and what is
          for the next call. In one text: a number in a reply costs the server more than all of them written.
          codes: 0 done, 2 done, but the dead letter could not be written, -1 no job, -2 no lock, -3 not active,
@@ -53,8 +54,22 @@ local MOST_BYTES = 8388608 -- of data per call; what does not fit is put back
 -- asked together is, and what is seldom needed is made, and included, where it is needed: the line that makes a function or a table
 -- costs each time it is run, a function the more the more names from outside it uses.
 local function read_taken(job_key)
-  return redis.pcall("HMGET", job_key, "name", "data", "opts", "timestamp", "priority", "atm", "ats", "stc",
+  local fields = redis.pcall("HMGET", job_key, "name", "data", "opts", "timestamp", "priority", "atm", "ats", "stc",
     "defa", "parentKey", "rjk", "attemptsMade", "progress")
+  if fields[6] then -- tried before: then there is an error to be seen
+    local past = redis.call("HMGET", job_key, "failedReason", "stacktrace", "bpdl")
+    fields[14], fields[15] = past[1], past[2]
+    if past[3] and dead_letter_base ~= "" then
+      -- Another client put it back in line: the letter of the failure would ask for a job that runs already.
+--#include lib/line
+--#include lib/leave_line
+--#include lib/remove
+--#include lib/take_letter
+      pcall(take_letter_away, dead_letter_base, past[3])
+      redis.call("HDEL", job_key, "bpdl")
+    end
+  end
+  return fields
 end
 
 -- One read for the record of the last call, the limiter, the counter of priorities and all locks: each command costs more than
@@ -190,8 +205,9 @@ if settle_count > 0 then
         failed_members[#failed_members + 1] = job_id
       end
       failed = failed + 1
+      local is_text, stack = pcall(cjson.decode, ARGV[at + 2])
       redis.pcall("XADD", events_key, "*", "event", "failed", "jobId", job_id, "failedReason", reason, "prev", "active",
-        "attemptsMade", made)
+        "attemptsMade", made, "stacktrace", is_text and type(stack) == "string" and stack or "")
       if tonumber(made) >= tonumber(ARGV[at + 4]) then
         redis.pcall("XADD", events_key, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade", made)
       end
@@ -489,7 +505,7 @@ if take > 0 then
         redis.call("SET", job_key .. ":lock", token, "PX", lock_ms)
         redis.call("HSET", job_key, "processedOn", now_text, "ats", starts, "pb", worker_name)
         redis.pcall("XADD", events_key, "*", "event", "active", "jobId", job_id, "prev", "waiting",
-          "attemptsMade", fields[6] or "0")
+          "attemptsMade", fields[6] or "0", "workerId", worker_name)
         if not fields[9] then counted = counted + 1 end
         fields[7] = starts
         fields[#fields + 1] = job_id

@@ -24,6 +24,7 @@
 --#include lib/line
 --#include lib/leave_line
 --#include lib/leave_state
+--#include lib/take_letter
 --#include lib/reprocess
 --#include lib/sets
 --#include lib/state

@@ -16,6 +16,7 @@
 --#include lib/remove
 --#include lib/line
 --#include lib/leave_line
+--#include lib/take_letter
 --#include lib/reprocess
 --#include lib/notes
 

@@ -11,6 +11,7 @@
 --#include lib/remove
 --#include lib/line
 --#include lib/leave_line
+--#include lib/take_letter
 --#include lib/reprocess
 
 local job_key, finished_key = KEYS[1], KEYS[2]

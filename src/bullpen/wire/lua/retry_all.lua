@@ -15,6 +15,7 @@
 --#include lib/remove
 --#include lib/line
 --#include lib/leave_line
+--#include lib/take_letter
 --#include lib/reprocess
 
 local finished_key = KEYS[1]
