@@ -208,7 +208,8 @@ for, polling intervals shortened, concurrency chosen by trying."""
 _REPEAT = """\
 `make bench` installs all libraries into environments of their own under `.venvs` and runs everything, which takes more
 than an hour; `.venv/bin/python -m benchmarks --quick` takes minutes. `--only drain_one latency` and `--contestants
-bullpen node` choose; `--help` tells the rest.
+bullpen node` choose; `--help` tells the rest. `.venv/bin/python -m benchmarks.lateness` measures how late delayed
+jobs, retries and scheduler runs begin on an idle queue.
 
 What does not depend on time is guarded by tests: the commands that the server runs per job, and the instructions of our
 own code per job, are compared with recorded numbers."""

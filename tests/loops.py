@@ -10,20 +10,21 @@ import asyncio
 import importlib.util
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import Any, Final
+from typing import Final, TypeVarTuple, Unpack
 
 import pytest
 
 EARLY_S: Final = 0.0005
 
+Ts = TypeVarTuple("Ts")
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class EarlyLoop(asyncio.SelectorEventLoop):
     """Every timer fires half a millisecond before its time, and the loop's clock shows it."""
 
-    def call_at(  # type: ignore[override]  # passed on as given
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return super().call_at(when - EARLY_S, callback, *args, context=context)
 

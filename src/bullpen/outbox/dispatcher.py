@@ -47,9 +47,10 @@ _RUNNING_LEASE_MS: Final = 5_000
 _REDIS_RETRY_MS: Final = 1_000
 _REAP_BATCH: Final = 200
 _RETIRE_STEPS: Final = 20
-_NOTIFICATION_WITHIN_S: Final = 0.25
-_OVERLOOKED: Final = timedelta(milliseconds=100)
+_NOTIFICATION_WITHIN_S: Final = 1.0
+_OVERLOOKED_S: Final = 0.1
 """A row that could be claimed for so long, and was found without a notification, was announced to nobody."""
+_AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
 
@@ -128,7 +129,7 @@ class Dispatcher:
         self._held_back: set[str] = set()
         """Types with due rows that something outside holds back (a gate, a full queue): asked for at every interval."""
         self._was_held_back: set[str] = set()
-        self._notified = 0
+        self._notified, self._notified_at = 0, 0.0
         self._overlooked: list[tuple[int, OutboxRow]] = []
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
@@ -213,6 +214,7 @@ class Dispatcher:
         async with contextlib.aclosing(self._commits()) as commits:
             async for _ in commits:
                 self._notified += 1
+                self._notified_at = time.monotonic()
                 self._ticker.wake()
 
     # ---- claiming -----------------------------------------------------------------------------------------------
@@ -343,9 +345,10 @@ class Dispatcher:
 
     def _suspect_late_wakeup(self, rows: Sequence[OutboxRow]) -> None:
         """Only the interval found these. Of one that was committed in this very moment the notification is on its way,
-        so wait for that."""
-        overlooked = [row for row in rows if row.integration_type not in self._was_held_back and _is_overdue(row)]
-        if overlooked:
+        so wait for that; and before the first one nobody listens yet."""
+        quiet_s = time.monotonic() - self._notified_at
+        overlooked = [row for row in rows if row.integration_type not in self._was_held_back and _waited(row, quiet_s)]
+        if overlooked and self._notified:
             self._overlooked.append((self._notified, overlooked[0]))
             asyncio.get_running_loop().call_later(_NOTIFICATION_WITHIN_S, self._judge_late_wakeups)
 
@@ -472,5 +475,9 @@ class Dispatcher:
         return True
 
 
-def _is_overdue(row: OutboxRow) -> bool:
-    return row.locked_at is not None and row.locked_at - row.due_at > _OVERLOOKED
+def _waited(row: OutboxRow, quiet_s: float) -> bool:
+    """Ready since it was stored, and no notification has come since. (For one that waits for its time, or comes back, a
+    timer is set.)"""
+    if row.locked_at is None or row.attempts or row.due_at - row.created_at > _AT_ONCE:
+        return False
+    return _OVERLOOKED_S < (row.locked_at - row.due_at).total_seconds() < quiet_s

@@ -178,7 +178,7 @@ class Outbox:
             gates=self._gates,
             options=self.options,
             commits=self.ledger.commits,
-            is_notified=self.ledger.enqueuer.notify,
+            is_notified=self.ledger.enqueuer.notify and self.ledger.database.is_postgres,
             name=name,
         )
 

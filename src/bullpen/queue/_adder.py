@@ -255,8 +255,6 @@ class Adder:
                 return future
         self._waiting.append(_new_one((packed, durability, future)))
         self._buffered += 1
-        if self._tasks:
-            self._began[future] = time.monotonic()
         self._plan()
         return future
 
@@ -272,8 +270,6 @@ class Adder:
         if deadline_s is not None:
             timer = self._loop.call_later(deadline_s, self._expire, owner)
             future.add_done_callback(lambda _: timer.cancel())
-        if self._tasks:
-            self._began[future] = time.monotonic()
         self._plan()
         return future
 
@@ -312,6 +308,8 @@ class Adder:
         """Send what waits, as far as it may go out now; the end of a call comes back here."""
         self._is_planned = False
         waiting = self._waiting
+        if self._tasks and waiting:
+            self._note_waiting(time.monotonic())
         while waiting and (not self._in_flight or self._may_send_more(waiting[0])):
             batch = self._next_batch()
             self._in_flight += 1
@@ -322,6 +320,12 @@ class Adder:
                 batch.fail(error)
         if self._when_idle is not None and not waiting and not self._in_flight and not self._when_idle.done():
             self._when_idle.set_result(None)
+
+    def _note_waiting(self, since: float) -> None:
+        for owner in reversed(self._waiting):
+            if owner.future in self._began:
+                return  # and so are all before it
+            self._began[owner.future] = since
 
     def _may_send_more(self, first: OneJob | ManyJobs) -> bool:
         if self._is_exclusive or not self._free or first.durability is not MEMORY:
@@ -460,8 +464,7 @@ class Adder:
         self._start(batch, self._recover(batch, error))
 
     def _start(self, batch: _Batch, work: Coroutine[Any, Any, _Answer]) -> None:
-        for owner in self._waiting:  # at the latest when this call was sent
-            self._began.setdefault(owner.future, batch.sent_at)
+        self._note_waiting(batch.sent_at)  # they came then, at the earliest
         task = self._loop.create_task(self._finish(batch, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -151,14 +151,14 @@ class Prompt:
     """A receiver that acts on a reply where it is read. Then, when there is nothing more urgent to do, either whoever
     waits for the reply is woken, or the two commands are sent once more."""
 
-    __slots__ = ("_act", "_first", "_future", "_reply", "_wire")
+    __slots__ = ("_act", "_future", "_reply", "_wire", "first")
 
     def __init__(
         self, act: Act, future: asyncio.Future[Any], wire: Wire | None = None, first: Kept | None = None
     ) -> None:
         """`wire`, `first`: where the commands were sent to, and what gets the reply to the one before."""
         self._act, self._future = act, future
-        self._wire, self._first = wire, first
+        self._wire, self.first = wire, first
 
     def done(self) -> bool:
         return self._future.done()
@@ -177,14 +177,9 @@ class Prompt:
         if not self._future.done():
             self._future.set_result(self._reply)
 
-    @property
-    def first_was_empty(self) -> bool:
-        """The first command was answered with nothing: what it waited for did not come."""
-        return self._first is not None and self._first.reply is None
-
     def can_repeat(self) -> bool:
         """There is a wire, somebody waits, and the first command was not refused: that has to be told."""
-        if self._wire is None or self._first is None or isinstance(self._first.reply, ReplyError):
+        if self._wire is None or self.first is None or isinstance(self.first.reply, ReplyError):
             return False
         return not self._future.done() and self._wire.is_in_use
 
@@ -192,9 +187,9 @@ class Prompt:
         """Send two such commands again, on the same wire, which is returned: only if `can_repeat`. `ahead` goes out
         before them in the same write."""
         assert self._wire is not None
-        assert self._first is not None
+        assert self.first is not None
         # The bytes of both are with the second: two replies are expected, in this order.
-        two: tuple[Sending, Sending] = ((self._first, b"", within_s), (self, both, within_s))
+        two: tuple[Sending, Sending] = ((self.first, b"", within_s), (self, both, within_s))
         if ahead is None:
             self._wire.send_all(*two)
         else:

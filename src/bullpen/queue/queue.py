@@ -146,9 +146,9 @@ class Queue(Browsing, Maintenance, Limits):
                 return job
         sender = self._sender()
         packed = pack_job(name, data, self._defaults, options)
+        if add_deadline is None:  # nearly all
+            return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
         level = self._durability if durability is None else Durability.read(durability)
-        if add_deadline is None:
-            return await sender.add(packed, level)
         return (await sender.add_many([packed], level, read_add_deadline(add_deadline)))[0]
 
     async def add_many(

@@ -578,7 +578,7 @@ class Worker:
             self._asked -= 1
             self._last_exchange = time.monotonic()
             if reply.taken:
-                if prompt.first_was_empty and not wakeups.was_unblocked:
+                if prompt.first is not None and prompt.first.reply is None and not wakeups.was_unblocked:
                     self._note_late_wakeup(reply)
                 if self._is_late(reply):
                     late.append(reply)

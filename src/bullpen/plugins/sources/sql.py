@@ -24,7 +24,7 @@ __all__ = ["SqlEvents"]
 T = TypeVar("T")
 
 _BATCH: Final = 200
-_NOTIFICATION_WITHIN_S: Final = 0.25
+_NOTIFICATION_WITHIN_S: Final = 1.0
 
 
 class SqlEvents:
@@ -48,6 +48,9 @@ class SqlEvents:
         self._ledger = ledger
         self._filter = EventFilter((prefixes,) if isinstance(prefixes, str) else tuple(prefixes), regex)
         self._batch_size = check_int("batch_size", batch_size, minimum=1)
+        # SQLite tells nobody: there the poll is the notification.
+        self._is_notified = ledger.events.notify and ledger.database.is_postgres
+        self._notified = 0
         self._poll_s = check_int("poll_ms", poll_ms, minimum=1) / 1000
 
     @property
@@ -60,9 +63,10 @@ class SqlEvents:
             while True:
                 told.clear()
                 batch = await self._next(after)
-                if batch is not None and is_fallback and self._ledger.events.notify:
+                if batch is not None and is_fallback and self._is_notified:
                     # The notification of what was committed in this very moment is on its way.
-                    asyncio.get_running_loop().call_later(_NOTIFICATION_WITHIN_S, self._count_unless, told)
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(_NOTIFICATION_WITHIN_S, self._count_unless_notified_since, self._notified)
                 if batch is None and is_first:
                     batch = Batch((), after, caught_up=True)
                 is_first = False
@@ -78,8 +82,8 @@ class SqlEvents:
                     except TimeoutError:
                         is_fallback = True
 
-    def _count_unless(self, told: asyncio.Event) -> None:
-        if not told.is_set():
+    def _count_unless_notified_since(self, notified: int) -> None:
+        if notified and notified == self._notified:  # before the first one nobody listens yet
             telemetry.late_wakeup("projector", source=self.name)
 
     async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
@@ -121,6 +125,7 @@ class SqlEvents:
         async def listen() -> None:
             async with contextlib.aclosing(self._ledger.events.commits()) as commits:
                 async for _ in commits:
+                    self._notified += 1
                     told.set()
 
         listener = asyncio.create_task(listen(), name="bullpen events listener")
