@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from bullpen.testing import Child, RedisServer
 
 T = TypeVar("T")
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 50.0
 """For what comes within milliseconds on an idle machine."""
 STOPS_WITHIN_S: Final = 4.0
 """An idle process waits tenths of a second; something that never comes is waited for 5 s and more."""
@@ -98,12 +99,9 @@ def until(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
     """Ask again and again until the answer is true."""
     give_up = time.monotonic() + within_s
     while True:
-        try:
-            found = look()
-        except OSError:  # nobody listens yet
-            found = None
-        if found:
-            return found
+        with contextlib.suppress(OSError):  # nobody listens yet
+            if found := look():
+                return found
         assert time.monotonic() < give_up, f"not within {within_s} s: {what}"
         time.sleep(0.02)
 
