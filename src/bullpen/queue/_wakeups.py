@@ -198,14 +198,16 @@ class Wakeups:
         all the same is passed on by the look behind it or the next exchange.
         """
         self._stopping = True
-        if self._client_id is not None:
-            await self.release(door)
-        await self._tell_others_of_due_work(door)
-        listener.cancel()
-        await asyncio.wait([listener])
-        self._door.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        try:
+            if self._client_id is not None:
+                await self.release(door)
+            await self._tell_others_of_due_work(door)
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
+            self._door.close()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _tell_others_of_due_work(self, door: Door) -> None:
         """Whoever reads a due time removes it from the marker. Leaving before then, we hand it on."""
