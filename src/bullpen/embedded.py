@@ -296,6 +296,13 @@ class EmbeddedServer:
         return self._users >= 0 and _holds_file(self._users, self._directory / "users.lock")
 
     def _join(self, tcp: _Tcp | None, *, insist: bool) -> None:
+        try:
+            self._use(tcp, insist=insist)
+        except OSError as error:  # read-only by now, no room, not ours any more
+            reason = error.strerror or error
+            raise EmbeddedError(f"{self._directory} cannot be used ({reason}); {_ELSEWHERE}") from error
+
+    def _use(self, tcp: _Tcp | None, *, insist: bool) -> None:
         _prepare(self._directory)
         with _my_turn(self._directory):
             if not self._is_used():

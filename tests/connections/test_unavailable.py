@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from bullpen.errors import ConnectionLost, ServerRefused
+from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
 from bullpen.queue import Connection, Queue, Worker
 from bullpen.queue._redis import Door
 from tests.conftest import StartServer
@@ -141,3 +141,21 @@ async def test_a_worker_starts_before_its_server(start_server: StartServer, capl
             assert await (await queue.add("welcome")).result(timeout=10_000) is None
 
     assert any("trying again until it is back" in message for message in caplog.messages)
+
+
+async def test_an_outage_is_as_long_as_it_was_seen(
+    start_server: StartServer, queue_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who asks again long after the server came back learns nothing of the time between."""
+    server = start_server("valkey")
+    async with Queue(queue_name, connection=server.url, add_deadline_ms=200) as queue:
+        await queue.add("before")
+        server.kill()
+        with pytest.raises(BullpenError):
+            await queue.add("meanwhile")
+        await asyncio.to_thread(server.restart)
+        await asyncio.sleep(1.5)
+        await queue.add("afterwards")
+
+    (told,) = [record.getMessage() for record in caplog.records if "is back after" in record.getMessage()]
+    assert told.startswith(f"connection to 127.0.0.1:{server.port} is back after at least 0.")

@@ -524,3 +524,14 @@ def test_ports_and_passwords_are_checked_at_the_door(
 
     assert "secret" not in str(refused.value)
     assert not directory.exists()
+
+
+def test_a_directory_whose_files_cannot_be_written_any_more_is_named(directory: Path) -> None:
+    """As when its disk turned read-only; root may write nearly everywhere, but nobody opens a directory for writing."""
+    with embedded.acquire(directory) as server:
+        _stop(server)
+    (directory / "start.lock").unlink()
+    (directory / "start.lock").mkdir()
+
+    with pytest.raises(EmbeddedError, match=r"\.bullpen cannot be used \(Is a directory\); choose another directory"):
+        embedded.acquire(directory)

@@ -617,3 +617,29 @@ async def test_a_worker_that_waited_for_its_server_runs_what_it_takes(
 
     assert sorted(ran) == list(range(20))
     assert returned == []
+
+
+@pytest.mark.parametrize("close_timeout_ms", [0, 1_000])
+async def test_closing_beside_a_frozen_server_has_one_deadline(
+    start_server: StartServer, queue_name: str, close_timeout_ms: int
+) -> None:
+    """The time for running jobs, half a second for those that are cancelled, and one command: not that of each step."""
+    server = start_server("valkey")
+    connection = Connection(server.url, command_timeout_ms=2_000)
+    gate = Gate()
+    worker = Worker(queue_name, gate, connection=connection, concurrency=3, lock=1_000)
+    async with Queue(queue_name, connection=server.url) as queue:
+        await queue.add("a")
+        await worker.start()
+        await queue.add("later", delay=60_000)
+        await gate.reached()
+        await asyncio.sleep(0.5)  # the free slots are lent to a blocked read
+        server.pause()
+        await asyncio.sleep(0.4)  # the lock keeper waits for an answer too
+        began = time.monotonic()
+        await worker.close(close_timeout_ms)
+        took_s = time.monotonic() - began
+        server.resume()
+
+    assert took_s < close_timeout_ms / 1000 + 0.5 + 2.0 + 0.5
+    assert gate.cancelled

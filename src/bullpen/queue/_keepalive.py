@@ -94,12 +94,13 @@ class Keepalive:
                 self._thread.start()
             self._changed.notify_all()
 
-    def unregister(self, held: Held) -> None:
-        """After this returns no further call reaches the worker's loop. Waits for a call to the server under way."""
+    def unregister(self, held: Held, timeout_s: float = 10.0) -> None:
+        """After this returns no further call reaches the worker's loop. Waits for a call to the server under way, but
+        not for ever: what it brings then changes nothing any more."""
         with self._changed:
             with contextlib.suppress(ValueError):
                 self._held.remove(held)
-            self._changed.wait_for(lambda: self._busy is not held, timeout=10)
+            self._changed.wait_for(lambda: self._busy is not held, timeout=timeout_s)
 
     def is_working_for(self, held: Held) -> bool:
         """Whether the thread works and the worker's loop answers it. A server that is away changes neither."""

@@ -505,6 +505,7 @@ class Door:
         self._opening: asyncio.Lock = asyncio.Lock()
         self._failures = 0
         self._lost_since: float | None = None
+        self._failed_at = 0.0
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -540,6 +541,7 @@ class Door:
                 )
             except Exception as error:
                 self._failures += 1
+                self._failed_at = time.monotonic()
                 self._moved_to = self._new_home(error, None)
                 if self._lost_since is None:
                     self._note_lost(error)
@@ -728,13 +730,17 @@ class Door:
 
     # A lasting fault is told when it begins and when it ends, not on every attempt.
     def _note_lost(self, reason: object) -> None:
-        self._lost_since = time.monotonic()
+        self._lost_since = self._failed_at = time.monotonic()
         logger.warning("connection to %s lost (%s); trying again until it is back", self.connection.address, reason)
         telemetry.emit("connection.lost", endpoint=str(self.connection.address))
 
     def _note_back(self, wire: Wire) -> None:
         if self._lost_since is not None:
-            away_s = time.monotonic() - self._lost_since
+            now = time.monotonic()
+            # When nobody tried for a while it may have been back long ago: the outage is as long as it was seen.
+            was_asked = now - self._failed_at <= 2 * LONGEST_RECONNECT_WAIT_S
+            away_s = (now if was_asked else self._failed_at) - self._lost_since
             self._lost_since = None
-            logger.warning("connection to %s is back after %.1f s", wire.endpoint, away_s)
+            least = "" if was_asked else "at least "
+            logger.warning("connection to %s is back after %s%.1f s", wire.endpoint, least, away_s)
             telemetry.emit("connection.back", endpoint=str(wire.endpoint), away_ms=int(away_s * 1000))

@@ -216,14 +216,16 @@ class Wakeups:
         all the same is passed on by the look behind it or the next exchange.
         """
         self._stopping = True
-        if self._client_id is not None:
-            await self.release(door)
-        if self._due_ms > self._clock.now_ms() + self._clock_offset_ms:
-            await self._pass_on_due_time()
-        listener.cancel()
-        await asyncio.wait([listener])
-        self._door.close()
-        self._cancel_timer()
+        try:
+            if self._client_id is not None:
+                await self.release(door)
+            if self._due_ms > self._clock.now_ms() + self._clock_offset_ms:
+                await self._pass_on_due_time()
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
+            self._door.close()
+            self._cancel_timer()
 
     async def _pass_on_due_time(self) -> None:
         """Whoever reads a due time removes it from the marker. Leaving before then, or full when it comes, we hand it

@@ -407,21 +407,23 @@ class Worker:
         if not self._has_begun:  # the handler could not be started in a child
             return
         self._stopping = True
+        # One deadline for all of it: a server that does not answer must not be waited for in each step anew.
+        answer_s = max(1.0, self._connection.command_timeout_s)
+        end_at = self._loop.time() + self._close_timeout_s + _CANCEL_GRACE_S + answer_s
         for sweeping in self._sweeping:
             sweeping.cancel()
-        await self._wakeups.stop(self._door, self._listener)
-        await self._end_lent_look()
+        stopping = asyncio.create_task(self._stop_looking())
         await self._wait_for_running(self._close_timeout_s)
         if self._running:
             await self._cancel_running()
+        await asyncio.wait([stopping], timeout=self._seconds_until(end_at) - _IDLE_PATIENCE_S)
+        stopping.cancel()
         self._abandoned = True
         self._wakeups.changed.set()
         # The pumps end when everything is settled. A server that is away must not hold us for ever: the locks then
         # run out. And whoever holds no job has nothing to tell a server that is known to be away.
         is_idle = not self._held.jobs and not self._settled and not self._unlocked
-        patience_s = (
-            _IDLE_PATIENCE_S if is_idle and self._door.is_lost else max(1.0, self._connection.command_timeout_s)
-        )
+        patience_s = _IDLE_PATIENCE_S if is_idle and self._door.is_lost else min(answer_s, self._seconds_until(end_at))
         _, unfinished = await asyncio.wait(self._pumps, timeout=patience_s)
         if unfinished and not is_idle:
             logger.warning(
@@ -430,8 +432,9 @@ class Worker:
             )
         for pump in unfinished:
             pump.cancel()
-        await asyncio.gather(*self._pumps, self._listener, *self._sweeping, return_exceptions=True)
-        await self._loop.run_in_executor(None, self._keepalive.unregister, self._held)
+        await asyncio.gather(stopping, *self._pumps, self._listener, *self._sweeping, return_exceptions=True)
+        unregister = partial(self._keepalive.unregister, timeout_s=self._seconds_until(end_at))
+        await self._loop.run_in_executor(None, unregister, self._held)
         self._door.close()
         await self._actions.aclose()
         if self._processes is not None:
@@ -440,6 +443,14 @@ class Worker:
             self._threads.shutdown(wait=False, cancel_futures=True)
         await self._reports.drain(_CANCEL_GRACE_S)
         self._ended.set()
+
+    def _seconds_until(self, when: float) -> float:
+        """At least a moment: what can be done at once shall be done."""
+        return max(_IDLE_PATIENCE_S, when - self._loop.time())
+
+    async def _stop_looking(self) -> None:
+        await self._wakeups.stop(self._door, self._listener)
+        await self._end_lent_look()
 
     async def _end_lent_look(self) -> None:
         """The blocked read could not be ended in order. The look behind it may have taken a job, or may do so yet: find
