@@ -867,17 +867,17 @@ class Worker:
             del self._tokens[job.id]
 
     def _on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
-        is_told, tokens, now_ms = self._reports.are_wanted("completed"), self._tokens, reply.now_ms
+        is_told, tokens = self._reports.are_wanted("completed"), self._tokens
         for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
-                self._on_code(job, outcome, code, now_ms)
+                self._on_code(job, outcome, code, reply.now_ms)
                 continue
             # Nearly all of them: straight through, without a call per job.
             if tokens.get(job.id) == job.token:
                 del tokens[job.id]
             if is_told:
-                _show_end(job, outcome, now_ms)
+                _show_end(job, outcome, reply.now_ms)
                 is_heard = self._reports.is_called("completed")
                 self._reports.tell("completed", job, json.decode(outcome.value_json) if is_heard else None)
 
@@ -901,12 +901,15 @@ class Worker:
             self._reports.tell("lock_lost", job, JobLockLost(self.queue_name, job.id, 0))
         if code != DONE:
             return
-        _show_end(job, outcome, now_ms)
         match outcome:
             case Failed(reason):
-                self._reports.tell("failed", job, reason)
+                if self._reports.are_wanted("failed"):
+                    _show_end(job, outcome, now_ms)
+                    self._reports.tell("failed", job, reason)
             case Retry(reason, _, delay_ms):
-                self._reports.tell("retrying", job, reason, delay_ms)
+                if self._reports.are_wanted("retrying"):
+                    _show_end(job, outcome, now_ms)
+                    self._reports.tell("retrying", job, reason, delay_ms)
             case _:
                 self._reports.tell("returned", job)
 
