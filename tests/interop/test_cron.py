@@ -65,7 +65,7 @@ async def test_every_pattern_that_the_package_reads_gives_the_same_time(node: Pe
 
     theirs = await node.peer.call("cronNext", asked=asked)
 
-    ours = []
+    ours: list[int | None] = []
     for pattern, zone, after, seed in asked:
         try:
             ours.append(next_after(pattern, zone, after, seed=seed))

@@ -3,6 +3,7 @@
 import json
 import logging
 from datetime import UTC, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -19,10 +20,11 @@ def put_scheduler(kit: Kit, pattern: str, **more: str) -> str:
     """A scheduler as Node's library stores it, with an iteration that is due now."""
     job_id = "repeat:s:1700000000000"
     kit.redis.zadd(kit.base + "repeat", {"s": 1_700_000_000_000})
-    kit.redis.hset(kit.base + "repeat:s", mapping={"name": "tick", "pattern": pattern, "ic": "1", **more})
+    record: dict[Any, Any] = {"name": "tick", "pattern": pattern, "ic": "1", **more}
+    kit.redis.hset(kit.base + "repeat:s", mapping=record)
     opts = {"repeat": {"pattern": pattern, "count": 1, **more}, "repeatJobKey": "s", "jobId": job_id, "attempts": 1}
-    fields = {"name": "tick", "data": "{}", "opts": json.dumps(opts), "timestamp": "1", "delay": "0", "priority": "0"}
-    kit.redis.hset(kit.base + job_id, mapping={**fields, "rjk": "s"})
+    fields: dict[Any, Any] = {"name": "tick", "data": "{}", "opts": json.dumps(opts), "timestamp": "1", "delay": "0"}
+    kit.redis.hset(kit.base + job_id, mapping={**fields, "priority": "0", "rjk": "s"})
     kit.redis.lpush(kit.base + "wait", job_id)
     return job_id
 

@@ -33,14 +33,15 @@ DONE, NO_JOB, NO_LOCK, NOT_ACTIVE, PENDING_CHILDREN, FOREIGN_LOCK, FAILED_CHILDR
 DONE_WITHOUT_LETTER: Final = 2
 """The job failed as told, but its dead letter could not be written; a sweep offers it again."""
 
-# In the order of the script's HMGET.
+# What is known without asking, then in the order of the script.
 _FIELDS: Final = (
+    *(b"processedOn", b"pb"),
     *(b"name", b"data", b"opts", b"timestamp", b"priority", b"atm", b"ats", b"stc"),
     *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
     *(b"failedReason", b"stacktrace"),
 )
 _ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
-_STC, _DEFA, _RJK = (_FIELDS.index(name) for name in (b"stc", b"defa", b"rjk"))
+_STC, _DEFA, _RJK = (_FIELDS.index(name) - 2 for name in (b"stc", b"defa", b"rjk"))
 
 
 class Settlement(NamedTuple):
@@ -196,7 +197,8 @@ class Exchange:
         lines, taken = reply
         _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
-        jobs = [self._unpack(fields, token, now_ms) for fields in taken]
+        begun = [now_ms, self._raw_worker_name]
+        jobs = [self._unpack(fields, token, begun) for fields in taken]
         return _new_reply((int(now_ms), _read_codes(codes), jobs, int(limited_ms), int(next_due_ms), more == b"1"))
 
     def _pack(self, args: list[Any], job: Job, outcome: Failed | Retry | Delayed | Waiting | WaitingChildren) -> None:
@@ -236,10 +238,9 @@ class Exchange:
             )
         return rules
 
-    def _unpack(self, fields: list[Any], token: str, now_ms: bytes) -> Job:
+    def _unpack(self, fields: list[Any], token: str, begun: list[bytes]) -> Job:
         job_id = fields.pop()
-        stored = dict(zip(_FIELDS, fields, strict=False))  # the last two come with jobs that were tried before
-        stored[b"processedOn"], stored[b"pb"] = now_ms, self._raw_worker_name
+        stored = dict(zip(_FIELDS, begun + fields, strict=False))  # the last two come with a job that was tried before
         job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
         job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
         return job

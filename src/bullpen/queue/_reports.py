@@ -64,12 +64,14 @@ class Reports:
         match outcome:
             case Failed(reason):
                 self._logs.failed(job, outcome)
-                _show_end(job, outcome, now_ms)
-                self.tell("failed", job, reason)
+                if self.are_wanted("failed"):
+                    _show_end(job, outcome, now_ms)
+                    self.tell("failed", job, reason)
             case Retry(reason, _, delay_ms):
                 self._logs.retrying(job, outcome)
-                _show_end(job, outcome, now_ms)
-                self.tell("retrying", job, reason, delay_ms)
+                if self.are_wanted("retrying"):
+                    _show_end(job, outcome, now_ms)
+                    self.tell("retrying", job, reason, delay_ms)
             case _:
                 self._logs.ended(job, "went back to its queue")
                 self.tell("returned", job)

@@ -57,7 +57,7 @@ class Schedulers:
         if len(self._refused) >= _MOST_REMEMBERED:
             self._refused.clear()
         times = self._refused[scheduler_id] = self._refused.get(scheduler_id, 0) + 1
-        back_ms = min(_LONGEST_RETURN_MS, _FIRST_RETURN_MS * 2 ** min(times - 1, 10))
+        back_ms = min(_LONGEST_RETURN_MS, _FIRST_RETURN_MS << min(times - 1, 10))
         logger.error(
             "queue %r: the next time of scheduler %r cannot be computed (%s); its job %r is not run here and goes back "
             "for another client, to be offered again in %g s",

@@ -153,13 +153,16 @@ class Browsing(QueuePart):
         actions, keys = self._ready(), self._keys
         lines = [line for state in _check_states(states) for line in _lines_of(keys, state)]
         lengths = await actions.commands([(line.length, line.key) for line in lines])
-        ids: list[bytes] = []
+        found: list[Job] = []
         for line, length in zip(lines, lengths, strict=True):
-            if start < length and len(ids) < count:
-                wanted = min(length - start, count - len(ids))
-                ids += await line.page(actions, start, wanted, newest_first=newest_first)
+            while start < length and len(found) < count:
+                wanted = min(length - start, count - len(found))
+                ids = await line.page(actions, start, wanted, newest_first=newest_first)
+                # An id whose job is gone leaves room for one more.
+                found += [job for job in await _read(actions, keys, ids) if job is not None]
+                start += wanted
             start = max(0, start - length)
-        return [job for job in await _read(actions, keys, ids) if job is not None]
+        return found
 
     async def iter_jobs(
         self, states: JobState | Iterable[JobState] | None = None, *, newest_first: bool = False

@@ -285,8 +285,8 @@ class Job:
         """Names as on the wire, unset fields left out, never the lock token."""
         return self.record.to_json()
 
-    async def progress(self, value: int | dict[str, Any] | str | float | bool) -> None:
-        """Report progress: 0 to 100, or any JSON object."""
+    async def progress(self, value: int | dict[str, Any] | list[Any] | str | float | bool) -> None:
+        """Report progress: a number from 0 to 100, text, a boolean, a list, or any JSON object."""
         await self._actions.update_progress(self.id, check_progress(value))
 
     async def log(self, line: str) -> int:
@@ -343,7 +343,7 @@ class SyncJob:
     def __init__(self, job: Job, run: RunCoroutine) -> None:
         self._job, self._run = job, run
 
-    def progress(self, value: int | dict[str, Any] | str | float | bool) -> None:
+    def progress(self, value: int | dict[str, Any] | list[Any] | str | float | bool) -> None:
         self._run(self._job.progress(value))
 
     def log(self, line: str) -> int:

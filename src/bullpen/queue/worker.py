@@ -923,17 +923,17 @@ class Worker:
             del self._locked[job.id]
 
     def _on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
-        is_told, locked, now_ms = self._reports.are_wanted("completed"), self._locked, reply.now_ms
+        is_told, locked = self._reports.are_wanted("completed"), self._locked
         for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
-                self._on_code(job, outcome, code, now_ms)
+                self._on_code(job, outcome, code, reply.now_ms)
                 continue
             # Nearly all of them: straight through, without a call per job.
             if locked.get(job.id) is job:
                 del locked[job.id]
             if is_told:
-                self._reports.tell_completed(job, outcome, now_ms)
+                self._reports.tell_completed(job, outcome, reply.now_ms)
 
     def _on_code(self, job: Job, outcome: Outcome, code: int, now_ms: int) -> None:
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):

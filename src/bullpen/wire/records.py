@@ -333,15 +333,15 @@ def check_job_name(name: Any) -> str:
 
 
 def check_progress(value: Any) -> bytes:
-    """The `progress` field for a report: a number from 0 to 100, or an object for details, as JSON."""
-    if isinstance(value, bool) or not isinstance(value, int | float | dict):
-        raise InvalidOption("progress", "a number from 0 to 100, or an object", value)
+    """The `progress` field for a report, as JSON: a number from 0 to 100, text, a boolean, a list or an object."""
+    if not isinstance(value, int | float | str | list | tuple | dict):
+        raise InvalidOption("progress", "a number from 0 to 100, text, a boolean, a list or an object", value)
     if isinstance(value, dict):
         message = value.get("message", "")
         if not isinstance(message, str):
             raise InvalidOption("progress.message", "text", message)
-    elif not 0 <= value <= 100:
-        raise InvalidOption("progress", "a number from 0 to 100, or an object", value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value <= 100:
+        raise InvalidOption("progress", "a number from 0 to 100, text, a boolean, a list or an object", value)
     return json.encode(value, what="progress")
 
 

@@ -252,14 +252,14 @@ def test_a_job_needs_a_name(name: Any) -> None:
 
 
 @pytest.mark.requirement("Q-6", "X-34")
-@pytest.mark.parametrize("value", [0, 100, 50, 33.3, {"step": "upload", "message": "half way"}, {}])
-def test_progress_is_a_number_to_a_hundred_or_an_object(value: Any) -> None:
+@pytest.mark.parametrize("value", [0, 100, 33.3, True, "half", [1, 2], {"step": "upload", "message": "half way"}, {}])
+def test_progress_is_a_number_to_a_hundred_or_other_json(value: Any) -> None:
     """Objects carry what a number cannot say."""
     assert standard.loads(check_progress(value)) == value
 
 
 @pytest.mark.requirement("Q-6", "X-34")
-@pytest.mark.parametrize("value", [-1, 101, True, "50", None, [], math.nan, {"message": 5}, {"x": math.inf}])
+@pytest.mark.parametrize("value", [-1, 101, None, {1}, math.nan, {"message": 5}, {"x": math.inf}])
 def test_other_progress_is_refused(value: Any) -> None:
     """An invalid one in an event would end Node's listeners."""
     with pytest.raises(InvalidOption, match="progress"):

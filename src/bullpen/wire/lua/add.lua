@@ -167,6 +167,8 @@ if delay then
 --#include lib/due_marker
   wake_when_due(queue)
 end
+-- Trimmed before, the stream may exceed its bound by all events of this call.
+if count > 100 then redis.call("XTRIM", events_key, "MAXLEN", "~", most_events) end
 local concurrency = meta[2] and tonumber(meta[2])
 if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
   redis.call("ZADD", queue .. "marker", "0", "0")
