@@ -20,8 +20,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
-import hiredis
-
 from bullpen._kernel import telemetry
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.logs import get_logger
@@ -44,6 +42,7 @@ from bullpen.queue._wire import (
     FOREIGN_KEY,
     NOT_YET,
     ONE_SLOT,
+    UNREADABLE,
     Act,
     Moved,
     Receiver,
@@ -456,7 +455,7 @@ class _PrimaryWatch:
     async def _listen(self, sentinel: Endpoint, service: str) -> None:
         """Hear what a sentinel tells of failovers, again and again: it may be away, or forbid it to this user."""
         while True:
-            with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError):
+            with contextlib.suppress(OSError, TimeoutError, UNREADABLE):
                 async with asyncio.timeout(self._connection.connect_timeout_s):
                     reader, writer = await asyncio.open_connection(sentinel.host, sentinel.port, ssl=sentinel.tls)
                 try:

@@ -21,6 +21,8 @@ from bullpen.queue._discovery import Unavailable
 
 NOT_YET: Final = object()
 """What a reader answers while a reply is incomplete."""
+UNREADABLE: Final = hiredis.HiredisError
+"""What a reader raises for bytes that are no reply."""
 _WATCH_EVERY_S: Final = 0.5
 _READ_BYTES: Final = 65_536
 """asyncio makes room for 256 KiB for each read. That is so much that the C library gets it from the system and gives it
