@@ -25,12 +25,12 @@ class TestFields:
         """Node's entries with our extra field, in the order things happened."""
         job = await kit.queue().add("a", {"n": 1})
 
-        await kit.drain(echo, 1)
+        await kit.drain(echo, 1, name="w1")
 
         assert kit.events() == [
             {"event": "added", "jobId": job.id, "name": "a"},
             {"event": "waiting", "jobId": job.id},
-            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "0"},
+            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "0", "workerId": "w1"},
             {"event": "completed", "jobId": job.id, "returnvalue": '{"n":1}', "prev": "active", "attemptsMade": "1"},
             {"event": "drained"},
         ]
@@ -40,18 +40,19 @@ class TestFields:
         """A retried attempt is `delayed` and `retry`; `failed` comes once, for the final failure."""
         job = await kit.queue().add("a", attempts=2, backoff=Backoff.fixed(1))
 
-        await kit.drain(Failing(RuntimeError("one"), RuntimeError("two")), 1)
+        await kit.drain(Failing(RuntimeError("one"), RuntimeError("two")), 1, name="w1")
 
         events = kit.events(job_id=job.id)
         due = events[3]["delay"]
+        assert events[7].pop("stacktrace").endswith("RuntimeError: two")
         assert events == [
             {"event": "added", "jobId": job.id, "name": "a"},
             {"event": "waiting", "jobId": job.id},
-            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "0"},
+            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "0", "workerId": "w1"},
             {"event": "delayed", "jobId": job.id, "delay": due},
             {"event": "retry", "jobId": job.id, "delay": "1", "attemptsMade": "1"},
             {"event": "waiting", "jobId": job.id, "prev": "delayed"},
-            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "1"},
+            {"event": "active", "jobId": job.id, "prev": "waiting", "attemptsMade": "1", "workerId": "w1"},
             {"event": "failed", "jobId": job.id, "failedReason": "two", "prev": "active", "attemptsMade": "2"},
             {"event": "retries-exhausted", "jobId": job.id, "attemptsMade": "2"},
         ]

@@ -348,7 +348,7 @@ class TestCallbacks:
         await soon(job.result())
         await worker.close()
 
-        assert seen == [("active", job.id), ("plain", job.id, b"5"), ("async", job.id, b"5")]
+        assert seen == [("active", job.id), ("plain", job.id, 5), ("async", job.id, 5)]
 
     async def test_on_may_be_used_as_a_decorator(self, kit: Kit) -> None:
         """It returns what it was given."""
