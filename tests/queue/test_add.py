@@ -72,9 +72,9 @@ class TestStandard:
 
         told = await kit.drain(echo, 1)
 
-        [(done, value_json)] = told.of("completed")
+        [(done, value)] = told.of("completed")
         expected = list(data) if isinstance(data, tuple) else data
-        assert done.data == json.loads(value_json) == expected
+        assert done.data == value == expected
         assert job.data == expected
 
     @pytest.mark.requirement("X-3", "X-32", "Q-43", "Q-44")

@@ -220,11 +220,16 @@ class TestNames:
         with pytest.raises(InvalidOption, match="prefix: expected"):
             Queue("q", connection="redis://localhost", prefix=prefix)
 
-    @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"add_deadline": 0}, {"events_max_len": 0}])
+    @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"events_max_len": 0}])
     def test_bounds_of_a_queue_are_positive(self, options: dict[str, Any]) -> None:
         """Zero would refuse every add, or keep no event."""
         with pytest.raises(InvalidOption, match=f"{next(iter(options))}: expected a whole number, at least 1, got 0"):
             Queue("q", connection="redis://localhost", **options)
+
+    def test_a_deadline_is_a_time(self) -> None:
+        """Zero would refuse every add."""
+        with pytest.raises(InvalidOption, match=r"add_deadline: expected whole milliseconds .* more than 0, got 0"):
+            Queue("q", connection="redis://localhost", add_deadline=0)
 
     def test_a_connection_is_a_url_or_a_connection(self) -> None:
         """A client object of another library cannot work, and should not fail three layers down."""

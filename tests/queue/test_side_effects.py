@@ -321,12 +321,10 @@ class TestSchedulers:
 
     @pytest.mark.parametrize(
         "record",
-        [{"every": 60_000, "limit": 1}, {"every": 60_000, "endDate": 1}, {}, {"pattern": "no cron"}, {"every": "x"}],
+        [{"every": 60_000, "limit": 1}, {"every": 60_000, "endDate": 1}],
         ids=str,
     )
-    async def test_a_scheduler_that_is_over_or_broken_lets_its_last_iteration_run(
-        self, kit: Kit, record: dict[str, Any]
-    ) -> None:
+    async def test_a_scheduler_that_is_over_lets_its_last_iteration_run(self, kit: Kit, record: dict[str, Any]) -> None:
         """The job itself is sound; Node would leave it active until it stalls."""
         job_id = self.scheduler(kit, **record)
 

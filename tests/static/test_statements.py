@@ -26,7 +26,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
 )
 # Files, a group of entry points, an exchange of RabbitMQ.
-NO_PYTHON = {"bullpen.toml", "bullpen.service", "bullpen.transports", "bullpen.delay"}
+NO_PYTHON = {"bullpen.toml", "bullpen.service", "bullpen.transports", "bullpen.delay", "bullpen.worker"}
 
 
 def modules() -> Iterator[str]:
@@ -71,7 +71,7 @@ def test_every_key_in_the_table_is_made_and_used() -> None:
     callers = "".join(path.read_text() for path in SOURCES.rglob("*.py") if path != SOURCES / "wire" / "keys.py")
 
     assert set(makers.values()) == set(EXTENSION_KEYS)
-    assert {name for name in makers if not re.search(rf"keys\.{name}\(", callers)} == set()
+    assert {name for name in makers if not re.search(rf"(?:keys|queue)\.{name}\(", callers)} == set()
 
 
 def test_the_start_page_says_which_commands_take_another_server() -> None:

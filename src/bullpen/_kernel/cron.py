@@ -63,7 +63,7 @@ class NeverMatches(InvalidOption):
 
 
 def next_after(pattern: str, zone: str | None, after_ms: int, *, seed: str | None = None) -> int:
-    """The first match strictly after `after_ms`. No zone is UTC. `H` is picked by the seed, without one by the pattern.
+    """The first match strictly after `after_ms`. No zone is UTC. `H` is picked by a seed, else by the pattern.
 
     Raises InvalidOption for a pattern or zone that cannot be read.
     """
@@ -311,8 +311,8 @@ def _hashed(hashed: re.Match[str], lowest: int, highest: int, share: float) -> s
 
 
 def _draws(seed: str) -> Callable[[], float]:
-    """Numbers from 0 to 1 that depend on the text only: FNV-1a for the seed, mulberry32 for the sequence. Both are what
-    npm's package uses, so that one seed means one value in either client."""
+    """Numbers from 0 to 1 that depend on the text only: FNV-1a for the start, mulberry32 for the sequence. Both are
+    what npm's package uses, so that one seed means one value in either client."""
     whole = 0xFFFFFFFF
     state = 2166136261
     units = seed.encode("utf-16-le")
