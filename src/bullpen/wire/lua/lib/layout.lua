@@ -8,14 +8,14 @@ local line_of = {}
 -- gather_paused: all that waits, in the list `paused`: what stood in `wait` is older than what came after the pause. The shorter of
 -- the two moves.
 local function gather_paused(base)
-  local wait_key, paused_key = base .. "wait", base .. "paused"
-  local waiting, paused = redis.call("LLEN", wait_key), redis.call("LLEN", paused_key)
+  local from_key, to_key = base .. "wait", base .. "paused"
+  local waiting, paused = redis.call("LLEN", from_key), redis.call("LLEN", to_key)
   if waiting == 0 then return end
   if waiting < paused then
-    for _ = 1, waiting do redis.call("LMOVE", wait_key, paused_key, "LEFT", "RIGHT") end
+    for _ = 1, waiting do redis.call("LMOVE", from_key, to_key, "LEFT", "RIGHT") end
   else
-    for _ = 1, paused do redis.call("LMOVE", paused_key, wait_key, "RIGHT", "LEFT") end
-    redis.call("RENAME", wait_key, paused_key)
+    for _ = 1, paused do redis.call("LMOVE", to_key, from_key, "RIGHT", "LEFT") end
+    redis.call("RENAME", from_key, to_key)
   end
 end
 
@@ -28,13 +28,13 @@ local function ready_line(base)
   local line = line_of[base]
   if line then return line end
   line = base .. "wait"
-  local meta = redis.pcall("HMGET", base .. "meta", "paused", "bppause", "version")
-  if meta[1] and meta[2] ~= "field" then
-    if not meta[2] and (is_older(meta[3]) or redis.pcall("EXISTS", base .. "paused") == 1) then
+  local stored = redis.pcall("HMGET", base .. "meta", "paused", "bppause", "version")
+  if stored[1] and stored[2] ~= "field" then
+    if not stored[2] and (is_older(stored[3]) or redis.pcall("EXISTS", base .. "paused") == 1) then
       redis.call("HSET", base .. "meta", "bppause", "noticed")
-      meta[2] = "noticed"
+      stored[2] = "noticed"
     end
-    if meta[2] then
+    if stored[2] then
       gather_paused(base)
       line = base .. "paused"
     end
