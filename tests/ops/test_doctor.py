@@ -84,7 +84,7 @@ async def test_a_queue_that_is_looked_after_is_good(redis_url: str) -> None:
 async def test_late_wakeups_are_told(redis_url: str, redis_server: RedisServer) -> None:
     async with Queue("mails", connection=redis_url) as queue:
         await queue.add("mail")
-    redis_server.command("HSET", "bull:mails:meta", "bp:late", "3 1767225600000")
+    redis_server.command("HSET", "bull:mails:meta", "bplate", "3 1767225600000")
 
     told = worst(await ask(redis_url), "queue mails")["late wake-ups"]
 

@@ -414,10 +414,10 @@ class TestLateWakeups:
 
         self.slip_in(kit, "quiet")
         await told.finished(2, within_s=5)
-        await kit.until(lambda: kit.redis.hget(kit.base + "meta", "bp:late"), "it is noted")
+        await kit.until(lambda: kit.redis.hget(kit.base + "meta", "bplate"), "it is noted")
         await kit.until(lambda: telemetry.late_wakeups().get("worker", 0) == before + 1, "it is counted")
 
-        assert (await queue.meta())["bp:late"].startswith("1 ")
+        assert (await queue.meta())["bplate"].startswith("1 ")
 
     @pytest.mark.parametrize("version", [None, "bullmq:4.18.3"])
     async def test_a_job_of_a_client_that_sets_no_markers_is_not(self, kit: Kit, version: str | None) -> None:
@@ -432,7 +432,7 @@ class TestLateWakeups:
         await told.worker.close()
 
         assert telemetry.late_wakeups() == before
-        assert not kit.redis.hexists(kit.base + "meta", "bp:late")
+        assert not kit.redis.hexists(kit.base + "meta", "bplate")
 
     async def test_a_result_without_an_event_is_counted(self, kit: Kit) -> None:
         """Whoever waits asks for itself after a second; no event has told."""

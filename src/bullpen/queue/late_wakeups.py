@@ -20,7 +20,7 @@ from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")
 
-_FIELD: Final = "bp:late"
+_FIELD: Final = "bplate"
 """Of `meta`: how many there were, and when the last one was."""
 
 
