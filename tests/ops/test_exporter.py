@@ -30,7 +30,7 @@ from tests.environments import clean_environ
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def at(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+def at(name: str, /, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 

@@ -181,7 +181,7 @@ class LedgerSource(Source):
         stats = await self._ledger.outbox.stats()
         waits = (OutboxStatus.PENDING, OutboxStatus.FAILED)
         kept = [status for status in OutboxStatus if status is not OutboxStatus.SENT]
-        counts = {(name, status): 0 for name, *_ in stats for status in kept}
+        counts: dict[tuple[str, OutboxStatus], int] = {(name, status): 0 for name, *_ in stats for status in kept}
         ages = {name: 0.0 for name, *_ in stats}
         for name, status, count, due in stats:
             counts[name, status] = count
