@@ -217,7 +217,7 @@ def is_over(receiver: HttpReceiver, name: str) -> bool:
 async def until(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
     try:
         async with asyncio.timeout(within_s):
-            while not holds():
+            while not holds():  # noqa: ASYNC110 - they are other processes, and tell nobody
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise AssertionError(f"not within {within_s:g} s: {what}") from None
