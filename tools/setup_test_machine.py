@@ -19,6 +19,7 @@ from tests.interop._pypi import ensure_environment
 DEBIAN_PACKAGES = {
     "cc": "gcc",
     "luacheck": "lua-check",
+    "promtool": "prometheus",
     "rabbitmq-server": "rabbitmq-server",
     "redis-server": "redis-server",
 }

@@ -386,7 +386,7 @@ class Bullpen:
         if self._workflow_metrics is None:  # with the first one: an app without workflows counts nothing
             from bullpen.workflow.metrics import WorkflowMetrics
 
-            self._workflow_metrics = WorkflowMetrics()
+            self._workflow_metrics = WorkflowMetrics(lambda: self.workflows.all)
             self.add_metrics(self._workflow_metrics)
             self._count_messaging()
         self.add(workflow)
@@ -462,7 +462,7 @@ class Bullpen:
             lambda: (*self._queues, *self._workers),
             lambda name: Queue(name, connection=self.connection, prefix=self.prefix),
         )
-        self._observed = WorkerMetrics(self._workers_here)
+        self._observed = WorkerMetrics(self._workers_here, lambda: self.tasks)
         self.add_metrics(self._observed)
         self.add_metrics(LateWakeups())
         self.add_metrics(QueueMetrics(self._views))

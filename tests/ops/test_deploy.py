@@ -47,6 +47,31 @@ def test_alarms_of_prometheus_and_our_own_have_the_same_subjects() -> None:
 
 
 @pytest.mark.requirement("W-76")
+@pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen-exporter.service"])
+def test_the_exporter_is_started_with_options_that_it_has(file: str) -> None:
+    text = (DEPLOY / file).read_text()
+    group: Any = get_command(commands.app)
+    options = {name for option in group.commands["exporter"].params for name in option.opts}
+    (line,) = [line for line in text.splitlines() if re.search(r"^\s*(command:|ExecStart=).*\bexporter\b", line)]
+    words = re.findall(r'[^\s",\[\]]+', line.rpartition("bullpen")[2])
+
+    assert words[0] == "exporter"
+    assert {word for word in words if word.startswith("--")} <= options
+    assert "0.0.0.0:9465" in words or "127.0.0.1:9465" in words
+    assert set(re.findall(r"\bBULLPEN_[A-Z_]*[A-Z]\b", text)) <= {setting.variable for setting in Settings().describe()}
+
+
+@pytest.mark.requirement("W-68")
+def test_the_dashboard_shows_what_an_operator_asks_for() -> None:
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    shown = {name for panel in panels for target in panel["targets"] for name in NAME.findall(target["expr"])}
+
+    assert shown >= {"bullpen_job_wait_seconds_bucket", "bullpen_queue_workers", "bullpen_late_wakeups_total"}
+    assert shown >= {"bullpen_runs", "bullpen_workflow_moves_total", "bullpen_outbox_rows", "bullpen_named_jobs_total"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.requirement("W-76")
 @pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen.service"])
 def test_commands_and_variables_of_the_examples_exist(file: str) -> None:
     text = (DEPLOY / file).read_text()
@@ -80,6 +105,6 @@ def test_the_guide_speaks_of_everything_that_a_deployment_needs() -> None:
     for path in ("/livez", "/readyz", "/metrics", "bullpen_queue_oldest_waiting_seconds", "bullpen migrate"):
         assert path in page
     assert {role for role in ROLES if f"--only {role}" not in page} == set()
-    for file in re.findall(r"`deploy/([\w.]+)`", page):
+    for file in re.findall(r"`deploy/([\w.-]+)`", page):
         assert (DEPLOY / file).is_file()
-    assert {path.name for path in DEPLOY.iterdir()} == set(re.findall(r"`deploy/([\w.]+)`", page))
+    assert {path.name for path in DEPLOY.iterdir()} == set(re.findall(r"`deploy/([\w.-]+)`", page))

@@ -15,13 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from bullpen import Bullpen, Job
 from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
-from bullpen.errors import DelayJob
+from bullpen.errors import DelayJob, JobFailed
 from bullpen.ops.exposition import render
+from bullpen.ops.metrics import MOST_NAMES
 from bullpen.plugins.channels.queue import QueueChannel
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.wire.records import JobRecord
+from tests.databases import item
 
 
 @asynccontextmanager
@@ -43,7 +45,7 @@ async def numbers(app: Bullpen) -> dict[tuple[str, frozenset[tuple[str, str]]], 
     }
 
 
-def at(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+def at(name: str, /, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
@@ -191,13 +193,70 @@ async def test_counters_begin_at_zero(redis_url: str, sqlite_url: str) -> None:
     @app.handler("mails")
     async def handle(job: Job) -> None: ...
 
+    app.worker("idle", handle)
     app.outbox.route("bullmq:reports", QueueChannel(app.connection, prefix=app.prefix))
     async with running(app):
+        await app.queue("idle").add("later", delay=600_000)
         await (await app.queue("mails").add("mail")).result(timeout=20_000)
         found = await numbers(app)
     assert found[at("bullpen_jobs_failed_total", queue="mails")] == 0
+    for name in ("bullpen_job_duration_seconds", "bullpen_job_wait_seconds", "bullpen_job_retries"):
+        assert found[at(f"{name}_count", queue="idle")] == 0
     for name in ("outbox_sent_total", "outbox_failed_total", "outbox_dead_total"):
         assert found[at(name, integration_type="bullmq:reports")] == 0
+
+
+@pytest.mark.requirement("O-69")
+async def test_a_type_that_a_pattern_routes_counts_from_zero_as_soon_as_it_has_a_row(
+    redis_url: str, sqlite_url: str
+) -> None:
+    async with Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url)) as app:
+        app.outbox.route("bullmq:*", QueueChannel(app.connection, prefix=app.prefix))
+        await app.ledger.outbox.enqueue(item(integration_type="bullmq:reports"))
+        found = await numbers(app)
+
+    assert found[at("outbox_pending_total")] == 1
+    for name in ("outbox_sent_total", "outbox_failed_total", "outbox_dead_total"):
+        assert found[at(name, integration_type="bullmq:reports")] == 0
+
+
+async def test_jobs_are_counted_by_name_and_the_number_of_names_is_bounded(redis_url: str) -> None:
+    """Some put an id into the name: that must not make a series for each job."""
+    app = Bullpen(redis_url)
+    app.observe()
+
+    @app.task("mails", attempts=2, backoff=1)
+    async def welcome(times: int) -> None:
+        if times > 1:
+            raise ValueError("no")
+
+    @app.handler("orders", concurrency=20)
+    async def handle(job: Job) -> None: ...
+
+    async with running(app):
+        early = await numbers(app)
+        jobs = await app.queue("orders").add_many([(f"order-{number}", {}) for number in range(MOST_NAMES + 7)])
+        await asyncio.gather(*(job.result(timeout=20_000) for job in jobs))
+        await (await welcome.add(times=1)).result(timeout=20_000)
+        with pytest.raises(JobFailed):
+            await (await welcome.add(times=2)).result(timeout=20_000)
+        late = await numbers(app)
+
+    mail, total = {"queue": "mails", "name": "welcome"}, "bullpen_named_jobs_total"
+    assert {each: early[at(total, **mail, outcome=each)] for each in ("completed", "failed", "retried")} == {
+        "completed": 0,
+        "failed": 0,
+        "retried": 0,
+    }
+    assert {each: late[at(total, **mail, outcome=each)] for each in ("completed", "failed", "retried")} == {
+        "completed": 1,
+        "failed": 1,
+        "retried": 1,
+    }
+    assert late[at("bullpen_named_jobs_seconds_total", **mail)] > 0
+    names = {dict(labels)["name"] for name, labels in late if name == total and ("queue", "orders") in labels}
+    assert len(names) == MOST_NAMES + 1
+    assert late[at(total, queue="orders", name="other", outcome="completed")] == 7
 
 
 async def test_a_part_that_cannot_count_does_not_take_the_others_with_it(

@@ -77,6 +77,22 @@ async def test_the_age_is_that_of_the_oldest_in_line_and_counts_from_when_it_cou
         assert 30_000 <= (later.oldest_ms or 0) < 40_000
 
 
+async def test_a_delayed_job_that_is_due_and_that_no_worker_puts_in_line_has_an_age(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """A queue that only a scheduler fills would look idle for ever while its worker is dead."""
+    async with Queue("mails", connection=redis_url) as queue:
+        job = await queue.add("later", delay=60_000)
+        (early,) = (await take(redis_url, "mails")).values()
+        client: Any = redis_server.client()
+        client.zadd("bull:mails:delayed", {job.id: (job.timestamp - 30_000) * 4_096 + 7})
+        (due,) = (await take(redis_url, "mails")).values()
+
+        assert early.oldest_ms is None
+        assert 30_000 <= (due.oldest_ms or 0) < 40_000
+        assert (due.delayed, due.ready) == (1, 0)
+
+
 async def test_rates_come_from_two_pictures_also_when_finished_jobs_are_not_kept(redis_url: str) -> None:
     """A worker that removes completed jobs leaves no trace of them but the counter of the queue."""
     connection = Connection(redis_url)

@@ -35,6 +35,7 @@ from bullpen.cli.bench.command import bench
 from bullpen.cli.completion import completion
 from bullpen.cli.demo.command import demo
 from bullpen.cli.doctor import doctor
+from bullpen.cli.exporter import exporter
 from bullpen.cli.top.command import top
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
@@ -70,6 +71,7 @@ def bullpen(
 
 app.command("demo")(demo)
 app.command("run")(run_app.run)
+app.command("exporter")(exporter)
 app.command("top")(top)
 follow.add_to_queues(queues.app)
 upkeep.add_to(queues.app)

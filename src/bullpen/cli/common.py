@@ -34,6 +34,8 @@ RedisOption = Annotated[
 PrefixOption = Annotated[
     str | None, typer.Option("--prefix", metavar="TEXT", help="First part of all keys; else what is configured.")
 ]
+LogLevelOption = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+LogFormatOption = Annotated[str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 
@@ -92,6 +94,16 @@ def speak_fully(level: int, *, as_json: bool = False) -> None:
     configure(sys.stderr, level=level, as_json=as_json)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of every plug-in it loads
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
+
+
+def speak_as_told(log_level: str, log_format: str) -> None:
+    """As `speak_fully`, by the options --log-level and --log-format."""
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise WrongCommand(f"{log_level!r} is no log level; write debug, info, warning or error")
+    if log_format not in ("console", "json"):
+        raise WrongCommand(f"{log_format!r} is no log format; write console or json")
+    speak_fully(level, as_json=log_format == "json")
 
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -17,7 +17,16 @@ import typer
 from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import role_of
 from bullpen.app import Bullpen
-from bullpen.cli.common import Done, PrefixOption, RedisOption, WrongCommand, speak_fully, wait_for
+from bullpen.cli.common import (
+    Done,
+    LogFormatOption,
+    LogLevelOption,
+    PrefixOption,
+    RedisOption,
+    WrongCommand,
+    speak_as_told,
+    wait_for,
+)
 from bullpen.cli.supervisor import Supervisor
 from bullpen.errors import BullpenError
 
@@ -45,10 +54,8 @@ def run(
             metavar="PART", help="Run only this part: worker, outbox, projector, messages or alerts. May be repeated."
         ),
     ] = None,
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")
-    ] = "console",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "console",
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -58,12 +65,7 @@ def run(
 
     The first signal lets running jobs finish, a second one gives them back, a third one kills worker processes.
     """
-    level = logging.getLevelNamesMapping().get(log_level.upper())
-    if level is None:
-        raise WrongCommand(f"{log_level!r} is no log level; write debug, info, warning or error")
-    if log_format not in ("console", "json"):
-        raise WrongCommand(f"{log_format!r} is no log format; write console or json")
-    speak_fully(level, as_json=log_format == "json")
+    speak_as_told(log_level, log_format)
     # Through the environment, because the module makes its own Bullpen; an address in its code still wins.
     for variable, value in (("BULLPEN_REDIS_URL", redis), ("BULLPEN_PREFIX", prefix)):
         if value is not None:

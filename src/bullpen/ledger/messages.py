@@ -277,7 +277,7 @@ class SqlMessages:
 
     async def counts(self) -> list[MessageCount]:
         """How many messages have which status."""
-        async with self.database.transaction() as connection:
+        async with self._alone(reads=True) as connection:
             rows = (await connection.execute(sa.text(self.sql.counts))).all()
         return [
             MessageCount(
@@ -291,7 +291,7 @@ class SqlMessages:
 
     async def lags_ms(self) -> tuple[int, int]:
         """How long the oldest due message waits to be queued, and to be sent; 0 when none does."""
-        async with self.database.transaction() as connection:
+        async with self._alone(reads=True) as connection:
             row = (await connection.execute(sa.text(self.sql.oldest_waiting))).one()
         now_at = _instant(row.now_at)
         unqueued, unsent = (to_datetime(value) or now_at for value in (row.unqueued, row.unsent))

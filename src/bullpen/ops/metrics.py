@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
@@ -54,17 +54,28 @@ _COUNTED: Final = {
     "worker.error": "bullpen_worker_errors_total",
     "worker.scheduler_refused": "bullpen_schedules_refused_total",
 }
+_NAMED: Final = {"job.completed": "completed", "job.failed": "failed", "job.retrying": "retried"}
 _MOST_REMEMBERED: Final = 100_000
+MOST_NAMES: Final = 50
+"""Names of jobs that are counted by themselves, per queue: whoever puts an id into the name must not fill a
+Prometheus."""
+OTHER_NAMES: Final = "other"
 
 
 class WorkerMetrics:
     """What the workers of this process did and do. Listens until closed."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
-        self._workers = workers
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        names: Callable[[], Mapping[str, Iterable[str]]] = dict,
+    ) -> None:
+        """`names`: those of the jobs of a queue that are known before one of them runs."""
+        self._workers, self._names = workers, names
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
         self._histograms: dict[str, dict[str, Histogram]] = defaultdict(dict)
+        self._by_name: dict[str, dict[str, defaultdict[str, float]]] = defaultdict(dict)
         self._begun: dict[tuple[str, str, int], float] = {}
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
@@ -77,10 +88,14 @@ class WorkerMetrics:
         # From 0 on: a counter that begins with its first failure hides that one from `increase` and `rate`.
         known = dict.fromkeys((worker.queue_name for worker in workers), 0)
         with self._lock:
+            for queue, names in self._names().items():
+                for name in names if queue in known else ():
+                    self._named(queue, name)
             counted = [
                 Metric(name, kind, text, self._samples(name, kind, known))
                 for name, (kind, text) in _WORKER_METRICS.items()
             ]
+            counted += self._name_metrics()
         return [
             *counted,
             Metric(
@@ -114,11 +129,32 @@ class WorkerMetrics:
 
     def _samples(self, name: str, kind: Kind, known: dict[str, int]) -> list[Sample]:
         if kind == "histogram":
+            for queue in known:
+                self._histogram(name, queue)
             return [
                 Sample({"queue": queue}, values.sum, values.cumulative(), values.count)
                 for queue, values in sorted(self._histograms[name].items())
             ]
         return [Sample({"queue": queue}, count) for queue, count in sorted({**known, **self._counts[name]}.items())]
+
+    def _name_metrics(self) -> list[Metric]:
+        outcomes, seconds = [], []
+        for queue, names in sorted(self._by_name.items()):
+            for name, values in sorted(names.items()):
+                labels = {"queue": queue, "name": name}
+                outcomes += [Sample({**labels, "outcome": each}, values[each]) for each in _NAMED.values()]
+                seconds.append(Sample(labels, values["seconds"]))
+        return [
+            Metric("bullpen_named_jobs_total", "counter", "Attempts by name of the job and outcome.", outcomes),
+            Metric("bullpen_named_jobs_seconds_total", "counter", "Time of attempts by name of the job.", seconds),
+        ]
+
+    def _named(self, queue: str, name: str) -> defaultdict[str, float]:
+        """The counts of a name, or of all further ones once there are too many."""
+        names = self._by_name[queue]
+        if name not in names and len(names) >= MOST_NAMES:
+            name = OTHER_NAMES
+        return names.setdefault(name, defaultdict(float))
 
     def _on_event(self, event: str, fields: dict[str, Any]) -> None:
         if not event.startswith(("job.", "worker.")) or "queue" not in fields:
@@ -134,8 +170,14 @@ class WorkerMetrics:
                 self._counts[name][queue] += 1
             if job is None:
                 return
+            named = self._named(queue, job.name) if event in _NAMED else None
+            if named is not None:
+                named[_NAMED[event]] += 1
             if (began := self._begun.pop((queue, job.id, job.attempts_started), None)) is not None:
-                self._observe("bullpen_job_duration_seconds", queue, time.monotonic() - began)
+                took_s = time.monotonic() - began
+                self._observe("bullpen_job_duration_seconds", queue, took_s)
+                if named is not None:
+                    named["seconds"] += took_s
             if event in ("job.completed", "job.failed"):
                 self._observe("bullpen_job_retries", queue, max(0, job.attempts_made - 1))
 
@@ -150,8 +192,14 @@ class WorkerMetrics:
             self._observe("bullpen_job_wait_seconds", queue, waited_ms / 1000)
 
     def _observe(self, name: str, queue: str, value: float) -> None:
-        bounds = _RETRY_BUCKETS if name == "bullpen_job_retries" else BUCKETS_S
-        self._histograms[name].setdefault(queue, Histogram(bounds)).observe(value)
+        self._histogram(name, queue).observe(value)
+
+    def _histogram(self, name: str, queue: str) -> Histogram:
+        found = self._histograms[name].get(queue)
+        if found is None:
+            bounds = _RETRY_BUCKETS if name == "bullpen_job_retries" else BUCKETS_S
+            found = self._histograms[name][queue] = Histogram(bounds)
+        return found
 
 
 class LateWakeups:

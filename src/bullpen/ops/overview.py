@@ -25,6 +25,8 @@ from bullpen.wire.records import read_int
 __all__ = ["Overview", "Picture", "QueueLook"]
 
 _QUEUES_PER_CALL: Final = 100
+_SCORE_PER_MS: Final = 4_096
+"""Scores of delayed jobs are their due time times this, plus a sequence."""
 _REST_AFTER_COSTLY: Final = 20
 """A costly question is asked again only after so many times the time that it took."""
 _SEARCH_EVERY_S: Final = 15.0
@@ -49,7 +51,7 @@ class QueueLook:
     added: int = 0
     """How many jobs were ever added; the counter of the queue."""
     oldest_ms: int | None = None
-    """How long the next in line could have run already; None when nobody waits."""
+    """How long the next job could have run already, a delayed one that is due included; None when nobody waits."""
     workers: int | None = None
     """Connected workers of any client; None when the server does not let us know."""
     added_per_s: float | None = None
@@ -154,7 +156,7 @@ class Overview:
         replies = await door.call_many([command for keys in group for command in _counts(keys)])
         size = len(replies) // len(group)
         parts = [replies[first : first + size] for first in range(0, len(replies), size)]
-        heads = [[head for head in part[-3:] if isinstance(head, bytes | list) and head] for part in parts]
+        heads = [[head for head in part[-4:-1] if isinstance(head, bytes | list) and head] for part in parts]
         asked = [
             ("HMGET", keys.base.encode() + (head[0] if isinstance(head, list) else head), "timestamp", "delay")
             for keys, queue_heads in zip(group, heads, strict=True)
@@ -165,7 +167,7 @@ class Overview:
             raise now
         at_ms, answers = _ms(now), iter(ages)
         return at_ms, {
-            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads]))
+            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
             for keys, part, queue_heads in zip(group, parts, heads, strict=True)
         }
 
@@ -230,11 +232,14 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
         ("LINDEX", keys.wait, -1),
         ("LINDEX", keys.paused, -1),
         ("ZRANGE", keys.prioritized, 0, 0),
+        ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"),
     ]
 
 
-def _oldest(at_ms: int, answers: list[Any]) -> int | None:
-    since = [
+def _oldest(at_ms: int, answers: list[Any], delayed: Any) -> int | None:
+    """Workers put delayed jobs in line when they are due: without a worker one that is due waits where it is."""
+    first_due = [int(float(delayed[1])) // _SCORE_PER_MS] if isinstance(delayed, list) and delayed else []
+    since = [due_ms for due_ms in first_due if due_ms <= at_ms] + [
         read_int(answer[0]) + read_int(answer[1] or b"0")
         for answer in answers
         if isinstance(answer, list) and answer[0] is not None  # else the job was taken and removed meanwhile

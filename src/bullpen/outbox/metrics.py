@@ -55,7 +55,8 @@ class OutboxMetrics:
     def __init__(
         self, store: OutboxRepository | None = None, *, types: Callable[[], Iterable[str]] | None = None
     ) -> None:
-        """`types` count from 0: a counter that begins with its first failure hides that one from `increase`."""
+        """`types`, and those that have rows, count from 0: a counter that begins with its first failure hides that one
+        from `increase`."""
         self._store, self._types = store, types
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
@@ -80,8 +81,8 @@ class OutboxMetrics:
 
     async def collect(self) -> list[Metric]:
         """All metrics now; the gauges are asked of the database."""
-        gauges = await self._gauges()
-        known = dict.fromkeys(self._types() if self._types is not None else (), 0)
+        gauges, waiting = await self._gauges()
+        known = dict.fromkeys((*(self._types() if self._types is not None else ()), *waiting), 0)
         with self._lock:
             counters = {
                 name: [
@@ -101,14 +102,19 @@ class OutboxMetrics:
         ]
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
 
-    async def _gauges(self) -> dict[str, list[int]]:
-        """Without values while the database is away: what this process counted is shown all the same."""
+    async def _gauges(self) -> tuple[dict[str, list[int]], set[str]]:
+        """And the types that have rows. Without values while the database is away: what this process counted is shown
+        all the same."""
         try:
-            counts = {} if self._store is None else await self._store.counts()
+            stats = [] if self._store is None else await self._store.stats()
         except DatabaseUnavailable:
-            return {"outbox_pending_total": [], "outbox_claimed_total": []}
-        pending = counts.get(OutboxStatus.PENDING, 0) + counts.get(OutboxStatus.FAILED, 0)
-        return {"outbox_pending_total": [pending], "outbox_claimed_total": [counts.get(OutboxStatus.CLAIMED, 0)]}
+            return {"outbox_pending_total": [], "outbox_claimed_total": []}, set()
+        counts: Counter[OutboxStatus] = Counter()
+        for _, status, count, _ in stats:
+            counts[status] += count
+        pending = counts[OutboxStatus.PENDING] + counts[OutboxStatus.FAILED]
+        gauges = {"outbox_pending_total": [pending], "outbox_claimed_total": [counts[OutboxStatus.CLAIMED]]}
+        return gauges, {name for name, *_ in stats}
 
 
 def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:

@@ -43,6 +43,12 @@ _METRICS: Final[Mapping[str, tuple[Kind, str]]] = {
     "queue_channel_opens_total": ("counter", "Channels opened, by purpose."),
     "queue_channel_closes_total": ("counter", "Channels closed, by purpose."),
 }
+_OF_CONSUMERS: Final = (
+    "queue_message_ack_total",
+    "queue_message_nack_total",
+    "queue_message_redelivery_total",
+    "queue_message_lost_total",
+)
 _BOUNDS: Final = {"queue_message_attempts": _TRIES}
 
 Labels = tuple[tuple[str, str], ...]
@@ -112,7 +118,13 @@ class MessagingMetrics:
     def _count(self, name: str, labels: Labels, **more: str) -> None:
         self._counters[name][labels + tuple(more.items())] += 1
 
+    def _begin(self, labels: Labels, *names: str) -> None:
+        """From 0 on: a counter that begins with its first failure hides that one from `increase`."""
+        for name in names:
+            self._counters[name][labels] += 0
+
     def _on_published(self, labels: Labels, fields: dict[str, Any]) -> None:
+        self._begin(labels, "queue_message_publish_failed_total", "queue_message_deduplicated_total")
         self._observe("queue_message_publish_duration_seconds", labels, fields["duration_s"])
 
     def _on_publish_failed(self, labels: Labels, fields: dict[str, Any]) -> None:
@@ -139,6 +151,9 @@ class MessagingMetrics:
         self._count("queue_message_lost_total", labels)
 
     def _on_depth(self, labels: Labels, fields: dict[str, Any]) -> None:
+        self._begin(labels, *_OF_CONSUMERS)
+        for outcome in ("retry", "failed"):
+            self._begin((*labels, ("outcome", outcome)), "queue_message_failed_total")
         self._gauges["queue_depth_messages"][labels] = fields["messages"]
         self._gauges["queue_worker_utilisation_ratio"][labels] = fields["running"] / fields["concurrency"]
         if fields["consumers"] is not None:

