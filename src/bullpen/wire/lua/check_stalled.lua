@@ -27,12 +27,13 @@ if not continuing then
   local closed_ms = redis.call("PTTL", gate_key)
   if closed_ms ~= -2 then return { 0, {}, closed_ms > 0 and closed_ms or interval_ms } end
   redis.call("DEL", gate_key) -- a write that Redis allows when memory is full; the rest of the script is then allowed too
-  local now_ms, now_text = server_now("0") -- locks know nothing of the test clock
+  local now_ms = server_now("0") -- locks know nothing of the test clock
   local last_ms = tonumber(redis.call("HGET", meta_key, "bpchecked"))
-  redis.pcall("HSET", meta_key, "bpchecked", now_text)
   if last_ms and now_ms - last_ms > interval_ms + math.max(500, lock_ms / 2) then
     is_patient, pause_ms = true, math.ceil(lock_ms / 3) + 1000
   end
+  -- After a longer pause the next check is due later, and must not look as if it came too late: patience would never end.
+  redis.pcall("HSET", meta_key, "bpchecked", string.format("%.0f", now_ms + math.max(0, pause_ms - interval_ms)))
   redis.call("SET", gate_key, server_now(ARGV[2]), "PX", pause_ms)
   redis.pcall("XTRIM", events_key, "MAXLEN", "~", stream_bound(redis.call("HGET", meta_key, "opts.maxLenEvents")))
 end
