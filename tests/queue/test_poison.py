@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ async def test_a_suspect_that_fails_as_others_do_is_not_condemned(kit: Kit) -> N
     assert told.ids("completed") == ["suspect"]
 
 
-DIED_ONCE_ALONE = {"stc": 3, "ats": 3, "bpsolo": 3, "bpstc": 2, "bpatm": 0}
+DIED_ONCE_ALONE: dict[str, Any] = {"stc": 3, "ats": 3, "bpsolo": 3, "bpstc": 2, "bpatm": 0}
 
 
 @pytest.mark.requirement("X-13", "X-105")

@@ -33,6 +33,7 @@ from bullpen.errors import (
 from bullpen.queue._address import (
     Address,
     ClusterAddress,
+    Command,
     Endpoint,
     Login,
     SentinelAddress,
@@ -72,9 +73,10 @@ LONGEST_RECONNECT_WAIT_S: Final = 0.5
 class Connection:
     """Where a server is, shared by any number of queues and workers.
 
-    Give a URL, or host and port; user, password, database and TLS may also stand beside a URL. A function that returns
-    the URL is called on first use, in a thread: it may start the server. `revive` is called in a thread before each
-    attempt to connect again. The embedded server uses both.
+    Give a URL, or host and port; user, password, database and TLS may also stand beside a URL. A function in place of a
+    password is asked, in a thread, each time a connection is opened, so a password may change while we run. A function
+    that returns the URL is called on first use, in a thread: it may start the server. `revive` is called in a thread
+    before each attempt to connect again. The embedded server uses both.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Connection:
         port: int | None = None,
         db: int | None = None,
         username: str | None = None,
-        password: str | None = None,
+        password: str | Callable[[], str] | None = None,
+        sentinel_username: str | None = None,
+        sentinel_password: str | Callable[[], str] | None = None,
         tls: bool | ssl.SSLContext = False,
         connect_timeout_ms: int = 2_000,
         command_timeout_ms: int = 5_000,
@@ -95,7 +99,14 @@ class Connection:
         require("command_timeout_ms", command_timeout_ms >= 1, "at least 1", command_timeout_ms)
         require("host", url is None or (host is None and port is None), "a URL or host and port, not both", host)
         context = verified_tls() if tls is True else (tls or None)
-        self._login = Login(db=db, username=username, password=password, tls=context)
+        self._login = Login(
+            db=db,
+            username=username,
+            password=password,
+            tls=context,
+            sentinel_username=sentinel_username,
+            sentinel_password=sentinel_password,
+        )
         self._find_url = url if callable(url) else None
         self._finding = threading.Lock()
         self._address: Address | None = None
@@ -285,7 +296,7 @@ class Connection:
                     _, wire = await loop.create_connection(
                         lambda: Wire(endpoint), endpoint.host, endpoint.port, ssl=endpoint.tls
                     )
-                greeting = (*endpoint.greeting(client_name), ("PING",))
+                greeting = (*await _greeting(endpoint, client_name), ("PING",))
                 replies = await wire.converse(greeting, within_s=self.connect_timeout_s)
             for command, reply in zip(greeting, replies, strict=True):
                 # A name is for people who look at CLIENT LIST; where it may not be set, work goes on.
@@ -453,11 +464,11 @@ class _PrimaryWatch:
     async def _listen(self, sentinel: Endpoint, service: str) -> None:
         """Hear what a sentinel tells of failovers, again and again: it may be away, or forbid it to this user."""
         while True:
-            with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError):
+            with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError, ConnectionLost):
                 async with asyncio.timeout(self._connection.connect_timeout_s):
                     reader, writer = await asyncio.open_connection(sentinel.host, sentinel.port, ssl=sentinel.tls)
                 try:
-                    commands = (*sentinel.greeting(None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
+                    commands = (*await _greeting(sentinel, None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
                     writer.write(b"".join(map(pack, commands)))
                     await self._hear(reader, service.encode())
                 finally:
@@ -471,6 +482,12 @@ class _PrimaryWatch:
             while (push := parser.gets()) is not NOT_YET:
                 if isinstance(push, list) and push[0] == b"message" and service in push[2].split(b" "):
                     self._told.set()
+
+
+async def _greeting(endpoint: Endpoint, client_name: str | None) -> list[Command]:
+    if callable(endpoint.password):
+        return await asyncio.get_running_loop().run_in_executor(None, endpoint.greeting, client_name)
+    return endpoint.greeting(client_name)
 
 
 def _probe_key(key: str | None) -> str:
@@ -502,6 +519,8 @@ class Door:
         self._opening: asyncio.Lock = asyncio.Lock()
         self._failures = 0
         self._lost_since: float | None = None
+        self._refused_with = ""
+        self._was_in = False
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -540,11 +559,17 @@ class Door:
                 self._moved_to = self._new_home(error, None)
                 if self._lost_since is None:
                     self._note_lost(error)
+                elif isinstance(error, ServerRefused):
+                    self._note_refused(error)
+                if self._was_in and isinstance(error, ServerRefused):
+                    # A password that is being changed, a certificate: whoever was let in once may be again.
+                    raise ConnectionLost(str(error)) from error
                 raise
             if self.closed:
                 wire.close()
                 raise ConnectionLost("this connection was closed by us")
             self._wire = wire
+            self._was_in = True
             self._failures = 0
             self._moved_to, self._in_doubt = None, False
             self._note_back(wire)
@@ -729,7 +754,14 @@ class Door:
         logger.warning("connection to %s lost (%s); trying again until it is back", self.connection.address, reason)
         telemetry.emit("connection.lost", endpoint=str(self.connection.address))
 
+    def _note_refused(self, error: ServerRefused) -> None:
+        """It is there, and does not let us in: somebody has to do something."""
+        if str(error) != self._refused_with:
+            self._refused_with = str(error)
+            logger.error("%s does not let us in (%s); trying again", self.connection.address, error)
+
     def _note_back(self, wire: Wire) -> None:
+        self._refused_with = ""
         if self._lost_since is not None:
             away_s = time.monotonic() - self._lost_since
             self._lost_since = None
