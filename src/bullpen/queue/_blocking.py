@@ -9,6 +9,7 @@ Elsewhere: the doors of a loop (`_redis`), how answers about primaries are read 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import ssl
 import struct
@@ -21,7 +22,7 @@ from bullpen.queue._address import Command, Endpoint
 from bullpen.queue._discovery import Answer, Directory, Shard, Unavailable, pick
 from bullpen.queue._redis import Connection
 from bullpen.queue._watch import NEVER
-from bullpen.queue._wire import NOT_YET, ReplyError, new_reader, pack, translate
+from bullpen.queue._wire import NOT_YET, ReplyError, keep_alive, new_reader, pack, translate
 from bullpen.wire.scripts import Script
 
 _SHORT: Final = 960
@@ -198,6 +199,7 @@ def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
             return plain
         plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(plain, math.inf)
         if endpoint.tls is None:
             return plain
         try:

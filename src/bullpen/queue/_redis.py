@@ -18,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import hiredis
@@ -93,10 +94,12 @@ class Connection:
         tls: bool | ssl.SSLContext = False,
         connect_timeout_ms: int = 2_000,
         command_timeout_ms: int = 5_000,
+        idle_ping_ms: int | None = 30_000,
         revive: Callable[[], None] | None = None,
     ) -> None:
         require("connect_timeout_ms", connect_timeout_ms >= 1, "at least 1", connect_timeout_ms)
         require("command_timeout_ms", command_timeout_ms >= 1, "at least 1", command_timeout_ms)
+        require("idle_ping_ms", idle_ping_ms is None or idle_ping_ms >= 1, "at least 1, or None", idle_ping_ms)
         require("host", url is None or (host is None and port is None), "a URL or host and port, not both", host)
         context = verified_tls() if tls is True else (tls or None)
         self._login = Login(
@@ -118,6 +121,7 @@ class Connection:
         self._directory: Directory | None = None
         self.connect_timeout_s = connect_timeout_ms / 1000
         self.command_timeout_s = command_timeout_ms / 1000
+        self.idle_ping_s = None if idle_ping_ms is None else idle_ping_ms / 1000
         self.revive = revive
         self.clock = ServerClock()
         self.true_waits: set[str] = set()
@@ -290,12 +294,11 @@ class Connection:
         wire: Wire | None = None
         try:
             async with asyncio.timeout(self.connect_timeout_s):
+                make = partial(Wire, endpoint, ping_every_s=self.idle_ping_s, ping_within_s=self.command_timeout_s)
                 if endpoint.path:
-                    _, wire = await loop.create_unix_connection(lambda: Wire(endpoint), endpoint.path)
+                    _, wire = await loop.create_unix_connection(make, endpoint.path)
                 else:
-                    _, wire = await loop.create_connection(
-                        lambda: Wire(endpoint), endpoint.host, endpoint.port, ssl=endpoint.tls
-                    )
+                    _, wire = await loop.create_connection(make, endpoint.host, endpoint.port, ssl=endpoint.tls)
                 greeting = (*await _greeting(endpoint, client_name), ("PING",))
                 replies = await wire.converse(greeting, within_s=self.connect_timeout_s)
             for command, reply in zip(greeting, replies, strict=True):
