@@ -142,13 +142,17 @@ class Login:
         return dataclasses.replace(endpoint, **given) if given else endpoint  # type: ignore[arg-type]  # checked above
 
 
+class NoPassword(ConnectionLost):
+    """The function that knows the password gave none; it is asked again with the next attempt."""
+
+
 def _asked(password: Callable[[], str]) -> str:
     try:
         given = password()
     except Exception as error:
-        raise ConnectionLost(f"the password could not be asked for: {type(error).__name__}: {error}") from error
+        raise NoPassword(f"the password could not be asked for: {type(error).__name__}: {error}") from error
     if not isinstance(given, str):
-        raise ConnectionLost(f"the function for the password gave {type(given).__name__}, not text")
+        raise NoPassword(f"the function for the password gave {type(given).__name__}, not text")
     return given
 
 

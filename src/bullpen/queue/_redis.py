@@ -42,6 +42,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
+from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._wire import (
     FOREIGN_KEY,
     NOT_YET,
@@ -127,6 +128,8 @@ class Connection:
         self.true_waits: set[str] = set()
         """Run ids of servers whose WAITAOF was seen to wait for the disk."""
         self._met: set[Endpoint] = set()
+        self.let_us_in: set[Endpoint] = set()
+        """Servers that answered our greeting once: how they are to be spoken to is right."""
         self._watches: dict[asyncio.AbstractEventLoop, _PrimaryWatch] = {}
         self.generation = 0
         """Grows when the sentinels chose another primary while ours still answered: whoever is connected must leave."""
@@ -290,6 +293,19 @@ class Connection:
             # Not allowed to us: then the first real command has to show it.
 
     async def _dial(self, endpoint: Endpoint, client_name: str | None) -> Wire:
+        try:
+            wire = await self._dial_once(endpoint, client_name)
+        except ConnectionLost as error:
+            if endpoint not in self.let_us_in and is_worth_asking(endpoint, error):
+                left_s = self.connect_timeout_s * (1 - HANDSHAKE_SHARE)
+                reason = await asyncio.get_running_loop().run_in_executor(None, diagnose, endpoint, left_s)
+                if reason is not None:
+                    raise reason from error
+            raise
+        self.let_us_in.add(endpoint)
+        return wire
+
+    async def _dial_once(self, endpoint: Endpoint, client_name: str | None) -> Wire:
         loop = asyncio.get_running_loop()
         wire: Wire | None = None
         try:
@@ -298,7 +314,11 @@ class Connection:
                 if endpoint.path:
                     _, wire = await loop.create_unix_connection(make, endpoint.path)
                 else:
-                    _, wire = await loop.create_connection(make, endpoint.host, endpoint.port, ssl=endpoint.tls)
+                    is_new = endpoint.tls is not None and endpoint not in self.let_us_in
+                    handshake_s = HANDSHAKE_SHARE * self.connect_timeout_s if is_new else None
+                    _, wire = await loop.create_connection(
+                        make, endpoint.host, endpoint.port, ssl=endpoint.tls, ssl_handshake_timeout=handshake_s
+                    )
                 greeting = (*await _greeting(endpoint, client_name), ("PING",))
                 replies = await wire.converse(greeting, within_s=self.connect_timeout_s)
             for command, reply in zip(greeting, replies, strict=True):
@@ -306,10 +326,7 @@ class Connection:
                 if isinstance(reply, ReplyError) and command[0] != "CLIENT":
                     raise translate(reply)
         except ssl.SSLCertVerificationError as error:
-            raise ServerRefused(
-                f"the certificate of {endpoint} cannot be trusted: {error.verify_message}; name its authority with "
-                "?ca=<file>"
-            ) from error
+            raise untrusted(endpoint, error) from error
         except (ConnectionLost, ServerRefused):
             if wire is not None:
                 wire.close()
