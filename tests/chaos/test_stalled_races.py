@@ -118,7 +118,7 @@ async def test_a_stall_is_no_attempt_unless_asked_for(arena: Arena) -> None:
 
 @pytest.mark.requirement("X-13")
 async def test_a_job_that_kills_its_worker_is_condemned_alone_and_takes_no_innocent_with_it(arena: Arena) -> None:
-    """A poison job takes at most three processes down; the jobs that ran beside it are not suspected for ever."""
+    """A poison job takes at most four processes down; the jobs that ran beside it are not suspected for ever."""
     poisons, beside = scaled(1, 8), scaled(8, 4_000)
     options: dict[str, Any] = {"concurrency": 5, "lock": 500, "stalled_interval": 100, "dead_letters": True}
     async with arena.queue(attempts=1) as queue:
@@ -133,12 +133,12 @@ async def test_a_job_that_kills_its_worker_is_condemned_alone_and_takes_no_innoc
                 await arena.all_ended()
 
     # What ran beside a poison job when it killed its process, and what stalled with it a second time, runs again.
-    arena.audit(max_extra_runs=deaths * 5, max_runs=4 if poisons == 1 else None, may_overlap=True)
+    arena.audit(max_extra_runs=deaths * 5, max_runs=5 if poisons == 1 else None, may_overlap=True)
 
     failed = {raw.decode() for raw in arena.server.command("ZRANGE", arena.base + "failed", 0, -1)}
     runs = Counter(run.job_id for run in arena.ledger.runs)
     assert failed == set(condemned)
-    assert max(runs[job_id] for job_id in condemned) <= 3
+    assert max(runs[job_id] for job_id in condemned) <= 4
     assert arena.count("completed") == len(innocent)
     assert arena.server.command("LLEN", f"bull:{arena.name}-dlq:wait") == poisons
     most = max(runs[job_id] for job_id in condemned)
@@ -160,7 +160,7 @@ async def _replace_the_dead(arena: Arena, poisons: int, options: dict[str, Any])
         if ended in done:
             deaths += 1
             failed.cancel()
-            assert deaths <= 3 * poisons, "more than three deaths for a poison job"
+            assert deaths <= 4 * poisons, "more than four deaths for a poison job"
         else:
             ended.cancel()
             worker.terminate()

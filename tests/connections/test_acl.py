@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
+from bullpen.cli.commands import run
 from bullpen.errors import ServerRefused
 from bullpen.queue import Connection, Queue, QueueEvents, Worker
 from bullpen.queue.acl import _DIRECT, _of_scripts, acl_rule
@@ -102,3 +104,42 @@ def test_the_guide_shows_the_rule_as_it_is() -> None:
 
     assert shown is not None
     assert " ".join(shown[1].replace("\\\n", " ").split()) == acl_rule(queues=["orders"])
+
+
+async def _one_of_each(url: str, mine: str, theirs: str) -> None:
+    """Two queues with jobs, the second of somebody else."""
+    for name in (mine, theirs):
+        async with Queue(name, connection=url) as queue:
+            await queue.add("waits", {}, job_id="waits")
+            await queue.add("later", {}, job_id="later", delay=3_600_000)
+
+
+COMMANDS = (
+    *("queues", "queues list", "queues show orders", "queues follow --timeout 100", "doctor"),
+    *("queues pause orders", "queues resume orders", "queues restore orders"),
+    *("jobs list orders", "jobs show orders waits", "jobs add orders more", "jobs promote orders later"),
+    *("jobs follow orders --timeout 100", "jobs logs orders waits", "jobs remove orders waits"),
+    *("schedules list orders", "dead-letters overview", "dead-letters groups", "dead-letters list orders"),
+    *("queues clean orders --state completed --yes", "queues drain orders --yes"),
+    "queues obliterate orders --force --yes",
+)
+
+
+def test_every_command_serves_a_user_of_one_queue(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another queue under the same prefix is neither shown nor a reason to end."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    server = start_server()
+    asyncio.run(_one_of_each(server.url, "orders", "salaries"))
+    url = login(server, acl_rule(queues=["orders"]))
+    told = {}
+    for command in COMMANDS:
+        code = run([*command.split(), "--redis", url])
+        out, err = capsys.readouterr()
+        told[command] = (code, out + err)
+
+    refused = {command: (code, text) for command, (code, text) in told.items() if code or "NOPERM" in text}
+    assert refused == {}
+    assert "orders" in told["queues list"][1]
+    assert not [command for command, (_, text) in told.items() if "salaries" in text]

@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from bullpen.errors import ServerRefused
+from bullpen import sync
+from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
 from bullpen.queue import Connection, Queue, QueueEvents, Worker
 from bullpen.testing import RedisServer
 from tests.conftest import StartServer
@@ -156,3 +157,65 @@ async def test_queues_and_workers_may_share_one_connection_object(start_server: 
     assert connected == 1
     assert results == [0, 1, 2]
     assert still_open
+
+
+@pytest.mark.requirement("W-71")
+async def test_a_password_is_rotated_while_a_worker_runs(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The function is asked at each connect; until it knows the new one, the log says why nothing works."""
+    server = start_server()
+    server.command("ACL", "SETUSER", "default", "resetpass", ">old")
+    passwords = ["old"]
+    connection = Connection(host="127.0.0.1", port=server.port, password=lambda: passwords[-1])
+    async with Queue("mail", connection=connection) as queue, Worker("mail", echo, connection=connection):
+        assert await (await queue.add("welcome", 1)).result(timeout=10_000) == 1
+        server.command("ACL", "SETUSER", "default", "resetpass", ">new")
+        server.command("CLIENT", "KILL", "TYPE", "normal")
+        async with asyncio.timeout(PATIENCE_S):
+            while not any("WRONGPASS" in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        passwords.append("new")
+
+        assert await (await queue.add("welcome", 2, add_deadline=10_000)).result(timeout=10_000) == 2
+    await connection.aclose()
+
+
+@pytest.mark.requirement("W-71")
+def test_a_blocking_queue_asks_for_its_password_too(start_server: StartServer) -> None:
+    server = start_server()
+    server.command("ACL", "SETUSER", "default", "resetpass", ">secret")
+    asked: list[str] = []
+
+    def password() -> str:
+        asked.append("secret")
+        return asked[-1]
+
+    with sync.Queue("mail", connection=Connection(host="127.0.0.1", port=server.port, password=password)) as queue:
+        queue.add("welcome")
+
+    assert asked != []
+
+
+@pytest.mark.requirement("W-71")
+async def test_a_password_that_cannot_be_asked_for_is_a_server_that_is_away(start_server: StartServer) -> None:
+    def password() -> str:
+        raise OSError("the vault is sealed")
+
+    connection = Connection(host="127.0.0.1", port=start_server().port, password=password)
+    async with Queue("mail", connection=connection) as queue:
+        with pytest.raises(ConnectionLost, match="OSError: the vault is sealed"):
+            await queue.add("welcome", add_deadline=100)
+    await connection.aclose()
+
+
+@pytest.mark.requirement("W-71")
+def test_the_login_of_sentinels_stands_in_keywords_too() -> None:
+    """As in the URL; and only where there are sentinels."""
+    url = "redis+sentinel://ada:a@s-1,s-2/payments"
+    by_url = Connection(f"{url}?sentinel_username=watcher&sentinel_password=w").address
+    by_keyword = Connection(url, sentinel_username="watcher", sentinel_password="w").address
+
+    assert by_keyword == by_url
+    with pytest.raises(InvalidOption, match="sentinel_username: expected redis\\+sentinel"):
+        Connection("redis://localhost", sentinel_username="watcher", sentinel_password="w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,38 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
             check=True,
             capture_output=True,
         )
+    _sign(openssl, made, "expired", days=-1)
+    foreign, foreign_key = made.files("foreign")
+    subprocess.run(
+        [openssl, *new_key, "-subj", "/CN=foreign", "-keyout", foreign_key, "-out", foreign],
+        check=True,
+        capture_output=True,
+    )
     return made
+
+
+def _sign(openssl: str, pki: Pki, name: str, *, days: int) -> None:
+    """A certificate for localhost, also one that ended before it began: `req -x509` refuses to make that."""
+    certificate, key = pki.files(name)
+    request, extensions = pki.directory / f"{name}.csr", pki.directory / f"{name}.ext"
+    extensions.write_text("subjectAltName=DNS:localhost")
+    signing: list[str | Path] = [
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-CA",
+        pki.ca,
+        "-CAkey",
+        pki.directory / "ca.key",
+        "-CAcreateserial",
+    ]
+    asking: list[str | Path] = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
+    for command in (
+        [*asking, "-keyout", key, "-out", request],
+        [*signing, "-days", str(days), "-extfile", extensions, "-out", certificate],
+    ):
+        subprocess.run([openssl, *command], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +201,52 @@ async def wait_for_renewal(door: Any, lock: str) -> None:
             assert now > 0, "the lock ran out"
             before = now
             await asyncio.sleep(0.01)
+
+
+MISTAKES = {
+    "no certificate of ours": r"localhost:\d+ asks for our certificate, and got none: \?cert=<file>&key=<file>",
+    "a foreign one of ours": r"localhost:\d+ does not take our certificate \(unknown ca\): .* signed by an authority",
+    "an expired one of ours": r"localhost:\d+ does not take our certificate, because it has expired",
+    "another name": r"the certificate of localhost:\d+ cannot be trusted: it is for another name .*\?verify=ca",
+    "an expired server": r"the certificate of localhost:\d+ cannot be trusted: it has expired",
+    "plain to TLS": r"localhost:\d+ speaks TLS only, and we do not: rediss:// instead of redis://",
+    "TLS to plain": r"localhost:\d+ does not speak TLS, and we do: redis:// instead of rediss://",
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(start_tls: Any, url: str, pki: Pki) -> Iterator[dict[str, str]]:
+    strict = f"{start_tls(clients='yes')}?ca={pki.ca}"
+    ours = {name: "&cert={}&key={}".format(*pki.files(name)) for name in ("foreign", "expired")}
+    with RedisServer.start() as plain:
+        yield {
+            "no certificate of ours": strict,
+            "a foreign one of ours": strict + ours["foreign"],
+            "an expired one of ours": strict + ours["expired"],
+            "another name": f"{start_tls('elsewhere')}?ca={pki.ca}",
+            "an expired server": f"{start_tls('expired')}?ca={pki.ca}",
+            "plain to TLS": url.replace("rediss://", "redis://"),
+            "TLS to plain": f"rediss://localhost:{plain.port}",
+        }
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_each_mistake_is_told_in_its_own_words_and_in_time(mistakes: dict[str, str], mistake: str) -> None:
+    """Not "connection reset by peer", and not after a minute."""
+    worker = Worker("mail", nothing, connection=mistakes[mistake])
+    began = time.monotonic()
+
+    with pytest.raises(ServerRefused, match=MISTAKES[mistake]):
+        await soon(worker.start())
+    took_s = time.monotonic() - began
+    await worker.close()
+    assert took_s < 2.5  # connecting may take 2
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_blocking_queue_tells_the_same(mistakes: dict[str, str], mistake: str) -> None:
+    with (
+        sync.Queue("mail", connection=mistakes[mistake]) as queue,
+        pytest.raises(ServerRefused, match=MISTAKES[mistake]),
+    ):
+        queue.add("welcome")

@@ -359,3 +359,32 @@ def test_job_options_survive_the_detour_through_json() -> None:
     }
     assert options_from_json({"delay": 1_000}, waited_ms=400) == {"delay": 600}
     assert options_from_json({"delay": 1_000}, waited_ms=4_000) == {"delay": 0}
+
+
+CLUSTER = "redis+cluster://127.0.0.1:7000"
+
+
+@pytest.mark.requirement("X-97")
+@pytest.mark.parametrize("part", ["dispatcher", "workers"])
+async def test_queues_that_a_cluster_cannot_hold_are_refused_before_rows_are_claimed(
+    sqlite_url: str, make_ledger: MakeLedger, part: str
+) -> None:
+    """Tags in the names of other queues do not help: the outbox names its own."""
+    outbox = Outbox(make_ledger(sqlite_url), {"webhook:*": SpyChannel()}, connection=Connection(CLUSTER))
+
+    with pytest.raises(InvalidOption, match=r'prefix="\{bull\}".*strategy="direct".*bull:outbox-webhook-any:'):
+        getattr(outbox, part)()
+
+
+@pytest.mark.requirement("X-97")
+async def test_an_announcement_that_a_cluster_cannot_hold_is_refused_too(sqlite_url: str) -> None:
+    """Else a dead row would be told nobody, and the announcement die as well."""
+    connection = Connection(CLUSTER)
+    jobs = {"bullmq:*": QueueChannel(connection)}
+    async with Ledger(sqlite_url) as ledger:
+        with pytest.raises(InvalidOption, match=r"\{outbox\}\.dead.*bull:outbox\.dead:"):
+            Outbox(ledger, jobs, connection=connection).dispatcher()
+        Outbox(ledger, jobs, connection=connection, prefix="{bull}").dispatcher()
+    async with Ledger(sqlite_url, dead_letter_type="bullmq:{outbox}.dead") as ledger:
+        Outbox(ledger, jobs, connection=connection).dispatcher()
+    await connection.aclose()

@@ -258,6 +258,8 @@ class TestWorker:
             ({"remove_on_complete": -1}, "remove_on_complete"),
             ({"remove_on_fail": "all"}, "remove_on_fail"),
             ({"count_stalls_as_attempts": 1}, "count_stalls_as_attempts"),
+            ({"max_lonely_deaths": 0}, "max_lonely_deaths"),
+            ({"max_lonely_deaths": "off"}, "max_lonely_deaths"),
             ({"clock_offset_ms": 0.5}, "clock_offset_ms"),
         ],
         ids=str,

@@ -394,6 +394,18 @@ class TestRecovery:
         assert (stored["stc"], stored["atm"], stored["ats"]) == ("1", "1", "2")
         assert kit.event_names("lost") == ["waiting", "stalled", "active", "completed"]
 
+    @pytest.mark.requirement("Q-67")
+    async def test_a_late_check_is_patient_once(self, kit: Kit) -> None:
+        """The first after an outage gives workers time to take their locks again. With short intervals that time is
+        longer than the pause by which a check is called late: the next must not be taken for late too."""
+        orphan(kit, "lost")
+        kit.redis.hset(kit.base + "meta", "bpchecked", str(kit.server_ms() - 60_000))
+
+        told = await kit.work(nothing, stalled_interval=30, lock=300)
+        await told.wait("completed", within_s=10)
+
+        assert told.ids("completed") == ["lost"]
+
     @pytest.mark.requirement("X-13")
     @pytest.mark.parametrize(("counts", "state"), [(True, JobState.FAILED), (False, JobState.COMPLETED)])
     async def test_stalls_count_as_attempts_only_if_asked(self, kit: Kit, counts: bool, state: JobState) -> None:

@@ -75,6 +75,8 @@ class Ledger:
         self.outbox: OutboxRepository = SqlOutbox(
             self.database, enqueuer=self.enqueuer, dead_letter_type=dead_letter_type
         )
+        self.dead_letter_type = dead_letter_type
+        """Where the death of a row is announced; None: nowhere."""
         self.destinations = Destinations(self.database)
         """Which targets are switched off or broken."""
         self.checkpoints = Checkpoints(self.database)

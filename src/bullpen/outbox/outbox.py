@@ -23,7 +23,7 @@ from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.replay import replay
-from bullpen.outbox.routing import Route, Router
+from bullpen.outbox.routing import Route, Router, queue_name
 from bullpen.outbox.workers import DeliveryWorkers
 from bullpen.ports.channel import Channel, Message, SendResult, Unknown
 from bullpen.queue import Connection, Queue
@@ -171,6 +171,7 @@ class Outbox:
 
     def dispatcher(self, *, name: str | None = None) -> Dispatcher:
         """Something to run that claims rows and sees that they leave. Any number may run."""
+        self._require_tags()
         return Dispatcher(
             self.ledger.outbox,
             self.router,
@@ -186,9 +187,23 @@ class Outbox:
         """Something to run that delivers what dispatchers queued. `options` are those of `DeliveryWorkers`."""
         if self._queues is None:
             raise NotConfigured("delivery workers need a Redis connection: Outbox(…, connection=…)")
+        self._require_tags()
         options.setdefault("lease_ms", self.options.lease_ms)
         options.setdefault("by_tenant", self.ledger.database.tenant_required)
         return DeliveryWorkers(self.ledger.outbox, self.router, self._queues, gates=self._gates, name=name, **options)
+
+    def _require_tags(self) -> None:
+        """On a cluster a queue without a tag takes nothing: rows would wait for ever, and deaths be told nobody."""
+        if self._queues is None:
+            return
+        for pattern, route in self.router.items():
+            if route.channel is not None and not route.is_direct:
+                name = queue_name(pattern.replace(":*", ":any"))
+                self._queues.require_tag(name, 'or strategy="direct" for each route, since the outbox names its queues')
+        dead_type = None if self._ledger is None else self._ledger.dead_letter_type
+        channel, _, name = (dead_type or "").partition(":")
+        if dead_type is not None and channel == JOB_CHANNEL and self.router.resolve(dead_type) is not None:
+            self._queues.require_tag(name, "or braces in the name that dead rows are announced to: {outbox}.dead")
 
     async def send_test(
         self, integration_type: str, payload: Any = None, *, tenant_id: str | None = None, **fields: Any

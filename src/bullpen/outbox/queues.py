@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
+from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, require
 from bullpen.ledger import OutboxRow
 from bullpen.queue import Added, Connection, Job, JobState, Queue
+from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys, hash_tag
 
 _log = get_logger("bullpen.outbox")
 
@@ -72,6 +73,12 @@ class OutboxQueues:
                 name, connection=self.connection, prefix=self.prefix, add_deadline=_ADD_DEADLINE_MS
             )
         return queue
+
+    def require_tag(self, name: str, advice: str) -> None:
+        """Refuse a queue that a cluster could not hold, before rows are claimed for it."""
+        key = QueueKeys(self.prefix or DEFAULT_PREFIX, name).base
+        has_one = not self.connection.is_cluster or hash_tag(key) is not None
+        require("prefix", has_one, f'a hash tag on a cluster: prefix="{{bull}}", {advice}', key)
 
     async def is_open(self, name: str) -> bool:
         """Whether Redis can be counted on. While it is away this asks, and costs a moment; otherwise nothing."""

@@ -11,14 +11,16 @@ import dataclasses
 import difflib
 import ipaddress
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from bullpen.errors import InvalidOption, require
+from bullpen.errors import ConnectionLost, InvalidOption, require
 
 Command = tuple[str | bytes | int, ...]
+Password = str | Callable[[], str]
+"""Text, or a function that is asked each time a connection is opened."""
 
 URL_FORMS: Final = (
     "redis://host:port/db, rediss://host:port/db, unix:///path/to/socket, redis+sentinel://host:port,host:port/service "
@@ -40,7 +42,7 @@ class Endpoint:
     """A unix socket; host and port are then unused."""
     db: int = 0
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: Password | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,10 +58,12 @@ class Endpoint:
         return dataclasses.replace(self, host=host, port=port)
 
     def greeting(self, client_name: str | None) -> list[Command]:
-        """The commands that open a connection, in order."""
+        """The commands that open a connection, in order. Asks for the password where that is a function, which may
+        take its time. Raises ConnectionLost when it gives none: it is asked again with the next attempt."""
         commands: list[Command] = []
-        if self.password is not None:
-            commands.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
+        password = _asked(self.password) if callable(self.password) else self.password
+        if password is not None:
+            commands.append(("AUTH", self.username, password) if self.username else ("AUTH", password))
         if self.db:
             commands.append(("SELECT", self.db))
         if client_name:
@@ -105,16 +109,24 @@ class Login:
 
     db: int | None = None
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: Password | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: Password | None = field(default=None, repr=False)
 
     def applied_to(self, address: Address) -> Address:
+        for name in _SENTINEL_LOGIN:
+            fits = getattr(self, name) is None or isinstance(address, SentinelAddress)
+            require(name, fits, "redis+sentinel://… beside it", str(address))
         if isinstance(address, Endpoint):
             return self._with(address)
         if isinstance(address, ClusterAddress):
             require("db", not self.db, "no database number: a cluster has only number 0", self.db)
             return ClusterAddress(seeds=tuple(map(self._with, address.seeds)))
-        return dataclasses.replace(address, node=self._with(address.node))
+        watchers = Login(username=self.sentinel_username, password=self.sentinel_password, tls=self.tls)
+        return dataclasses.replace(
+            address, node=self._with(address.node), seeds=tuple(map(watchers._with, address.seeds))
+        )
 
     def _with(self, endpoint: Endpoint) -> Endpoint:
         given = {
@@ -128,6 +140,20 @@ class Login:
             if value is not None
         }
         return dataclasses.replace(endpoint, **given) if given else endpoint  # type: ignore[arg-type]  # checked above
+
+
+class NoPassword(ConnectionLost):
+    """The function that knows the password gave none; it is asked again with the next attempt."""
+
+
+def _asked(password: Callable[[], str]) -> str:
+    try:
+        given = password()
+    except Exception as error:
+        raise NoPassword(f"the password could not be asked for: {type(error).__name__}: {error}") from error
+    if not isinstance(given, str):
+        raise NoPassword(f"the function for the password gave {type(given).__name__}, not text")
+    return given
 
 
 def parse_url(url: str) -> Address:

@@ -9,6 +9,7 @@ Elsewhere: the doors of a loop (`_redis`), how answers about primaries are read 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import ssl
 import struct
@@ -20,8 +21,9 @@ from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue._address import Command, Endpoint
 from bullpen.queue._discovery import Answer, Directory, Shard, Unavailable, pick
 from bullpen.queue._redis import Connection
+from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._watch import NEVER
-from bullpen.queue._wire import NOT_YET, ReplyError, new_reader, pack, translate
+from bullpen.queue._wire import NOT_YET, ReplyError, keep_alive, new_reader, pack, translate
 from bullpen.wire.scripts import Script
 
 _SHORT: Final = 960
@@ -149,11 +151,21 @@ class BlockingWire:
 def open_wire(connection: Connection, key: str | None = None, *, within_s: float | None = None) -> BlockingWire:
     """A wire to the server that holds `key` now. Raises ConnectionLost or ServerRefused, after `within_s` at most."""
     connect_s = connection.connect_timeout_s
-    return BlockingWire(
-        find(connection, key),
-        connect_timeout_s=connect_s if within_s is None else min(connect_s, within_s),
-        command_timeout_s=connection.command_timeout_s,
-    )
+    connect_s = connect_s if within_s is None else min(connect_s, within_s)
+    endpoint = find(connection, key)
+    is_known = endpoint in connection.let_us_in
+    if not is_known and endpoint.tls is not None:
+        connect_s *= HANDSHAKE_SHARE
+    try:
+        wire = BlockingWire(endpoint, connect_timeout_s=connect_s, command_timeout_s=connection.command_timeout_s)
+    except ConnectionLost as error:
+        if not is_known and is_worth_asking(endpoint, error):
+            reason = diagnose(endpoint, connect_s)
+            if reason is not None:
+                raise reason from error
+        raise
+    connection.let_us_in.add(endpoint)
+    return wire
 
 
 def find(connection: Connection, key: str | None = None) -> Endpoint:
@@ -198,6 +210,7 @@ def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
             return plain
         plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(plain, math.inf)
         if endpoint.tls is None:
             return plain
         try:
@@ -206,10 +219,7 @@ def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
             plain.close()
             raise
     except ssl.SSLCertVerificationError as error:
-        raise ServerRefused(
-            f"the certificate of {endpoint} cannot be trusted: {error.verify_message}; "
-            "name its authority with ?ca=<file>"
-        ) from error
+        raise untrusted(endpoint, error) from error
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {endpoint}: {error or 'no answer in time'}") from error
 

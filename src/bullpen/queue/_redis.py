@@ -18,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
@@ -31,6 +32,7 @@ from bullpen.errors import (
 from bullpen.queue._address import (
     Address,
     ClusterAddress,
+    Command,
     Endpoint,
     Login,
     SentinelAddress,
@@ -38,6 +40,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
+from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._wire import (
     FOREIGN_KEY,
     NOT_YET,
@@ -71,9 +74,10 @@ LONGEST_RECONNECT_WAIT_S: Final = 0.5
 class Connection:
     """Where a server is, shared by any number of queues and workers.
 
-    Give a URL, or host and port; user, password, database and TLS may also stand beside a URL. A function that returns
-    the URL is called on first use, in a thread: it may start the server. `revive` is called in a thread before each
-    attempt to connect again. The embedded server uses both.
+    Give a URL, or host and port; user, password, database and TLS may also stand beside a URL. A function in place of a
+    password is asked, in a thread, each time a connection is opened, so a password may change while we run. A function
+    that returns the URL is called on first use, in a thread: it may start the server. `revive` is called in a thread
+    before each attempt to connect again. The embedded server uses both.
     """
 
     def __init__(
@@ -84,17 +88,28 @@ class Connection:
         port: int | None = None,
         db: int | None = None,
         username: str | None = None,
-        password: str | None = None,
+        password: str | Callable[[], str] | None = None,
+        sentinel_username: str | None = None,
+        sentinel_password: str | Callable[[], str] | None = None,
         tls: bool | ssl.SSLContext = False,
         connect_timeout_ms: int = 2_000,
         command_timeout_ms: int = 5_000,
+        idle_ping_ms: int | None = 30_000,
         revive: Callable[[], None] | None = None,
     ) -> None:
         require("connect_timeout_ms", connect_timeout_ms >= 1, "at least 1", connect_timeout_ms)
         require("command_timeout_ms", command_timeout_ms >= 1, "at least 1", command_timeout_ms)
+        require("idle_ping_ms", idle_ping_ms is None or idle_ping_ms >= 1, "at least 1, or None", idle_ping_ms)
         require("host", url is None or (host is None and port is None), "a URL or host and port, not both", host)
         context = verified_tls() if tls is True else (tls or None)
-        self._login = Login(db=db, username=username, password=password, tls=context)
+        self._login = Login(
+            db=db,
+            username=username,
+            password=password,
+            tls=context,
+            sentinel_username=sentinel_username,
+            sentinel_password=sentinel_password,
+        )
         self._find_url = url if callable(url) else None
         self._finding = threading.Lock()
         self._address: Address | None = None
@@ -106,11 +121,14 @@ class Connection:
         self._directory: Directory | None = None
         self.connect_timeout_s = connect_timeout_ms / 1000
         self.command_timeout_s = command_timeout_ms / 1000
+        self.idle_ping_s = None if idle_ping_ms is None else idle_ping_ms / 1000
         self.revive = revive
         self.clock = ServerClock()
         self.true_waits: set[str] = set()
         """Run ids of servers whose WAITAOF was seen to wait for the disk."""
         self._met: set[Endpoint] = set()
+        self.let_us_in: set[Endpoint] = set()
+        """Servers that answered our greeting once: how they are to be spoken to is right."""
         self._watches: dict[asyncio.AbstractEventLoop, _PrimaryWatch] = {}
         self.generation = 0
         """Grows when the sentinels chose another primary while ours still answered: whoever is connected must leave."""
@@ -274,27 +292,40 @@ class Connection:
             # Not allowed to us: then the first real command has to show it.
 
     async def _dial(self, endpoint: Endpoint, client_name: str | None) -> Wire:
+        try:
+            wire = await self._dial_once(endpoint, client_name)
+        except ConnectionLost as error:
+            if endpoint not in self.let_us_in and is_worth_asking(endpoint, error):
+                left_s = self.connect_timeout_s * (1 - HANDSHAKE_SHARE)
+                reason = await asyncio.get_running_loop().run_in_executor(None, diagnose, endpoint, left_s)
+                if reason is not None:
+                    raise reason from error
+            raise
+        self.let_us_in.add(endpoint)
+        return wire
+
+    async def _dial_once(self, endpoint: Endpoint, client_name: str | None) -> Wire:
         loop = asyncio.get_running_loop()
         wire: Wire | None = None
         try:
             async with asyncio.timeout(self.connect_timeout_s):
+                make = partial(Wire, endpoint, ping_every_s=self.idle_ping_s, ping_within_s=self.command_timeout_s)
                 if endpoint.path:
-                    _, wire = await loop.create_unix_connection(lambda: Wire(endpoint), endpoint.path)
+                    _, wire = await loop.create_unix_connection(make, endpoint.path)
                 else:
+                    is_new = endpoint.tls is not None and endpoint not in self.let_us_in
+                    handshake_s = HANDSHAKE_SHARE * self.connect_timeout_s if is_new else None
                     _, wire = await loop.create_connection(
-                        lambda: Wire(endpoint), endpoint.host, endpoint.port, ssl=endpoint.tls
+                        make, endpoint.host, endpoint.port, ssl=endpoint.tls, ssl_handshake_timeout=handshake_s
                     )
-                greeting = (*endpoint.greeting(client_name), ("PING",))
+                greeting = (*await _greeting(endpoint, client_name), ("PING",))
                 replies = await wire.converse(greeting, within_s=self.connect_timeout_s)
             for command, reply in zip(greeting, replies, strict=True):
                 # A name is for people who look at CLIENT LIST; where it may not be set, work goes on.
                 if isinstance(reply, ReplyError) and command[0] != "CLIENT":
                     raise translate(reply)
         except ssl.SSLCertVerificationError as error:
-            raise ServerRefused(
-                f"the certificate of {endpoint} cannot be trusted: {error.verify_message}; name its authority with "
-                "?ca=<file>"
-            ) from error
+            raise untrusted(endpoint, error) from error
         except (ConnectionLost, ServerRefused):
             if wire is not None:
                 wire.close()
@@ -455,11 +486,11 @@ class _PrimaryWatch:
     async def _listen(self, sentinel: Endpoint, service: str) -> None:
         """Hear what a sentinel tells of failovers, again and again: it may be away, or forbid it to this user."""
         while True:
-            with contextlib.suppress(OSError, TimeoutError, UNREADABLE):
+            with contextlib.suppress(OSError, TimeoutError, UNREADABLE, ConnectionLost):
                 async with asyncio.timeout(self._connection.connect_timeout_s):
                     reader, writer = await asyncio.open_connection(sentinel.host, sentinel.port, ssl=sentinel.tls)
                 try:
-                    commands = (*sentinel.greeting(None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
+                    commands = (*await _greeting(sentinel, None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
                     writer.write(b"".join(map(pack, commands)))
                     await self._hear(reader, service.encode())
                 finally:
@@ -473,6 +504,12 @@ class _PrimaryWatch:
             while (push := parser.gets()) is not NOT_YET:
                 if isinstance(push, list) and push[0] == b"message" and service in push[2].split(b" "):
                     self._told.set()
+
+
+async def _greeting(endpoint: Endpoint, client_name: str | None) -> list[Command]:
+    if callable(endpoint.password):
+        return await asyncio.get_running_loop().run_in_executor(None, endpoint.greeting, client_name)
+    return endpoint.greeting(client_name)
 
 
 def _probe_key(key: str | None) -> str:
@@ -505,6 +542,8 @@ class Door:
         self._failures = 0
         self._lost_since: float | None = None
         self._failed_at = 0.0
+        self._refused_with = ""
+        self._was_in = False
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -544,11 +583,17 @@ class Door:
                 self._moved_to = self._new_home(error, None)
                 if self._lost_since is None:
                     self._note_lost(error)
+                elif isinstance(error, ServerRefused):
+                    self._note_refused(error)
+                if self._was_in and isinstance(error, ServerRefused):
+                    # A password that is being changed, a certificate: whoever was let in once may be again.
+                    raise ConnectionLost(str(error)) from error
                 raise
             if self.closed:
                 wire.close()
                 raise ConnectionLost("this connection was closed by us")
             self._wire = wire
+            self._was_in = True
             self._failures = 0
             self._moved_to, self._in_doubt = None, False
             self._note_back(wire)
@@ -733,7 +778,14 @@ class Door:
         logger.warning("connection to %s lost (%s); trying again until it is back", self.connection.address, reason)
         telemetry.emit("connection.lost", endpoint=str(self.connection.address))
 
+    def _note_refused(self, error: ServerRefused) -> None:
+        """It is there, and does not let us in: somebody has to do something."""
+        if str(error) != self._refused_with:
+            self._refused_with = str(error)
+            logger.error("%s does not let us in (%s); trying again", self.connection.address, error)
+
     def _note_back(self, wire: Wire) -> None:
+        self._refused_with = ""
         if self._lost_since is not None:
             now = time.monotonic()
             # When nobody tried for a while it may have been back long ago: the outage is as long as it was seen.

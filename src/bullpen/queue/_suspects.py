@@ -2,17 +2,18 @@
 
 A job that kills its process takes all its neighbours down with it, again and again. From the second stall on a job
 is a suspect: the worker takes nothing more, lets its other jobs end, notes that the suspect runs alone, and runs it.
-If the process dies now, the job is the killer beyond doubt and fails with that cause at its next take: at most three
-deaths, and no innocent is failed. Elsewhere: counting stalls (`check_stalled.lua`), taking (`worker`).
+One death while alone may have come from outside (a deploy that kills, a machine that fails); after as many as
+`max_lonely_deaths` the job fails with that cause at its next take. Elsewhere: counting stalls (`check_stalled.lua`),
+counting deaths (`judge_suspect.lua`), taking (`worker`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from bullpen.queue._actions import QueueActions
 from bullpen.queue.job import Job
@@ -22,9 +23,9 @@ STALLS_THAT_MAKE_A_SUSPECT: Final = 2
 
 
 class Verdict(StrEnum):
-    """What `begin_solo.lua` says."""
+    """What `judge_suspect.lua` says."""
 
-    ALONE = "alone"
+    SUSPECT = "suspect"
     CONDEMNED = "condemned"
     LOST = "lost"
 
@@ -36,9 +37,10 @@ def is_suspect(job: Job) -> bool:
 class Suspects:
     """The suspects of one worker, run one at a time once everything else has ended."""
 
-    def __init__(self, actions: QueueActions, keys: QueueKeys) -> None:
+    def __init__(self, actions: QueueActions, keys: QueueKeys, max_deaths: int | None) -> None:
         self._actions = actions
         self._keys = keys
+        self._max_deaths = max_deaths
         self._turn = asyncio.Lock()
         self._is_alone = False
         self._others_ended = asyncio.Event()
@@ -57,25 +59,36 @@ class Suspects:
         """A suspect runs: whatever an exchange in flight still brings must not run beside it."""
         return self._is_alone
 
-    @asynccontextmanager
-    async def alone(self, job: Job, running: Callable[[], int]) -> AsyncIterator[Verdict]:
-        """Wait until `job` is the only one that runs, and say what is known of it."""
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around everything that is done with a suspect: nothing else is taken meanwhile."""
         self.waiting += 1
-        self.note_running(running())
         try:
-            async with self._turn:
-                while running() > self.waiting:  # somebody who is no suspect still runs
-                    self._others_ended.clear()
-                    await self._others_ended.wait()
-                self._is_alone = True
-                keys = self._keys
-                answer = await self._actions.evaluate(
-                    "begin_solo",
-                    [keys.job(job.id), keys.lock(job.id)],
-                    [job.token, job.attempts_started, job.stalled_count],
-                )
-                yield Verdict(answer.decode())
+            yield
         finally:
-            self._is_alone = False
             self.waiting -= 1
             self.have_ended = True
+
+    async def judge(self, job: Job) -> tuple[Verdict, int]:
+        """What is known of a job that was just taken, and how many of its runs alone ended with their worker."""
+        verdict, deaths = await self._evaluate("judge_suspect", job, self._max_deaths or 0)
+        return Verdict(verdict.decode()), deaths
+
+    @asynccontextmanager
+    async def alone(self, job: Job, running: Callable[[], int]) -> AsyncIterator[bool]:
+        """Wait until `job` is the only one that runs, and note it. False: its lock is lost, and it must not run."""
+        self.note_running(running())
+        async with self._turn:
+            while running() > self.waiting:  # somebody who is no suspect still runs
+                self._others_ended.clear()
+                await self._others_ended.wait()
+            self._is_alone = True
+            try:
+                yield bool(await self._evaluate("begin_solo", job))
+            finally:
+                self._is_alone = False
+
+    async def _evaluate(self, script: str, job: Job, *more: int) -> Any:
+        keys = [self._keys.job(job.id), self._keys.lock(job.id)]
+        counts = [job.attempts_started, job.stalled_count, job.attempts_made]
+        return await self._actions.evaluate(script, keys, [job.token, *counts, *more])

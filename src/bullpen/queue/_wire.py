@@ -7,7 +7,9 @@ Elsewhere: opening a wire again after it broke (`_redis`).
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
@@ -30,6 +32,10 @@ back each time, which cost a short command more than the rest of the reading (a 
 1.44 ms, with this 1.10 ms). uvloop has one buffer for all."""
 
 _pack = cast("Callable[[tuple[Any, ...]], bytes]", hiredis.pack_command)  # its own type claims a tuple of one
+
+
+_PING: Final = _pack(("PING",))
+_KEEP_ALIVE_S: Final = 30
 
 
 def pack(command: tuple[Any, ...]) -> bytes:
@@ -210,8 +216,15 @@ class Wire(asyncio.Protocol):
     """One socket to the server. Replies come in the order of the calls; a call without reply in time breaks the
     wire."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, ping_every_s: float | None = None, ping_within_s: float = math.inf
+    ) -> None:
+        """`ping_every_s`: a wire on which nothing is under way is used so often, and broken when the answer does not
+        come `ping_within_s`. None: never."""
         self.endpoint = endpoint
+        self._ping_every_s = math.inf if ping_every_s is None else ping_every_s
+        self._ping_within_s = ping_within_s
+        self._ping_at = monotonic() + self._ping_every_s
         self._loop = asyncio.get_running_loop()
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
@@ -227,6 +240,8 @@ class Wire(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no subclass of asyncio's
         if hasattr(transport, "max_size"):
             transport.max_size = _READ_BYTES
+        if (opened := transport.get_extra_info("socket")) is not None:
+            keep_alive(opened, self._ping_every_s)
         self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
 
     def data_received(self, data: bytes) -> None:
@@ -334,4 +349,26 @@ class Wire(asyncio.Protocol):
         elif self._is_retired and not self._waiting:
             self.close()
         elif not self.broken:
+            self._ping_if_idle()
             self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
+
+    def _ping_if_idle(self) -> None:
+        """A firewall forgets a connection that is idle for long, and tells nobody: the next command would only fail
+        when its time is up. Pinging also without need, from time to time, is cheaper than noting each use."""
+        now = monotonic()
+        if self._waiting:
+            self._ping_at = now + self._ping_every_s
+        elif now >= self._ping_at:
+            self._ping_at = now + self._ping_every_s
+            self.send_to(Kept(), _PING, within_s=self._ping_within_s)
+
+
+def keep_alive(opened: Any, after_s: float) -> None:
+    """Let the system notice a peer that is gone, and firewalls a connection that is used. Nothing for a unix socket."""
+    if opened.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, int(min(after_s, _KEEP_ALIVE_S)))
+    for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", max(1, seconds // 3)), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not every system has them all
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -19,7 +19,7 @@ from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._line import walk_line
 from bullpen.queue._part import QueuePart, id_of, literally
-from bullpen.queue._redis import Connection
+from bullpen.queue._redis import Connection, Door
 from bullpen.queue.job import Job, JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import MAX_PRIORITY, WireOptions
@@ -331,8 +331,8 @@ class Browsing(QueuePart):
 
 
 async def find_queues(connection: Connection, prefix: str) -> list[str]:
-    """Names of all queues under a prefix, sorted. Walks over all keys of the server, or of every primary of a cluster,
-    in steps that block nobody."""
+    """Names of all queues under a prefix that this user may read, sorted. Walks over all keys of the server, or of
+    every primary of a cluster, in steps that block nobody."""
     pattern = f"{literally(prefix)}:*:meta"
     found: set[str] = set()
     async with connection.every_primary() as doors:
@@ -342,9 +342,20 @@ async def find_queues(connection: Connection, prefix: str) -> list[str]:
                 cursor, keys = await door.call(
                     "SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "hash"
                 )
-                names = (key.decode("utf-8", "replace")[len(prefix) + 1 : -len(":meta")] for key in keys)
-                found.update(filter(_may_be_queue, names))
+                names = {key.decode("utf-8", "replace")[len(prefix) + 1 : -len(":meta")]: key for key in keys}
+                mine = {name: key for name, key in names.items() if name not in found and _may_be_queue(name)}
+                found.update(await _readable(door, mine))
     return sorted(found)
+
+
+async def _readable(door: Door, names: dict[str, bytes]) -> list[str]:
+    """SCAN tells a user with few rights of everybody's keys, and one foreign queue must not spoil a list."""
+    answers = await door.call_many([("EXISTS", key) for key in names.values()]) if names else []
+    return [name for name, answer in zip(names, answers, strict=True) if not _is_forbidden(answer)]
+
+
+def _is_forbidden(answer: Any) -> bool:
+    return isinstance(answer, ServerRefused) and "NOPERM" in str(answer)
 
 
 def _may_be_queue(name: str) -> bool:

@@ -15,6 +15,7 @@ connection. Elsewhere: workers and everything else about queues (`bullpen.queue`
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -152,6 +153,8 @@ class Queue:
         self._pid = os.getpid()
         self._caller_id, self._number = new_token(), 0
         self._wire: BlockingWire | None = None
+        idle_s = self._connection.idle_ping_s
+        self._idle_s = self._stale_at = math.inf if idle_s is None else idle_s
         self._watch = Watch()
         self._add_keys = add_keys(self._keys, self._caller_id)
 
@@ -359,7 +362,11 @@ class Queue:
 
     def _call(self, ask: Callable[[BlockingWire], Any], deadline_s: float) -> Any:
         """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
-        give_up_at = time.monotonic() + deadline_s
+        now = time.monotonic()
+        give_up_at = now + deadline_s
+        if now > self._stale_at:
+            self._drop()  # a firewall may have forgotten it, and would not say so
+        self._stale_at = now + self._idle_s
         command_s = self._connection.command_timeout_s
         is_short = deadline_s < command_s
         may_have_run, wait_s = False, _FIRST_WAIT_S

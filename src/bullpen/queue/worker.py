@@ -151,6 +151,7 @@ class Worker:
         remove_on_fail: Retention = None,
         limit: RateLimit | None = None,
         count_stalls_as_attempts: bool = False,
+        max_lonely_deaths: int | None = 2,
         events_max_len: int | None = None,
         metrics_minutes: int | None = None,
         scheduler_zone: str = LOCAL,
@@ -171,6 +172,7 @@ class Worker:
             remove_on_fail=remove_on_fail,
             limit=limit,
             count_stalls_as_attempts=count_stalls_as_attempts,
+            max_lonely_deaths=max_lonely_deaths,
             events_max_len=events_max_len,
             metrics_minutes=metrics_minutes,
             scheduler_zone=scheduler_zone,
@@ -331,7 +333,7 @@ class Worker:
             on_error=self._reports.tell_error,
         )
         self._lent = self._new_exchange()
-        self._suspects = Suspects(self._actions, keys)
+        self._suspects = Suspects(self._actions, keys, options.max_lonely_deaths)
         self._schedulers = Schedulers(
             self._actions, keys, zone=options.scheduler_zone, clock_offset_ms=options.clock_offset_ms
         )
@@ -845,12 +847,17 @@ class Worker:
 
     async def _run_alone(self, job: Job) -> Outcome | None:
         """Run a suspect when nothing else runs. None: the lock is lost, and nothing may be written."""
-        self._reports.tell_suspect(job)
-        async with self._suspects.alone(job, lambda: len(self._running)) as verdict:
+        with self._suspects.watched():
+            verdict, deaths = await self._suspects.judge(job)
+            if verdict is Verdict.LOST:
+                return None
             if verdict is Verdict.CONDEMNED:
-                reason = f"killed its worker while it ran alone (stalled {job.stalled_count} times)"
+                times = "time" if deaths == 1 else "times"
+                reason = f"killed its worker {deaths} {times} while it ran alone (stalled {job.stalled_count} times)"
                 return Failed(reason, reason, Cause.POISON)
-            return await self._run_in_schedule(job) if verdict is Verdict.ALONE else None
+            self._reports.tell_suspect(job)
+            async with self._suspects.alone(job, lambda: len(self._running)) as is_ours:
+                return await self._run_in_schedule(job) if is_ours else None
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""

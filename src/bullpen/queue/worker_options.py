@@ -42,6 +42,8 @@ class WorkerOptions:
     """At most so many jobs started per time, over all workers of the queue."""
     count_stalls_as_attempts: bool = False
     """Fail a job when attempts made plus stalls reach its attempts."""
+    max_lonely_deaths: int | None = 2
+    """Fail a job whose worker died so often while it ran nothing else; None never does."""
     events_max_len: int | None = None
     """About how many events the queue's stream keeps; None leaves what is set (10000)."""
     metrics_minutes: int | None = None
@@ -62,6 +64,8 @@ class WorkerOptions:
             value = getattr(self, f"{name}_ms")
             if value is not None:
                 check_int(name, value, minimum=0 if name == "close_timeout" else 1)
+        if self.max_lonely_deaths is not None:
+            check_int("max_lonely_deaths", self.max_lonely_deaths, minimum=1)
         if self.events_max_len is not None:
             check_int("events_max_len", self.events_max_len, minimum=1)
         if self.metrics_minutes is not None:

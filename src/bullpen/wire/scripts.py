@@ -65,7 +65,12 @@ _TABLE = (
         keys=("meta", "wait", "active", "stalled", "stalled_check", "events"),
         args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms"),
     ),
-    Script("begin_solo", keys=("job", "lock"), args=("token", "attempts_started", "stalled_count")),
+    Script(
+        "judge_suspect",
+        keys=("job", "lock"),
+        args=("token", "attempts_started", "stalled_count", "attempts_made", "limit"),
+    ),
+    Script("begin_solo", keys=("job", "lock"), args=("token", "attempts_started", "stalled_count", "attempts_made")),
     Script("pause", keys=("meta", "marker", "events"), args=("base",)),
     Script("resume", keys=("meta", "wait", "paused", "prioritized", "events"), args=("base",)),
     Script("update_progress", keys=("job", "meta", "events"), args=("job_id", "progress")),

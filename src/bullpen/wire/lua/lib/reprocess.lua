@@ -4,7 +4,8 @@ local function reprocess(base, job_id, state, resets_attempts, dead_letter_base)
   local job_key = base .. job_id
   local fields = redis.pcall("HMGET", job_key, "name", "priority", "opts", "parentKey", "bpdl")
   if fields.err or not fields[1] then return false end
-  redis.call("HDEL", job_key, "finishedOn", "processedOn", "failedReason", "returnvalue", "defa", "bpdl", "bpsolo", "bpstc")
+  redis.call("HDEL", job_key, "finishedOn", "processedOn", "failedReason", "returnvalue", "defa", "bpdl",
+    "bpsolo", "bpstc", "bpatm", "bpdeaths")
   if resets_attempts then redis.call("HDEL", job_key, "atm", "attemptsMade") end
   local parent_key = fields[4]
   if parent_key then -- it counted the child as done or failed; a parent that has left already is not called back
