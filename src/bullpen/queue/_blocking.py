@@ -28,6 +28,7 @@ _SHORT: Final = 960
 """Room for the usual reply, from the memory that the C library has at hand."""
 _CHUNK: Final = 65_536
 _LATE_SENTINEL_S: Final = 0.3
+_FIRST_GREETING_S: Final = 0.5
 
 
 class BlockingWire:
@@ -149,11 +150,16 @@ class BlockingWire:
 def open_wire(connection: Connection, key: str | None = None, *, within_s: float | None = None) -> BlockingWire:
     """A wire to the server that holds `key` now. Raises ConnectionLost or ServerRefused, after `within_s` at most."""
     connect_s = connection.connect_timeout_s
-    return BlockingWire(
-        find(connection, key),
-        connect_timeout_s=connect_s if within_s is None else min(connect_s, within_s),
-        command_timeout_s=connection.command_timeout_s,
-    )
+    connect_s = connect_s if within_s is None else min(connect_s, within_s)
+    endpoint, command_s, began = find(connection, key), connection.command_timeout_s, monotonic()
+    # One packet that is lost would cost as long as connecting may take: the first attempt has a part of that.
+    first_s = min(_FIRST_GREETING_S, connect_s / 2)
+    try:
+        return BlockingWire(endpoint, connect_timeout_s=first_s, command_timeout_s=command_s)
+    except ConnectionLost:
+        if monotonic() - began < first_s:
+            raise  # not for want of an answer
+    return BlockingWire(endpoint, connect_timeout_s=connect_s - first_s, command_timeout_s=command_s)
 
 
 def find(connection: Connection, key: str | None = None) -> Endpoint:

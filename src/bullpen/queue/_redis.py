@@ -17,7 +17,7 @@ import contextlib
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
@@ -38,6 +38,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
+from bullpen.queue._outages import forget, note_back, note_lost
 from bullpen.queue._wire import (
     FOREIGN_KEY,
     NOT_YET,
@@ -61,6 +62,7 @@ __all__ = ["Connection", "Door"]
 logger = get_logger("bullpen.redis")
 
 _ASK_SENTINELS_EVERY_S: Final = 0.5
+_SECOND_GREETING_S: Final = 0.25
 _LATE_SENTINELS_S: Final = 0.1
 _SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
 """The first two come a moment before a replica is made primary."""
@@ -229,17 +231,40 @@ class Connection:
         `at` is where it is known to be. `in_doubt`: it must prove that it takes writes. Raises ConnectionLost or
         ServerRefused.
         """
-        wire = await self._dial(at or await self.locate(key), client_name)
+        endpoint = at or await self.locate(key)
+        must_prove = in_doubt or self.directory is not None
+        wire = await self._first_to_answer(lambda: self._greet(endpoint, client_name, key, must_prove))
+        if isinstance(self.address, SentinelAddress):
+            self._watch(wire)
+        return wire
+
+    async def _first_to_answer(self, greet: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
+        """A second connection is tried while the first has no answer: one packet that is lost would cost as long as
+        connecting may take."""
+        trying = [asyncio.create_task(greet(), name="bullpen greeting")]
         try:
-            if in_doubt or self.directory is not None:
+            done, _ = await asyncio.wait(trying, timeout=min(_SECOND_GREETING_S, self.connect_timeout_s / 4))
+            if not done:
+                trying.append(asyncio.create_task(greet(), name="bullpen greeting"))
+                done, _ = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+            chosen = next(iter(done))
+            trying.remove(chosen)
+            return chosen.result()
+        finally:
+            for task in trying:
+                task.cancel()
+                task.add_done_callback(_close_unused)
+
+    async def _greet(self, endpoint: Endpoint, client_name: str | None, key: str | None, must_prove: bool) -> Wire:
+        wire = await self._dial(endpoint, client_name)
+        try:
+            if must_prove:
                 await self.probe(wire, key)
             if wire.endpoint not in self._met:
                 await self._meet(wire, key)
         except BaseException:
             wire.close()
             raise
-        if isinstance(self.address, SentinelAddress):
-            self._watch(wire)
         return wire
 
     def _watch(self, wire: Wire) -> None:
@@ -475,6 +500,11 @@ class _PrimaryWatch:
                     self._told.set()
 
 
+def _close_unused(greeting: asyncio.Task[Wire]) -> None:
+    if not greeting.cancelled() and greeting.exception() is None:
+        greeting.result().close()
+
+
 def _probe_key(key: str | None) -> str:
     """A key beside `key` that never exists."""
     return f"{key or DEFAULT_PREFIX + ':'}bp:probe"
@@ -503,8 +533,7 @@ class Door:
         self._retired: list[Wire] = []
         self._opening: asyncio.Lock = asyncio.Lock()
         self._failures = 0
-        self._lost_since: float | None = None
-        self._failed_at = 0.0
+        self._lost_at: str | None = None
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -514,7 +543,7 @@ class Door:
     @property
     def is_lost(self) -> bool:
         """Whether the server was there, is away, and is being tried again."""
-        return self._lost_since is not None
+        return self._lost_at is not None
 
     async def wire(self) -> Wire:
         """The open wire, connecting if need be. Raises ConnectionLost at once when that fails."""
@@ -525,8 +554,8 @@ class Door:
         async with self._opening:
             if self._wire is not None and not self._wire.broken:
                 return self._wire
-            if self._wire is not None and self._lost_since is None:
-                self._note_lost(self._wire.why_broken)
+            if self._wire is not None and self._lost_at is None:
+                self._note_lost(self._wire.why_broken, self._wire.broken_at)
             if self.connection.revive is not None:
                 await self.connection.locate()  # outside of what counts as lost: nobody is there yet to be lost
             try:
@@ -540,10 +569,8 @@ class Door:
                 )
             except Exception as error:
                 self._failures += 1
-                self._failed_at = time.monotonic()
                 self._moved_to = self._new_home(error, None)
-                if self._lost_since is None:
-                    self._note_lost(error)
+                self._note_lost(error)
                 raise
             if self.closed:
                 wire.close()
@@ -681,6 +708,8 @@ class Door:
     def close(self) -> None:
         self.closed = True
         self.break_wire("closed by us")
+        if self._lost_at is not None:
+            forget(self, self._lost_at)
         for wire in self._retired:
             wire.close()
 
@@ -724,22 +753,18 @@ class Door:
         self._retired = [old for old in self._retired if not old.broken]
         self._retired.append(wire)
         wire.retire()
-        if self._lost_since is None and not isinstance(reason, Moved):
+        if self._lost_at is None and not isinstance(reason, Moved):
             self._note_lost(reason)
 
-    # A lasting fault is told when it begins and when it ends, not on every attempt.
-    def _note_lost(self, reason: object) -> None:
-        self._lost_since = self._failed_at = time.monotonic()
-        logger.warning("connection to %s lost (%s); trying again until it is back", self.connection.address, reason)
-        telemetry.emit("connection.lost", endpoint=str(self.connection.address))
+    # A lasting fault is told when it begins and when it ends, not on every attempt, and once for all doors.
+    def _note_lost(self, reason: object, at: float | None = None) -> None:
+        if self._lost_at is None:
+            # On a cluster each node comes and goes by itself.
+            is_node = self.connection.is_cluster and self._wire is not None
+            self._lost_at = str(self._wire.endpoint if is_node and self._wire else self.connection.address)
+        note_lost(self, self._lost_at, reason, time.monotonic() if at is None else at)
 
     def _note_back(self, wire: Wire) -> None:
-        if self._lost_since is not None:
-            now = time.monotonic()
-            # When nobody tried for a while it may have been back long ago: the outage is as long as it was seen.
-            was_asked = now - self._failed_at <= 2 * LONGEST_RECONNECT_WAIT_S
-            away_s = (now if was_asked else self._failed_at) - self._lost_since
-            self._lost_since = None
-            least = "" if was_asked else "at least "
-            logger.warning("connection to %s is back after %s%.1f s", wire.endpoint, least, away_s)
-            telemetry.emit("connection.back", endpoint=str(wire.endpoint), away_ms=int(away_s * 1000))
+        if self._lost_at is not None:
+            note_back(self._lost_at, str(wire.endpoint))
+            self._lost_at = None
