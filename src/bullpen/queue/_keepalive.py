@@ -124,6 +124,10 @@ class Keepalive:
                     return
                 due = list(self._held)
             for held in due:
+                if held.loop.is_closed():  # without its worker: nobody runs these jobs any more, others may
+                    with self._changed, contextlib.suppress(ValueError):
+                        self._held.remove(held)
+                    continue
                 with self._turn(held) as still_registered:
                     if still_registered:
                         self._watch_loop(held)
@@ -145,6 +149,9 @@ class Keepalive:
                 self._changed.notify_all()
 
     def _watch_loop(self, held: Held) -> None:
+        if not held.loop.is_running():
+            held.asked_at = 0.0  # it ended, or stands between two runs: no handler blocks it
+            return
         lag_s = held.lag_s
         if lag_s == 0.0:
             if held.told_lag or held.hung:
