@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, WorkflowOptions, Workflows
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
+    from bullpen.messages.metrics import MessageMetrics
     from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
@@ -93,6 +94,7 @@ class Bullpen:
         self._workflows: Workflows | None = None
         self._container = Container()
         self._messages: Messages | None = None
+        self._message_metrics: MessageMetrics | None = None
         self._safe_runs: Runs | None = None
         self._projectors: dict[str, Projector] = {}
         self._letter_stores: list[DeadLetterStore] = []
@@ -143,9 +145,12 @@ class Bullpen:
         if self._messages is None:
             from bullpen._parts.messages import MessageService, make_messages
             from bullpen._parts.ops import check_messages
+            from bullpen.messages.metrics import MessageMetrics
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
+            self._message_metrics = MessageMetrics()
+            self.add_metrics(self._message_metrics)
             check_messages(self.health, self._messages, lambda: self._services.runs("messages"))
             self.add(MessageService(self._messages, self.prepare))
         return self._messages
@@ -533,7 +538,7 @@ class Bullpen:
             await queue.close()
         if self._views is not None:
             await self._views.aclose()
-        for listener in (self._observed, self._messaging_metrics, self._workflow_metrics):
+        for listener in (self._observed, self._messaging_metrics, self._message_metrics, self._workflow_metrics):
             if listener is not None:
                 listener.close()
         if self._outbox is not None:

@@ -14,6 +14,7 @@ from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, Permane
 from bullpen.ledger import Ledger
 from bullpen.messages import MessageNotSent, Messages, MessageStatus, Sender, SenderOptions, Text
 from bullpen.messages import sender as sender_module
+from bullpen.messages.metrics import MessageMetrics
 from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavailable, Unknown
 from bullpen.ports.transport import Delivery, Event
 from bullpen.queue import RateLimit
@@ -141,6 +142,25 @@ async def test_a_message_that_was_sent_is_skipped(
     (line,) = [record for record in caplog.records if "is skipped" in record.getMessage()]
     assert line.getMessage() == f"message {row.id} is skipped: it was sent"
     assert vars(line)["messageId"] == row.id
+
+
+async def test_what_becomes_of_messages_is_counted_from_the_first_look_on(
+    make_messages: MakeMessages, ledger: Ledger
+) -> None:
+    metrics = MessageMetrics()
+
+    async def numbers() -> list[float]:
+        return [sample.value for metric in await metrics.collect() for sample in metric.samples]
+
+    before = await numbers()
+    messages = make_messages(Provider())
+    row = await queued(messages, ledger)
+    sender = sender_of(messages)
+    await sender.handle(order_for(row))
+    await sender.handle(order_for(row))
+    metrics.close()
+
+    assert (before, await numbers()) == ([0, 0, 0], [1, 1, 0])
 
 
 @pytest.mark.requirement("S-30")

@@ -11,6 +11,7 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
+from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.errors import DatabaseUnavailable, InvalidOption
 from bullpen.ledger import Ledger, OutboxStatus, Sent
 from bullpen.outbox import Outbox, Route
@@ -478,6 +479,18 @@ async def test_what_is_unfinished_when_time_is_up_is_left_to_the_reaper(
     await running
 
     assert await statuses(ledger) == [CLAIMED]
+
+
+async def test_a_start_that_is_cut_short_is_cleaned_up(ledger: Ledger, make_outbox: MakeOutbox) -> None:
+    """What it had not begun yet needs no end, and must not hide why it ended."""
+    dispatcher = make_outbox({"webhook:partnerX": direct(SpyChannel())}).dispatcher()
+    starting = asyncio.create_task(dispatcher.start())
+    await asyncio.sleep(0)
+
+    await dispatcher.close()
+
+    with pytest.raises(AlreadyStopped):
+        await starting
 
 
 @pytest.mark.requirement("X-82")

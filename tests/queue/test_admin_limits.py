@@ -201,7 +201,7 @@ class TestRateLimits:
         for one in told:
             await one.worker.close()
 
-    @pytest.mark.parametrize("how", ["lifted", "removed with its window", "ended by the clock"])
+    @pytest.mark.parametrize("how", ["lifted", "shortened", "removed with its window", "ended by the clock"])
     async def test_a_limit_that_ends_early_is_noticed(self, kit: Kit, how: str) -> None:
         """However long it should have lasted: an hour here."""
         queue = kit.queue()
@@ -212,14 +212,45 @@ class TestRateLimits:
 
         if how == "lifted":
             await queue.lift_rate_limit()
+        elif how == "shortened":
+            await queue.rate_limit(1)
         elif how == "removed with its window":
             await queue.remove_global_rate_limit()
             kit.redis.delete(kit.base + "limiter")
         else:
             kit.redis.pexpire(kit.base + "limiter", 1)
 
-        await told.wait("completed", within_s=5)
+        await told.wait("completed", within_s=0.3 if how in ("lifted", "shortened") else 5)
         assert told.ids("completed") == [job.id]
+
+    @pytest.mark.requirement("Q-38")
+    @pytest.mark.parametrize("comes", ["before", "after"])
+    @pytest.mark.parametrize("how", ["removed", "raised"])
+    async def test_whoever_changes_a_limit_wakes_those_who_wait_for_its_end(
+        self, kit: Kit, how: str, comes: str
+    ) -> None:
+        """Several times: now and then a worker looks by itself, and other clients change limits without a word."""
+        queue, crowd, took_s = kit.queue(), Crowd(0), list[float]()
+        for _ in range(2):
+            await kit.work(crowd, drain_delay=60_000)
+        for runs in range(0, 9, 3):
+            await queue.set_global_rate_limit(1, FAR_MS)
+            await queue.add("opens the window")
+            await clock(lambda due=runs + 1: crowd.runs == due, within_s=5)
+            await queue.add("makes the workers look")
+            if comes == "before":
+                await queue.add("job")
+            await asyncio.sleep(0.2)  # they have looked and know of the limit
+            if how == "removed":
+                await queue.remove_global_rate_limit()
+            else:
+                await queue.set_global_rate_limit(1_000, FAR_MS)
+            if comes == "after":
+                await queue.add("job")
+            took_s.append(await clock(lambda due=runs + 3: crowd.runs == due, within_s=5))
+            await queue.lift_rate_limit()
+
+        assert max(took_s) < 0.3, took_s
 
     @pytest.mark.requirement("Q-38")
     async def test_a_limit_can_be_lifted_and_removed(self, kit: Kit) -> None:
@@ -307,7 +338,7 @@ class TestTimers:
             raise AssertionError("nobody listens")
 
         return Wakeups(
-            *(Door(connection), "marker", connection.clock),
+            *(Door(connection), "marker", "limits", connection.clock),
             commands=Door(connection),
             drain_delay_ms=30_000,
             clock_offset_ms=0,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bullpen._kernel import telemetry
-from bullpen.queue import Connection, Job
+from bullpen.queue import Connection, Job, Queue, Worker
 from bullpen.testing import FaultProxy, RedisServer
 from tests.conftest import StartServer
 from tests.queue._kit import Gate, Kit
@@ -112,3 +112,39 @@ async def test_a_silent_server_costs_the_workers_of_another_server_nothing(kit: 
     assert told.of("lock_lost") == told.of("stalled") == []
     assert kit.fields("1")["ats"] == "1"
     await kit.close()
+
+
+@pytest.mark.requirement("Q-23")
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "stopped"])
+def test_a_loop_that_has_ended_is_not_blocked_by_a_handler(
+    redis_server: RedisServer, queue_name: str, caplog: pytest.LogCaptureFixture, is_closed: bool
+) -> None:
+    """A program that ends its loop and forgets its worker. Its locks end when nobody can run its jobs any more."""
+    loop = asyncio.new_event_loop()
+    gate = Gate()
+    worker = Worker(queue_name, gate, connection=redis_server.url, lock=1_000, stalled_interval=100)
+
+    async def begin() -> None:
+        async with Queue(queue_name, connection=redis_server.url) as queue:
+            await queue.add("mail")
+        await worker.start()
+        await gate.reached()
+
+    async def end() -> None:
+        gate.open()
+        await worker.close()
+
+    loop.run_until_complete(begin())
+    if is_closed:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.1))
+        loop.close()
+    time.sleep(2.0)  # the thread would have told after one second
+    locked = redis_server.command("EXISTS", f"bull:{queue_name}:1:lock")
+    if not is_closed:
+        loop.run_until_complete(end())
+        loop.close()
+
+    assert not [text for text in caplog.messages if "blocks the event loop" in text]
+    assert locked == (0 if is_closed else 1)

@@ -121,6 +121,7 @@ class Dispatcher:
         self._retirement = Ticker("outbox retention", self.retire, every=self.options.retire_interval_ms)
         self._life = Lifecycle("outbox dispatcher", self._begin, self._end)
         self._ended = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
         """Rows per integration type that were handed on and are not settled or queued yet."""
@@ -195,7 +196,8 @@ class Dispatcher:
 
     async def _end(self) -> None:
         """Stop claiming; wait; cancel what is left; settle. Channels and connections go last, they belong to others."""
-        await end(self._listener)
+        if self._listener is not None:  # else the beginning failed before it
+            await end(self._listener)
         self._judge_late_wakeups()
         for ticker in (self._ticker, self._reaper, self._retirement):
             await ticker.stop()

@@ -30,6 +30,7 @@ _SHORT: Final = 960
 """Room for the usual reply, from the memory that the C library has at hand."""
 _CHUNK: Final = 65_536
 _LATE_SENTINEL_S: Final = 0.3
+_FIRST_GREETING_S: Final = 0.5
 
 
 class BlockingWire:
@@ -157,7 +158,7 @@ def open_wire(connection: Connection, key: str | None = None, *, within_s: float
     if not is_known and endpoint.tls is not None:
         connect_s *= HANDSHAKE_SHARE
     try:
-        wire = BlockingWire(endpoint, connect_timeout_s=connect_s, command_timeout_s=connection.command_timeout_s)
+        wire = _dial(endpoint, connect_s, connection.command_timeout_s)
     except ConnectionLost as error:
         if not is_known and is_worth_asking(endpoint, error):
             reason = diagnose(endpoint, connect_s)
@@ -166,6 +167,17 @@ def open_wire(connection: Connection, key: str | None = None, *, within_s: float
         raise
     connection.let_us_in.add(endpoint)
     return wire
+
+
+def _dial(endpoint: Endpoint, connect_s: float, command_s: float) -> BlockingWire:
+    # One packet that is lost would cost as long as connecting may take: the first attempt has a part of that.
+    first_s, began = min(_FIRST_GREETING_S, connect_s / 2), monotonic()
+    try:
+        return BlockingWire(endpoint, connect_timeout_s=first_s, command_timeout_s=command_s)
+    except ConnectionLost:
+        if monotonic() - began < first_s:
+            raise  # not for want of an answer
+    return BlockingWire(endpoint, connect_timeout_s=connect_s - first_s, command_timeout_s=command_s)
 
 
 def find(connection: Connection, key: str | None = None) -> Endpoint:

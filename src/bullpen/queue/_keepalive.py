@@ -21,7 +21,9 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
+from bullpen.errors import ConnectionLost
 from bullpen.queue._blocking import BlockingWire, open_wire
+from bullpen.queue._outages import note_back, note_lost
 from bullpen.queue._redis import Connection
 from bullpen.queue._wire import as_sent
 from bullpen.queue.job import Job
@@ -81,6 +83,8 @@ class Keepalive:
         self._busy: Held | None = None
         self._wires: dict[object, BlockingWire] = {}
         self._faulty: set[object] = set()
+        self._told: set[object] = set()
+        """Faulty for another reason than a lost connection, which is told for all connections together."""
         self._thread: threading.Thread | None = None
         self._turned_at = time.monotonic()
 
@@ -120,6 +124,10 @@ class Keepalive:
                     return
                 due = list(self._held)
             for held in due:
+                if held.loop.is_closed():  # without its worker: nobody runs these jobs any more, others may
+                    with self._changed, contextlib.suppress(ValueError):
+                        self._held.remove(held)
+                    continue
                 with self._turn(held) as still_registered:
                     if still_registered:
                         self._watch_loop(held)
@@ -141,6 +149,9 @@ class Keepalive:
                 self._changed.notify_all()
 
     def _watch_loop(self, held: Held) -> None:
+        if not held.loop.is_running():
+            held.asked_at = 0.0  # it ended, or stands between two runs: no handler blocks it
+            return
         lag_s = held.lag_s
         if lag_s == 0.0:
             if held.told_lag or held.hung:
@@ -169,20 +180,36 @@ class Keepalive:
     def _serve(self, held: Held) -> None:
         now = time.monotonic()
         place = held.connection.place(held.keys.base)
+        where = str(held.connection.address)
         try:
-            if now >= held.next_renewal and not held.hung:
-                self._renew(held)
-                held.next_renewal = now + held.lock_ms / 4000
-            if now >= held.next_check:
-                held.next_check = now + self._check_stalled(held)
+            try:
+                self._do_due(held, now)
+            except ConnectionLost:
+                if place in self._faulty:
+                    raise
+                self._forget_wire(place)  # it may have been cut long ago: that is no reason to be late, nor to tell
+                self._do_due(held, now)
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
             self._forget_wire(place)
-            if place not in self._faulty:
-                self._faulty.add(place)
+            if isinstance(error, ConnectionLost):
+                note_lost(self, where, error, time.monotonic())
+            elif place not in self._told:
+                self._told.add(place)
                 logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, error)
+            self._faulty.add(place)
         else:
-            self._faulty.discard(place)
+            if place in self._faulty and place in self._wires:
+                self._faulty.discard(place)
+                self._told.discard(place)
+                note_back(where, where)
+
+    def _do_due(self, held: Held, now: float) -> None:
+        if now >= held.next_renewal and not held.hung:
+            self._renew(held)
+            held.next_renewal = now + held.lock_ms / 4000
+        if now >= held.next_check:
+            held.next_check = now + self._check_stalled(held)
 
     def _renew(self, held: Held) -> None:
         jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile

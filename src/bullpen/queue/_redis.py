@@ -17,7 +17,7 @@ import contextlib
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
+from bullpen.queue._outages import forget, note_back, note_lost
 from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._wire import (
     FOREIGN_KEY,
@@ -64,6 +65,7 @@ __all__ = ["Connection", "Door"]
 logger = get_logger("bullpen.redis")
 
 _ASK_SENTINELS_EVERY_S: Final = 0.5
+_SECOND_GREETING_S: Final = 0.25
 _LATE_SENTINELS_S: Final = 0.1
 _SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
 """The first two come a moment before a replica is made primary."""
@@ -247,17 +249,40 @@ class Connection:
         `at` is where it is known to be. `in_doubt`: it must prove that it takes writes. Raises ConnectionLost or
         ServerRefused.
         """
-        wire = await self._dial(at or await self.locate(key), client_name)
+        endpoint = at or await self.locate(key)
+        must_prove = in_doubt or self.directory is not None
+        wire = await self._first_to_answer(lambda: self._greet(endpoint, client_name, key, must_prove))
+        if isinstance(self.address, SentinelAddress):
+            self._watch(wire)
+        return wire
+
+    async def _first_to_answer(self, greet: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
+        """A second connection is tried while the first has no answer: one packet that is lost would cost as long as
+        connecting may take."""
+        trying = [asyncio.create_task(greet(), name="bullpen greeting")]
         try:
-            if in_doubt or self.directory is not None:
+            done, _ = await asyncio.wait(trying, timeout=min(_SECOND_GREETING_S, self.connect_timeout_s / 4))
+            if not done:
+                trying.append(asyncio.create_task(greet(), name="bullpen greeting"))
+                done, _ = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+            chosen = next(iter(done))
+            trying.remove(chosen)
+            return chosen.result()
+        finally:
+            for task in trying:
+                task.cancel()
+                task.add_done_callback(_close_unused)
+
+    async def _greet(self, endpoint: Endpoint, client_name: str | None, key: str | None, must_prove: bool) -> Wire:
+        wire = await self._dial(endpoint, client_name)
+        try:
+            if must_prove:
                 await self.probe(wire, key)
             if wire.endpoint not in self._met:
                 await self._meet(wire, key)
         except BaseException:
             wire.close()
             raise
-        if isinstance(self.address, SentinelAddress):
-            self._watch(wire)
         return wire
 
     def _watch(self, wire: Wire) -> None:
@@ -512,6 +537,11 @@ async def _greeting(endpoint: Endpoint, client_name: str | None) -> list[Command
     return endpoint.greeting(client_name)
 
 
+def _close_unused(greeting: asyncio.Task[Wire]) -> None:
+    if not greeting.cancelled() and greeting.exception() is None:
+        greeting.result().close()
+
+
 def _probe_key(key: str | None) -> str:
     """A key beside `key` that never exists."""
     return f"{key or DEFAULT_PREFIX + ':'}bp:probe"
@@ -540,8 +570,7 @@ class Door:
         self._retired: list[Wire] = []
         self._opening: asyncio.Lock = asyncio.Lock()
         self._failures = 0
-        self._lost_since: float | None = None
-        self._failed_at = 0.0
+        self._lost_at: str | None = None
         self._refused_with = ""
         self._was_in = False
 
@@ -553,7 +582,7 @@ class Door:
     @property
     def is_lost(self) -> bool:
         """Whether the server was there, is away, and is being tried again."""
-        return self._lost_since is not None
+        return self._lost_at is not None
 
     async def wire(self) -> Wire:
         """The open wire, connecting if need be. Raises ConnectionLost at once when that fails."""
@@ -564,8 +593,8 @@ class Door:
         async with self._opening:
             if self._wire is not None and not self._wire.broken:
                 return self._wire
-            if self._wire is not None and self._lost_since is None:
-                self._note_lost(self._wire.why_broken)
+            if self._wire is not None and self._lost_at is None:
+                self._note_lost(self._wire.why_broken, self._wire.broken_at)
             if self.connection.revive is not None:
                 await self.connection.locate()  # outside of what counts as lost: nobody is there yet to be lost
             try:
@@ -579,11 +608,10 @@ class Door:
                 )
             except Exception as error:
                 self._failures += 1
-                self._failed_at = time.monotonic()
                 self._moved_to = self._new_home(error, None)
-                if self._lost_since is None:
-                    self._note_lost(error)
-                elif isinstance(error, ServerRefused):
+                was_lost = self._lost_at is not None
+                self._note_lost(error)
+                if was_lost and isinstance(error, ServerRefused):
                     self._note_refused(error)
                 if self._was_in and isinstance(error, ServerRefused):
                     # A password that is being changed, a certificate: whoever was let in once may be again.
@@ -726,6 +754,8 @@ class Door:
     def close(self) -> None:
         self.closed = True
         self.break_wire("closed by us")
+        if self._lost_at is not None:
+            forget(self, self._lost_at)
         for wire in self._retired:
             wire.close()
 
@@ -769,14 +799,16 @@ class Door:
         self._retired = [old for old in self._retired if not old.broken]
         self._retired.append(wire)
         wire.retire()
-        if self._lost_since is None and not isinstance(reason, Moved):
+        if self._lost_at is None and not isinstance(reason, Moved):
             self._note_lost(reason)
 
-    # A lasting fault is told when it begins and when it ends, not on every attempt.
-    def _note_lost(self, reason: object) -> None:
-        self._lost_since = self._failed_at = time.monotonic()
-        logger.warning("connection to %s lost (%s); trying again until it is back", self.connection.address, reason)
-        telemetry.emit("connection.lost", endpoint=str(self.connection.address))
+    # A lasting fault is told when it begins and when it ends, not on every attempt, and once for all doors.
+    def _note_lost(self, reason: object, at: float | None = None) -> None:
+        if self._lost_at is None:
+            # On a cluster each node comes and goes by itself.
+            is_node = self.connection.is_cluster and self._wire is not None
+            self._lost_at = str(self._wire.endpoint if is_node and self._wire else self.connection.address)
+        note_lost(self, self._lost_at, reason, time.monotonic() if at is None else at)
 
     def _note_refused(self, error: ServerRefused) -> None:
         """It is there, and does not let us in: somebody has to do something."""
@@ -786,12 +818,6 @@ class Door:
 
     def _note_back(self, wire: Wire) -> None:
         self._refused_with = ""
-        if self._lost_since is not None:
-            now = time.monotonic()
-            # When nobody tried for a while it may have been back long ago: the outage is as long as it was seen.
-            was_asked = now - self._failed_at <= 2 * LONGEST_RECONNECT_WAIT_S
-            away_s = (now if was_asked else self._failed_at) - self._lost_since
-            self._lost_since = None
-            least = "" if was_asked else "at least "
-            logger.warning("connection to %s is back after %s%.1f s", wire.endpoint, least, away_s)
-            telemetry.emit("connection.back", endpoint=str(wire.endpoint), away_ms=int(away_s * 1000))
+        if self._lost_at is not None:
+            note_back(self._lost_at, str(wire.endpoint))
+            self._lost_at = None

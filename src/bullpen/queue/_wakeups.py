@@ -1,6 +1,7 @@
 """When an idle worker should look for jobs.
 
-In: the marker that producers set (a blocked read on a connection of its own), due times and limits from replies.
+In: the marker that producers set, or while a limit holds the news that limits were changed (a blocked read on a
+connection of its own); due times and limits from replies.
 Out: a flag and an event. A hint, never a promise: every path ends in a look, so a lost marker costs at most
 `drain_delay`. What only such a look finds is counted as a late wake-up (`bullpen._kernel.telemetry`).
 
@@ -28,6 +29,9 @@ SECONDS_AFTER_BLOCK: Final = 2.0
 
 _UNBLOCK_WITHIN_S: Final = 1.0
 _LONGEST_LIMIT_S: Final = 1.0
+_SERVER_TICK_S: Final = 0.15
+"""A blocked read ends up to so much late on an idle server. One that waits for a change of limits ends so much earlier
+than the limit, since the reader is needed for the marker then."""
 
 
 class Wakeups:
@@ -37,6 +41,7 @@ class Wakeups:
         self,
         door: Door,
         marker_key: str,
+        limits_key: str,
         clock: ServerClock,
         *,
         commands: Door,
@@ -51,7 +56,7 @@ class Wakeups:
         `may_lend`: is there a free slot at this moment? `look_after`: send a blocked read with one look behind it,
         deal with what that brings, call `end_read` then and there, and return the read's reply."""
         self._door, self._commands = door, commands
-        self._marker_key = marker_key
+        self._marker_key, self._limits_key = marker_key, limits_key
         self._clock = clock
         self._block_s = drain_delay_ms / 1000
         self._clock_offset_ms = clock_offset_ms
@@ -62,6 +67,8 @@ class Wakeups:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._limited_until = 0.0
+        self._limits_read_ms: int | None = None
+        """By the server's clock, when it told us of a limit; None: it did not, or the reader was told of that."""
         self._due_ms = 0
         self._stopping = False
         self._is_lent = False
@@ -110,14 +117,17 @@ class Wakeups:
         wait_s = self._clock.seconds_until(due_ms - self._clock_offset_ms)
         self._look_at(self._loop.time() + max(wait_s, 0.001))
 
-    def limit(self, pause_s: float) -> None:
-        """Take nothing for so long, then look."""
+    def limit(self, pause_s: float, read_ms: int | None = None) -> None:
+        """Take nothing for so long, then look; earlier if limits are changed after `read_ms` of the server's clock."""
         self.should_look = False
-        # Not longer: it may be lifted, or the server's clock be set right, and nobody tells.
+        # Not longer: other clients tell nobody when they lift it, nor does a clock that is set right.
         self._limited_until = self._loop.time() + min(pause_s, _LONGEST_LIMIT_S)
         # A look that is planned for earlier would be in vain, and must not stand in for the one after the limit.
         self._cancel_timer()
         self._look_at(self._limited_until)
+        if read_ms is not None:
+            self._limits_read_ms = read_ms
+            self._armed.set()
 
     def arm(self) -> None:
         """We have a free slot to lend, so producers may wake us."""
@@ -136,7 +146,11 @@ class Wakeups:
         with contextlib.suppress(BullpenError):
             await self._door.wire()
         while not self._stopping:
-            await self._armed.wait()
+            if self._limits_read_ms is None:
+                await self._armed.wait()
+            if self._limits_read_ms is not None:
+                await self._wait_for_change(self._limits_read_ms)
+                continue
             reply, has_looked, is_lost = None, False, False
             try:
                 await self._learn_client_id()
@@ -166,6 +180,22 @@ class Wakeups:
                 self.has_marker = reply is not None
                 self.look_now()
                 self.is_fallback = reply is None and not is_lost and not self._is_released
+
+    async def _wait_for_change(self, since_ms: int) -> None:
+        """The marker is no help while a limit holds: it stays set for whoever may go on first."""
+        self._limits_read_ms = None
+        block_ms = int((self._limited_until - self._loop.time() - _SERVER_TICK_S) * 1000)
+        command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._limits_key, since_ms - 1)
+        self._read_ended.clear()
+        try:
+            if block_ms > 0 and await self._door.call(*command, within_s=block_ms / 1000 + SECONDS_AFTER_BLOCK):
+                self._limited_until = 0.0
+                self._cancel_timer()
+                self.look_now()
+        except (ServerRefused, ConnectionError):
+            pass  # an old rule may forbid it, or the server is away: the look at the end of the limit tells
+        finally:
+            self.end_read()
 
     async def _read(self) -> Any:
         command = ("BZPOPMIN", self._marker_key, self._block_s)

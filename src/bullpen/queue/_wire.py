@@ -235,6 +235,7 @@ class Wire(asyncio.Protocol):
         self._is_retired = False
         self.broken = False
         self.why_broken = ""
+        self.broken_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no subclass of asyncio's
@@ -333,7 +334,7 @@ class Wire(asyncio.Protocol):
         """Break the wire; every call that still waits raises ConnectionLost. Safe to repeat."""
         if self.broken:
             return
-        self.broken, self.why_broken = True, why
+        self.broken, self.why_broken, self.broken_at = True, why, monotonic()
         if self._watch is not None:
             self._watch.cancel()
         if self._transport is not None:

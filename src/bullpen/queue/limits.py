@@ -46,7 +46,7 @@ class Limits(QueuePart):
         await self._configure("max", most, "duration", to_ms("duration", duration, minimum=1))
 
     async def remove_global_rate_limit(self) -> None:
-        """Remove the limit. Workers that wait for the end of a window look again when it ends."""
+        """Remove the limit. Workers of ours that wait for the end of a window go on at once."""
         await self._configure("max", "", "duration", "")
 
     async def global_rate_limit(self) -> RateLimit | None:
@@ -62,13 +62,11 @@ class Limits(QueuePart):
         Our workers obey it always. Node's obey it only when they or the queue have a rate limit at all: a worker
         without one never looks at the window.
         """
-        await self._ready().command(
-            "SET", self._keys.limiter, MANUAL_LIMIT, "PX", to_ms("duration", duration, minimum=1)
-        )
+        await self._configure(pause_ms=to_ms("duration", duration, minimum=1))
 
     async def lift_rate_limit(self) -> None:
-        """End the current window or pause now. Workers that know of it already wait for the end they were told."""
-        await self._configure(lifts_limit=True)
+        """End the current window or pause now. Workers of ours that wait for its end go on at once."""
+        await self._configure(pause_ms=0)
 
     async def rate_limit_ttl(self, most: int | None = None) -> int:
         """For how many ms no job may start now; 0 when one may.
@@ -98,10 +96,10 @@ class Limits(QueuePart):
         )
         return int(reply)
 
-    async def _configure(self, *fields: str | int, lifts_limit: bool = False) -> None:
+    async def _configure(self, *fields: str | int, pause_ms: int | None = None) -> None:
         keys = self._keys
         await self._ready().evaluate(
             "configure",
-            [keys.meta, keys.limiter, keys.wait, keys.prioritized],
-            [keys.base, "1" if lifts_limit else "", *fields],
+            [keys.meta, keys.limiter, keys.wait, keys.prioritized, keys.limits_changed],
+            [keys.base, "" if pause_ms is None else pause_ms, *fields],
         )

@@ -324,6 +324,7 @@ class Worker:
         self._wakeups = Wakeups(
             block_door,
             keys.marker,
+            keys.limits_changed,
             clock,
             commands=self._door,
             drain_delay_ms=options.drain_delay_ms,
@@ -665,7 +666,7 @@ class Worker:
     def _plan_next_look(self, reply: ExchangeReply, *, called_meanwhile: bool) -> None:
         self._wakeups.should_look = called_meanwhile or reply.has_more
         if reply.limited_ms > 0:
-            self._wakeups.limit(reply.limited_ms / 1000)
+            self._wakeups.limit(reply.limited_ms / 1000, reply.now_ms - self.options.clock_offset_ms)
         elif reply.next_due_ms:
             self._wakeups.look_when_due(reply.next_due_ms)
 

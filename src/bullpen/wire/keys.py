@@ -37,6 +37,7 @@ DEFAULT_PREFIX: Final = "bull"
 
 EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
+    "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
 }
@@ -155,6 +156,11 @@ class QueueKeys:
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
         return f"{self.base}bp:call:{caller}"
+
+    @property
+    def limits_changed(self) -> str:
+        """Tells workers that wait for the end of a limit to look again."""
+        return f"{self.base}bp:limits:changed"
 
     def synced(self, caller: str) -> str:
         """Written to see whether the server waits for its disk."""

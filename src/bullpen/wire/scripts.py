@@ -169,7 +169,11 @@ _TABLE = (
         args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
     ),
     Script("take_turn", keys=("turns",), args=("most", "window_ms")),
-    Script("configure", keys=("meta", "limiter", "wait", "prioritized"), args=("base", "lifts_limit")),
+    Script(
+        "configure",
+        keys=("meta", "limiter", "wait", "prioritized", "limits_changed"),
+        args=("base", "pause_ms"),
+    ),
 )
 
 SCRIPTS: dict[str, Script] = {script.name: script for script in _TABLE}
