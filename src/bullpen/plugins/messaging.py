@@ -49,6 +49,7 @@ from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, require
 from bullpen.plugins._reports import Reports
 from bullpen.ports.messaging import EventData, Handler, Outgoing, PublishFailed
 from bullpen.ports.transport import (
+    KEY_HEADER,
     Deliveries,
     Delivery,
     DeliveryLost,
@@ -229,7 +230,11 @@ class MessagingClient(Generic[ReceiptT]):
             urn=urn,
             payload=payload,
             id=keyed_id(name, urn, idempotency_key or str(uuid.uuid4())),
-            headers={**tracing.carrier(), **_checked_headers(headers)},
+            headers={
+                **tracing.carrier(),
+                **_checked_headers(headers),
+                **({} if idempotency_key is None else {KEY_HEADER: idempotency_key}),
+            },
             tries=self._tries(options),
             options=self._transport_options(options),
         )
