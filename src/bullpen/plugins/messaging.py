@@ -103,7 +103,7 @@ class MessagingClient(Generic[ReceiptT]):
     ) -> None:
         require("policy", isinstance(policy, RetryPolicy), "a RetryPolicy", policy)
         self.transport = transport
-        self.policy = policy
+        self.policy = policy.over(WORKFLOW_EVENT.policy)
         self._concurrency = check_int("concurrency", concurrency, minimum=1)
         self._schemas = dict(schemas or {})
         self._publish_deadline_s = to_ms("publish_deadline", publish_deadline, minimum=1) / 1000

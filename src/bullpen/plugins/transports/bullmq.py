@@ -396,6 +396,7 @@ class BullMQClient(MessagingClient[Job]):
         **options: Any,
     ) -> None:
         """`worker_options` are those of `Worker`, `options` those of `MessagingClient`."""
+        policy = policy.over(WORKFLOW_EVENT.policy)
         transport = BullMQTransport(
             connection,
             prefix=prefix,
