@@ -71,7 +71,7 @@ class OutboxRepositoryContract:
         assert (row.status, row.attempts, row.max_attempts, row.fence) == (PENDING, 0, 10, 0)
         assert (row.payload, row.headers) == (
             {"orderId": 1},
-            {"traceparent": "00-1-2-01", "idempotencyKey": "event-1"},
+            {"traceparent": "00-1-2-01", "idempotencyKey": "event-1/webhook:partnerX"},
         )
         assert (row.tenant_id, row.user_id, row.correlation_id) == ("acme", "u1", None)
         assert abs(row.created_at - before) < timedelta(seconds=5)
@@ -114,9 +114,14 @@ class OutboxRepositoryContract:
         alone = await store.enqueue(item(3))
         chosen = await store.enqueue(item(4, idempotency_key="mine"))
 
-        rows = [await must_get(store, stored.id) for stored in (*together, routed, alone, chosen)]
+        apart = [await store.enqueue(item(5, integration_type=f"sms:{target}")) for target in "xy"]
+
+        rows = [await must_get(store, stored.id) for stored in (*together, routed, alone, chosen, *apart)]
         keys = [row.idempotency_key for row in rows]
-        assert keys == ["event-1/sms:x", "event-1/sms:y", "event-2/copy", "event-3", "mine"]
+        assert keys == [
+            *("event-1/sms:x", "event-1/sms:y", "event-2/copy", "event-3/webhook:partnerX", "mine"),
+            *("event-5/sms:x", "event-5/sms:y"),
+        ]
 
     async def test_many_rows_keep_their_order_and_duplicates_are_told_apart(self, store: OutboxRepository) -> None:
         await store.enqueue(item(3))

@@ -20,8 +20,8 @@ from bullpen.ledger.records import MAX_ERROR, MAX_LENGTHS, one_line
 from tests.databases import item
 
 
-def record(given: OutboxItem, *, strict: bool = False, fans_out: bool = False) -> dict[str, Any]:
-    return given.to_record(default_attempts=10, strict=strict, fans_out=fans_out)
+def record(given: OutboxItem, *, strict: bool = False) -> dict[str, Any]:
+    return given.to_record(default_attempts=10, strict=strict)
 
 
 @pytest.mark.requirement("O-8")
@@ -116,9 +116,10 @@ def test_a_strict_outbox_has_no_route_key() -> None:
 
 @pytest.mark.requirement("O-31", "X-122")
 def test_headers_get_an_idempotency_key_unless_they_have_one() -> None:
-    assert record(item())["headers"] == '{"idempotencyKey":"event-1"}'
+    assert record(item())["headers"] == '{"idempotencyKey":"event-1/webhook:partnerX"}'
     assert record(item(headers={"idempotencyKey": "mine", "a": 1}))["headers"] == '{"idempotencyKey":"mine","a":1}'
-    assert record(item(), fans_out=True)["headers"] == '{"idempotencyKey":"event-1/webhook:partnerX"}'
+    assert record(item(route_key="copy"))["headers"] == '{"idempotencyKey":"event-1/copy"}'
+    assert record(item(), strict=True)["headers"] == '{"idempotencyKey":"event-1"}', "one message per event"
 
 
 @pytest.mark.requirement("O-53")

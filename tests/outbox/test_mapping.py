@@ -51,7 +51,7 @@ def project(routes: EventRoutes, event: SourceEvent, **options: Any) -> list[Out
 
 
 def record(item: OutboxItem) -> dict[str, Any]:
-    return item.to_record(default_attempts=10, strict=False, fans_out=False)
+    return item.to_record(default_attempts=10, strict=False)
 
 
 @pytest.mark.requirement("O-30", "O-31", "O-33", "O-34", "O-35", "O-80", "O-3")

@@ -84,7 +84,7 @@ async def test_after_a_crash_the_rule_of_the_channel_decides(
     after = await the_row(ledger)
     match rule:
         case WhenUnknown.RESEND:
-            assert ([m.idempotency_key for m in channel.messages], channel.asked) == (["event-1"], [])
+            assert ([m.idempotency_key for m in channel.messages], channel.asked) == (["event-1/webhook:partnerX"], [])
             assert after.status is SENT
         case WhenUnknown.LOOK_UP:
             assert (channel.messages, len(channel.asked)) == ([], 1)

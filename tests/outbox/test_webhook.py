@@ -11,6 +11,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ async def test_the_signature_satisfies_the_reference_verifier(webhook: Webhook, 
     (request,) = receiver.requests
     verified = Verifier(SECRET).verify(request.body, dict(request.headers))
     assert verified["type"] == "order.paid.v1"
+
+
+@pytest.mark.requirement("O-57")
+async def test_a_thousand_keys_of_any_characters_verify(webhook: Webhook, receiver: HttpReceiver) -> None:
+    """What is signed is what is sent: a receiver sees the key only as its header carries it."""
+    random = Random(7)
+    alphabet = "az09-_.:/%+ ~äëßñ東京🚚\u00a0\n\t\x7f\ud800"
+    keys = [" a ", "Zoë", "%20", "\ud800"]
+    keys += ["".join(random.choices(alphabet, k=random.randint(1, 40))) for _ in range(1_000 - len(keys))]
+
+    for start in range(0, len(keys), 50):
+        some = keys[start : start + 50]
+        assert await asyncio.gather(*(webhook.send(message(idempotency_key=key)) for key in some)) == [
+            Accepted("200")
+        ] * len(some)
+
+    assert len(receiver.requests) == 1_000
+    for request in receiver.requests:
+        assert Verifier(SECRET).verify(request.body, dict(request.headers))
+        assert request.headers["webhook-id"] == request.headers["idempotency-key"]
 
 
 async def test_while_a_secret_is_replaced_both_verify(receiver: HttpReceiver) -> None:

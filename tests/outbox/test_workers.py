@@ -52,7 +52,7 @@ async def test_a_row_becomes_one_minimal_job(
         "outboxId": stored.id,
         "eventType": "order.paid.v1",
         "payload": {"orderId": 1},
-        "headers": {"a": "b", "idempotencyKey": "event-1"},
+        "headers": {"a": "b", "idempotencyKey": "event-1/webhook:partnerX"},
         "tenantId": "acme",
         "correlationId": "c-1",
         "sourceEventId": "event-1",

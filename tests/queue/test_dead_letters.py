@@ -259,6 +259,15 @@ class TestNames:
 
         assert kit.redis.llen("bull:all-dead:wait") == 1
 
+    async def test_a_policy_changes_only_what_it_names(self, kit: Kit) -> None:
+        """Dead letters and final errors that the worker was told stay, whatever else a policy says."""
+        await kit.queue().add("a", attempts=5)
+        handler = Failing(KeyError("gone"))
+
+        await kit.drain(handler, 1, dead_letters=True, permanent_errors=(KeyError,), policy=RetryPolicy(attempts=2))
+
+        assert (handler.runs, await kit.queue().dead_letters.depth()) == (1, 1)
+
     def test_another_cluster_slot_is_refused_when_the_worker_is_made(self) -> None:
         """One script writes both queues, so they must live on one node; found at start, not at the first failure."""
         with pytest.raises(InvalidOption, match=r"dead_letters: expected a dead-letter queue in the cluster slot"):

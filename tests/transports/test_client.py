@@ -638,3 +638,23 @@ async def test_sampling_without_a_dead_letter_queue_tells_none() -> None:
 
     assert heard.of("transport.depth")[0]["dead_letters"] is None
     await client.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "bullmq"])
+async def test_a_policy_changes_only_what_it_names(kind: str, redis_url: str, queue_name: str) -> None:
+    policy = RetryPolicy(attempts=1)
+    client: MessagingClient[Any] = (
+        MemoryClient(policy=policy) if kind == "memory" else BullMQClient(redis_url, policy=policy)
+    )
+
+    async def fail(delivery: Delivery) -> None:
+        raise ConnectionError("away")
+
+    with listening() as heard:
+        await client.consume(queue_name, fail)
+        await client.produce(queue_name, "paid", {"urn": "urn:1"})
+        await heard.wait("delivery.settled")
+
+    assert await client.transport.dead_letters(queue_name).depth() == 1
+    assert client.policy.backoff == Backoff.exponential(30_000)
+    await client.close()

@@ -456,8 +456,8 @@ async def test_an_action_knows_its_step() -> None:
     await engine.emit(Event.PAY, "urn:1", None, delivery(2, key="k", headers={"tenantId": "t-1"}))
 
     assert seen == [
-        ("order", "urn:1", "pay", "new", "paid", "k/0", 2, "t-1"),
-        ("order", "urn:1", "pack", "paid", "packed", "k/1", 2, "t-1"),
+        ("order", "urn:1", "pay", "new", "paid", "order/urn%3A1/k/0/look", 2, "t-1"),
+        ("order", "urn:1", "pack", "paid", "packed", "order/urn%3A1/k/1/look", 2, "t-1"),
     ]
     with pytest.raises(NotConfigured, match="for actions of a workflow"):
         step()

@@ -6,8 +6,8 @@ Elsewhere: applying it to one attempt (`bullpen._kernel.outcome`), the pause bet
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 from bullpen._kernel.backoff import ONE_HOUR_MS, Backoff
 from bullpen._kernel.duration import check_int, is_text
@@ -46,23 +46,43 @@ class DeadLetters:
         return (self.name or queue + self.suffix) if self.store == "queue" else None
 
 
+_UNNAMED: Final[Any] = object()
+_DEFAULTS: Final[dict[str, Any]] = {
+    "attempts": DEFAULT_ATTEMPTS,
+    "backoff": DEFAULT_BACKOFF,
+    "permanent_errors": (),
+    "is_permanent": None,
+    "retry_owner": "queue",
+    "dead_letters": DeadLetters(),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Attempts, pauses, which errors end it all, who owns the retry, where dead letters go."""
+    """Attempts, pauses, which errors end it all, who owns the retry, where dead letters go.
 
-    attempts: int = DEFAULT_ATTEMPTS
-    """All tries, the first included; 1 means no retry."""
-    backoff: Backoff | None = DEFAULT_BACKOFF
-    """Pause between tries. None is only possible with one attempt."""
-    permanent_errors: tuple[type[BaseException], ...] = ()
+    A policy changes only what it names: the rest is as it would be without a policy (`over`).
+    """
+
+    attempts: int = _UNNAMED
+    """All tries, the first included; 1 means no retry. Not named: 3."""
+    backoff: Backoff | None = _UNNAMED
+    """Pause between tries. None is only possible with one attempt. Not named: 1 s, doubling."""
+    permanent_errors: tuple[type[BaseException], ...] = _UNNAMED
     """Errors (with their subclasses) after which trying again is pointless. PermanentError always is one."""
-    is_permanent: Callable[[BaseException], bool] | None = field(default=None, compare=False)
+    is_permanent: Callable[[BaseException], bool] | None = field(default=_UNNAMED, compare=False)
     """A further test, for errors that differ by a field such as an HTTP status. Must not raise."""
-    retry_owner: RetryOwner = "queue"
-    """queue: the job is retried; broker: the message is; ledger: the row is, and its job runs once."""
-    dead_letters: DeadLetters = DeadLetters()
+    retry_owner: RetryOwner = _UNNAMED
+    """queue: the job is retried; broker: the message is; ledger: the row is, its job runs once. Not named: queue."""
+    dead_letters: DeadLetters = _UNNAMED
+    """Not named: they stay in the queue's failed set."""
+    named: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The fields that were given."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "named", frozenset(name for name in _DEFAULTS if getattr(self, name) is not _UNNAMED))
+        for name in _DEFAULTS.keys() - self.named:
+            object.__setattr__(self, name, _DEFAULTS[name])
         check_int("attempts", self.attempts, minimum=1)
         if self.backoff is None and self.attempts > 1:
             object.__setattr__(self, "backoff", DEFAULT_BACKOFF)
@@ -71,6 +91,10 @@ class RetryPolicy:
         require("permanent_errors", are_errors, "a tuple of exception classes", self.permanent_errors)
         if self.retry_owner not in ("queue", "broker", "ledger"):
             raise InvalidOption("retry_owner", "'queue', 'broker' or 'ledger'", self.retry_owner)
+
+    def over(self, base: RetryPolicy) -> RetryPolicy:
+        """What this policy names, and for the rest what `base` says."""
+        return replace(base, **{name: getattr(self, name) for name in self.named})
 
     @property
     def job_attempts(self) -> int:

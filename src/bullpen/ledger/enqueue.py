@@ -7,7 +7,6 @@ understood (`_callers`), delivering (`bullpen.outbox`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -89,15 +88,7 @@ class Enqueuer:
         for item in given:
             if not isinstance(item, OutboxItem):
                 raise InvalidOption("items", "OutboxItem objects", item)
-        per_event = Counter((item.source_stream_id, item.source_event_id) for item in given)
-        return [
-            item.to_record(
-                default_attempts=self._max_attempts,
-                strict=self.is_strict,
-                fans_out=per_event[item.source_stream_id, item.source_event_id] > 1,
-            )
-            for item in given
-        ]
+        return [item.to_record(default_attempts=self._max_attempts, strict=self.is_strict) for item in given]
 
     def _statements(self, dialect: DialectName) -> tuple[Sql, str]:
         known = self._sql.get(dialect)

@@ -49,6 +49,7 @@ from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, require
 from bullpen.plugins._reports import Reports
 from bullpen.ports.messaging import EventData, Handler, Outgoing, PublishFailed
 from bullpen.ports.transport import (
+    KEY_HEADER,
     Deliveries,
     Delivery,
     DeliveryLost,
@@ -102,7 +103,7 @@ class MessagingClient(Generic[ReceiptT]):
     ) -> None:
         require("policy", isinstance(policy, RetryPolicy), "a RetryPolicy", policy)
         self.transport = transport
-        self.policy = policy
+        self.policy = policy.over(WORKFLOW_EVENT.policy)
         self._concurrency = check_int("concurrency", concurrency, minimum=1)
         self._schemas = dict(schemas or {})
         self._publish_deadline_s = to_ms("publish_deadline", publish_deadline, minimum=1) / 1000
@@ -229,7 +230,11 @@ class MessagingClient(Generic[ReceiptT]):
             urn=urn,
             payload=payload,
             id=keyed_id(name, urn, idempotency_key or str(uuid.uuid4())),
-            headers={**tracing.carrier(), **_checked_headers(headers)},
+            headers={
+                **tracing.carrier(),
+                **_checked_headers(headers),
+                **({} if idempotency_key is None else {KEY_HEADER: idempotency_key}),
+            },
             tries=self._tries(options),
             options=self._transport_options(options),
         )

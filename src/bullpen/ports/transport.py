@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from bullpen._kernel import tracing
 from bullpen._kernel.backoff import Backoff, UnknownBackoff
@@ -19,6 +19,7 @@ from bullpen.errors import BullpenError, ServerRefused
 from bullpen.ports.dead_letters import DeadLetterStore
 
 __all__ = [
+    "KEY_HEADER",
     "Deliveries",
     "Delivery",
     "DeliveryLost",
@@ -34,6 +35,9 @@ __all__ = [
     "Transport",
     "Tries",
 ]
+
+KEY_HEADER: Final = "idempotencyKey"
+"""Header that carries the key which the sender gave to an event: it stays the same when the event is sent again."""
 
 
 class DeliveryLost(BullpenError):

@@ -182,9 +182,8 @@ class Worker:
         """`{hostname}-{pid}-{random}` unless given; stored with each job it takes."""
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))
         self._handler = handler
-        self._policy = policy or RetryPolicy(
-            permanent_errors=permanent_errors, dead_letters=_dead_letter_policy(dead_letters)
-        )
+        own = RetryPolicy(permanent_errors=permanent_errors, dead_letters=_dead_letter_policy(dead_letters))
+        self._policy = own if policy is None else policy.over(own)
         self._processes = ProcessPool(handler) if processes else None
         self._connection = connection_for(connection, self._keys.base)
         self._dead_letters = self._dead_letter_writer()

@@ -174,7 +174,7 @@ class RunProcessor:
         if not inspect.iscoroutinefunction(handler):
             raise InvalidOption("handler", "an `async def` function that takes a Run", handler)
         self._transactions, self._handler = transactions, handler
-        self._queue, self._policy = queue, policy
+        self._queue, self._policy = queue, policy.over(WORKFLOW_RUN.policy)
         self._providers, self._breaker = providers, breaker
         self._heartbeat_s = check_int("heartbeat_ms", heartbeat_ms, minimum=1) / 1000
         self._patience_s = check_int("patience_ms", patience_ms, minimum=1) / 1000

@@ -15,13 +15,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from bullpen.errors import InvalidOption, require
 from bullpen.workflow.definition import many
 from bullpen.workflow.machine import Step
 
-__all__ = ["Hook", "Hooks", "on_event", "on_status_changed"]
+__all__ = ["Hook", "Hooks", "name_of", "on_event", "on_status_changed"]
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 _MARKS: Final = "__bullpen_hooks__"
@@ -91,6 +92,13 @@ class Hooks:
 
     def on_status_changed(self, step: Step[Any, Any, Any, Any]) -> list[Hook]:
         return [hook for hook in self.all if not hook.is_on_event and hook.fits(step)]
+
+
+def name_of(action: Any) -> str:
+    """The name of an action as its author wrote it; also for partials and objects that can be called."""
+    while isinstance(action, partial):
+        action = action.func
+    return str(getattr(action, "__name__", type(action).__name__))
 
 
 def _hooks_of(instance: object) -> Iterable[Hook]:

@@ -18,7 +18,7 @@ from bullpen._kernel.outcome import Failed, Raised
 from bullpen.errors import JobSignal, PermanentError
 from bullpen.ports.bindings import Binding, Route
 from bullpen.ports.messaging import Consumer, Messaging
-from bullpen.ports.transport import Delivery
+from bullpen.ports.transport import KEY_HEADER, Delivery
 from bullpen.workflow.context import Trigger, log_fields
 
 __all__ = ["EventConsumers", "trigger_of"]
@@ -41,7 +41,8 @@ ApplyBatch = Callable[[E, str, Sequence[tuple[Any, Trigger]]], Awaitable[Sequenc
 def trigger_of(delivery: Delivery, client: Messaging[Any]) -> Trigger:
     """What a workflow needs to know about a delivery."""
     return Trigger(
-        key=delivery.idempotency_key,
+        # What the sender said, so that it is the same event on every way; else what the transport knows it by.
+        key=delivery.headers.get(KEY_HEADER) or delivery.idempotency_key,
         headers=delivery.headers,
         job_id=delivery.id,
         queue=delivery.source,

@@ -6,13 +6,16 @@ inherit. Elsewhere: storing the messages with the entity (`bullpen.ports.entity.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bullpen._kernel.ids import encode_segment
 from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.ports.transport import KEY_HEADER
 
 __all__ = [
     "CORRELATION",
@@ -33,6 +36,8 @@ CORRELATION: Final = "correlationId"
 
 
 _LONGEST_STREAM: Final = 200
+_LONGEST_KEY: Final = 200
+"""What providers take as a key; the usual limit is 255."""
 
 
 def _never(error: BaseException) -> bool:
@@ -44,7 +49,7 @@ class Trigger:
     """What caused an event: a delivery of a transport, or a call."""
 
     key: str
-    """Identity of the event, the same however often it is delivered."""
+    """Tells this event from others of its entity and workflow: the same however often and by whatever way it comes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     job_id: str | None = None
     queue: str | None = None
@@ -84,13 +89,21 @@ class StepContext:
     number: int
     """0 for the event's own transition, then one more for each automatic step."""
     trigger: Trigger
+    action: str = ""
+    """The action or hook that runs now; a number follows where one step has several of the same name."""
     can_send: bool
     messages: list[Any]
 
     @property
     def key(self) -> str:
-        """For the target of an effect: the same whenever this step of this event runs again."""
-        return f"{self.trigger.key}/{self.number}"
+        """For the target of an effect: the same whenever this action runs again for this event, and for nothing else.
+
+        ASCII, at most 200 characters.
+        """
+        parts = (self.workflow, self.urn, self.trigger.key, str(self.number), self.action)
+        # Each part encoded, so that the slashes between them are the only ones.
+        joined = "/".join(encode_segment(part) for part in parts)
+        return joined if len(joined) <= _LONGEST_KEY else f"%sha256/{hashlib.sha256(joined.encode()).hexdigest()}"
 
     @property
     def attempt(self) -> int:
@@ -149,9 +162,12 @@ def performing(context: StepContext) -> Iterator[None]:
 
 
 def inherited_headers() -> Mapping[str, str]:
-    """Ids of the event whose action runs now: what is sent from within belongs to the same story."""
+    """Ids of the event whose action runs now: what is sent from within belongs to the same story, but is an event of
+    its own."""
     context = _current.get(None)
-    return {} if context is None else context.trigger.headers
+    if context is None:
+        return {}
+    return {name: value for name, value in context.trigger.headers.items() if name != KEY_HEADER}
 
 
 def log_fields(urn: str, trigger: Trigger) -> dict[str, Any]:
@@ -170,6 +186,4 @@ def log_fields(urn: str, trigger: Trigger) -> dict[str, Any]:
 
 def _short(key: str) -> str:
     """Bounded, and as distinct as the key itself."""
-    import hashlib
-
     return hashlib.sha256(key.encode()).hexdigest()[:40]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.ids import encode_segment
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import cut, describe
 from bullpen.errors import (
@@ -41,10 +43,10 @@ from bullpen.ports.entity import (
     UrnLocks,
     word,
 )
-from bullpen.workflow.actions import Hooks
+from bullpen.workflow.actions import Hooks, name_of
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
-from bullpen.workflow.definition import Definition
+from bullpen.workflow.definition import Action, Definition
 from bullpen.workflow.locks import LocalLocks
 from bullpen.workflow.machine import EndlessSteps, NoTransition, Step, first_step, holds_for, is_target, next_step
 from bullpen.workflow.stores import DirectStore
@@ -167,7 +169,8 @@ class Engine(Generic[T, P, E, S]):
             def kept() -> list[str]:
                 return [trigger.key for at, (_, _, trigger) in enumerate(fresh) if at not in failures]
 
-            entity = await self._change(loaded, event, urn, batch, fresh[0][2], kept, is_alone=len(items) == 1)
+            cause = _cause([trigger for _, _, trigger in fresh])
+            entity = await self._change(loaded, event, urn, batch, cause, kept, is_alone=len(items) == 1)
             for at, error in failures.items():
                 results[fresh[at][0]] = error
             return entity
@@ -286,22 +289,30 @@ class Engine(Generic[T, P, E, S]):
             can_send=self.store.can_send,
             messages=walk.messages,
         )
-        with performing(context):
-            for action in step.transition.actions:
+        names: Counter[str] = Counter()
+
+        async def run(action: Action[Any, Any], name: str) -> None:
+            names[name] += 1
+            own = name if names[name] == 1 else f"{name} {names[name]}"
+            with performing(replace(context, action=own)):
                 walk.entity = await self._run(action, step, walk.entity, payload)
-            for hook in self.hooks.on_event(step):
-                assert hook.run is not None
-                walk.entity = await self._run(hook.run, step, walk.entity, payload)
+
+        for action in step.transition.actions:
+            await run(action, name_of(action))
+        for hook in self.hooks.on_event(step):
+            assert hook.run is not None
+            await run(hook.run, hook.name)
+        with performing(context):
             walk.entity = await self.store.advance(walk.entity, step.target)
-            for hook in self.hooks.on_status_changed(step):
-                assert hook.run is not None
-                try:
-                    walk.entity = await self._run(hook.run, step, walk.entity, payload)
-                except _ActionFailed as failure:
-                    if hook.fail_on_error:
-                        raise
-                    reason = describe(failure.error)[0]
-                    logger.error("%s failed, which is allowed: %s", hook.name, reason, extra=log_fields(urn, trigger))
+        for hook in self.hooks.on_status_changed(step):
+            assert hook.run is not None
+            try:
+                await run(hook.run, hook.name)
+            except _ActionFailed as failure:
+                if hook.fail_on_error:
+                    raise
+                reason = describe(failure.error)[0]
+                logger.error("%s failed, which is allowed: %s", hook.name, reason, extra=log_fields(urn, trigger))
         kind: Literal["automatic", "event"] = "automatic" if step.is_automatic else "event"
         walk.moves.append(Move(word(step.event), word(step.source), word(step.target), kind))
 
@@ -404,6 +415,13 @@ class Engine(Generic[T, P, E, S]):
             return msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise PermanentError(f"payload of {word(event)}: {error}") from error
+
+
+def _cause(triggers: Sequence[Trigger]) -> Trigger:
+    """What caused a batch: its first event, with the keys of all. With the first's key alone, a target would take a
+    batch for the smaller one that began with the same event, and swallow the rest."""
+    first = triggers[0]
+    return first if len(triggers) == 1 else replace(first, key="+".join(encode_segment(each.key) for each in triggers))
 
 
 @contextlib.contextmanager

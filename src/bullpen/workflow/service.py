@@ -96,8 +96,9 @@ class Workflow(Generic[T, P, E, S]):
     ) -> T:
         """Apply an event here and now; returns the entity.
 
-        With an `idempotency_key` the same key counts once for an entity, where the store remembers events. Raises
-        NoTransition when the event leads nowhere from the entity's status, EntityNotFound, EntityChanged.
+        With an `idempotency_key` the same key counts once for an entity, where the store remembers events; `send` with
+        the same key is the same event. Raises NoTransition when the event leads nowhere from the entity's status,
+        EntityNotFound, EntityChanged.
         """
         headers = _headers(tenant_id, user_id, correlation_id)
         trigger = Trigger(key=idempotency_key or str(uuid.uuid4()), headers=headers)
@@ -120,8 +121,9 @@ class Workflow(Generic[T, P, E, S]):
         """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it.
 
         It goes where the binding says that this event comes from: whoever consumes there applies it, this program or
-        another, also one in Node. `options` are those of the transport, such as `priority` on BullMQ. Ids that are
-        not given are those of the event whose action is running.
+        another, also one in Node. With an `idempotency_key` it counts once for its entity, as with `emit`, also when
+        the broker has forgotten the first. `options` are those of the transport, such as `priority` on BullMQ. Ids that
+        are not given are those of the event whose action is running.
         """
         if self.client is None or self.binding is None:
             raise NotConfigured(f"workflow {self.name!r} has no transport; register it with one, or use emit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,3 +123,15 @@ def test_a_broken_test_for_permanence_leaves_the_error_retryable() -> None:
     policy = RetryPolicy(is_permanent=lambda error: error.status == 410)  # type: ignore[attr-defined]  # the bug
 
     assert not policy.is_final(OSError("x"))
+
+
+def test_a_policy_over_another_changes_only_what_it_names() -> None:
+    base = WORKFLOW_EVENT.policy
+
+    assert RetryPolicy().over(base) == base
+    assert RetryPolicy(attempts=2).over(base) == replace(base, attempts=2)
+    assert RetryPolicy(dead_letters=DeadLetters()).over(base) == replace(base, dead_letters=DeadLetters())
+    assert RetryPolicy(permanent_errors=(KeyError,)).over(RetryPolicy(attempts=1, backoff=None)) == RetryPolicy(
+        attempts=1, backoff=None, permanent_errors=(KeyError,)
+    )
+    assert RetryPolicy(attempts=3) == RetryPolicy(), "what is not named is what it always was"

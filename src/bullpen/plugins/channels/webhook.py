@@ -106,19 +106,20 @@ class Webhook:
         return json.encode(event)
 
     def _all_headers(self, message: Message, content: bytes) -> dict[str, str]:
-        timestamp = str(int(self._now()))
+        timestamp, key = str(int(self._now())), _header_text(message.idempotency_key)
         headers = {
             "content-type": "application/json",
             "user-agent": f"bullpen/{__version__}",
-            "idempotency-key": message.idempotency_key,
-            "webhook-id": message.idempotency_key,
+            "idempotency-key": key,
+            "webhook-id": key,
             "webhook-timestamp": timestamp,
             "x-event-type": message.event_type,
             "x-outbox-id": message.id,
         }
         if self._keys:
-            signed = f"{message.idempotency_key}.{timestamp}.".encode() + content
-            headers["webhook-signature"] = " ".join(f"v1,{_sign(key, signed)}" for key in self._keys)
+            # The key as it is sent: nobody can verify what he does not see.
+            signed = f"{key}.{timestamp}.".encode() + content
+            headers["webhook-signature"] = " ".join(f"v1,{_sign(secret, signed)}" for secret in self._keys)
         ids = {
             "x-correlation-id": message.correlation_id,
             "x-tenant-id": message.tenant_id,
@@ -158,10 +159,16 @@ def _check_value(name: str, value: Any) -> str:
 
 
 def _header_text(value: str) -> str:
-    """Text as a header can carry it: what ASCII has not is percent-encoded, line breaks can never get in."""
-    return "".join(
+    """Text as a header can carry it: what ASCII has not is percent-encoded, line breaks can never get in.
+
+    So are spaces at its ends, which every receiver cuts off.
+    """
+    text = "".join(
         character
         if 32 <= ord(character) < 127
         else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
         for character in value
     )
+    inner = text.lstrip(" ")
+    start = "%20" * (len(text) - len(inner))
+    return start + inner.rstrip(" ") + "%20" * (len(inner) - len(inner.rstrip(" ")))

@@ -28,7 +28,7 @@ from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
 from bullpen.ports.dead_letters import DeadLetterNotFound
 from bullpen.ports.edits import Edit
-from bullpen.ports.transport import Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
+from bullpen.ports.transport import KEY_HEADER, Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
 from bullpen.queue import Connection, Job, Queue, Worker, connection_for
 from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
@@ -319,10 +319,13 @@ def _delivery_of(job: Job, handed: _Handed) -> Delivery:
         tries=Tries(job.opts.attempts, job.opts.backoff),
     )
     is_first = job.attempts_made == 0 and job.stalled_count == 0
+    # With a key of its sender the id tells the event, also when an earlier job of it has left Redis. Other ids may come
+    # from a counter that starts again; there the job's time tells two events apart.
+    is_keyed = KEY_HEADER in event.headers and not event.id.isdecimal()
     return Delivery(
         event,
         attempt=job.attempts_made + 1,
-        idempotency_key=job.idempotency_key,
+        idempotency_key=f"{event.source}/{event.id}" if is_keyed else job.idempotency_key,
         handle=handed,
         problem=None if is_text(urn) else "data.urn: expected non-empty text that names the entity",
         waited_ms=_waited_ms(job, handed) if is_first else None,
@@ -393,6 +396,7 @@ class BullMQClient(MessagingClient[Job]):
         **options: Any,
     ) -> None:
         """`worker_options` are those of `Worker`, `options` those of `MessagingClient`."""
+        policy = policy.over(WORKFLOW_EVENT.policy)
         transport = BullMQTransport(
             connection,
             prefix=prefix,

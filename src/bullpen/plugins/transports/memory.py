@@ -375,6 +375,7 @@ class MemoryClient(MessagingClient[Published]):
         **options: Any,
     ) -> None:
         """`options` are those of `MessagingClient`."""
+        policy = policy.over(WORKFLOW_EVENT.policy)
         transport = MemoryTransport(broker, dead_letters=policy.dead_letters)
         super().__init__(transport, policy=policy, close_timeout=close_timeout, **options)
 

@@ -31,7 +31,8 @@ for i = 8, 7 + key_count do
     redis.call("HDEL", outcomes_key, ARGV[i])
   end
 end
-local surplus = redis.call("ZCARD", applied_key) - keep_applied
+-- At most 1000 at once, which Lua can unpack: after keep_applied was lowered the rest goes with the next events.
+local surplus = math.min(redis.call("ZCARD", applied_key) - keep_applied, 1000)
 if surplus > 0 then
   local oldest = redis.call("ZRANGE", applied_key, 0, surplus - 1)
   redis.call("ZREM", applied_key, unpack(oldest))

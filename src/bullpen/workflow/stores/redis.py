@@ -1,7 +1,7 @@
 """Entities as dictionaries in Redis: data, version, past and applied events of one entity in four keys of one slot.
 
 In: dictionaries that JSON can hold. Out: the port; every change is one script call that checks the version first. Past
-and applied events are bounded: an event that is delivered again after `keep_applied` others is not recognised.
+and applied events are bounded: an event that comes again after `keep_applied` others of its entity is not recognised.
 Elsewhere: the script (`bullpen.wire.lua.commit_entity`), durability of Redis itself (docs/guides/durability.md).
 """
 
@@ -49,7 +49,7 @@ class RedisEntities(Generic[S]):
         blank: Mapping[str, Any] | None = None,
         prefix: str = "bullpen:entities",
         keep_history: int = 1_000,
-        keep_applied: int = 1_000,
+        keep_applied: int = 10_000,
     ) -> None:
         """`status_type` makes a status of its text, such as an Enum; `blank` is what `new` begins with."""
         require("name", is_text(name) and ":" not in name, "non-empty text without ':'", name)
@@ -99,8 +99,8 @@ class RedisEntities(Generic[S]):
         entity_key, applied_key, outcomes_key, _ = self._keys(urn)
         # In one transaction: an event that is applied between two reads would look like a new one.
         commands: list[tuple[str | bytes | int, ...]] = [("MULTI",), ("HMGET", entity_key, "data", "version")]
-        for key in keys:
-            commands += [("ZSCORE", applied_key, key), ("HGET", outcomes_key, key)]
+        for member in _members(workflow, keys):
+            commands += [("ZSCORE", applied_key, member), ("HGET", outcomes_key, member)]
         replies = await self._connection.shared_door(entity_key).call_many([*commands, ("EXEC",)])
         for reply in replies:
             if isinstance(reply, Exception):
@@ -141,7 +141,7 @@ class RedisEntities(Generic[S]):
             change.entity,
             is_failed=is_failed,
             reason=change.reason,
-            applied=change.keys,
+            applied=_members(change.workflow, change.keys),
             past=past,
         )
         if stored < 0:
@@ -183,6 +183,11 @@ class RedisEntities(Generic[S]):
             ],
         )
         return int(stored)
+
+
+def _members(workflow: str, keys: Sequence[str]) -> list[str]:
+    """Several workflows may move the same entities: each has its own events."""
+    return [f"{encode_segment(workflow)}/{key}" for key in keys]
 
 
 def _entry(urn: str, stored: dict[str, Any]) -> HistoryEntry:

@@ -32,6 +32,7 @@ class KafkaClient(MessagingClient[Published]):
         **options: Any,
     ) -> None:
         """`options` are those of `MessagingClient`."""
+        policy = policy.over(WORKFLOW_EVENT.policy)
         require("workflow", is_text(workflow), "non-empty text as the workflow's name", workflow)
         transport = KafkaTransport(
             brokers,

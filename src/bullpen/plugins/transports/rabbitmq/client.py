@@ -30,6 +30,7 @@ class RabbitMQClient(MessagingClient[Published]):
         **options: Any,
     ) -> None:
         """`urls` are the nodes of one cluster; `options` are those of `MessagingClient`."""
+        policy = policy.over(WORKFLOW_EVENT.policy)
         topology = topology or Topology()
         for spec in topology.queues:
             # A message that outlives so many consumers must not die before its own attempts are used up.
