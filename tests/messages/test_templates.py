@@ -45,6 +45,8 @@ def test_a_value_is_never_read_as_a_template(value: str) -> None:
 
 def test_html_is_escaped_and_lines_stay_lines() -> None:
     hostile = "<script>\r\nBcc: all@example.com\0"
+    encoded = Text("x", subject="={name}").render({"name": "?utf-8?q?=0d=0aBcc:_eve@example.com?="})
+    assert "=?" not in encoded["subject"]
     text = Text("{name}", subject="Hi {name}", html="<b>{name}</b>")
 
     parts = text.render({"name": hostile})

@@ -7,6 +7,8 @@ import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from email import policy
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -28,6 +30,7 @@ from bullpen.plugins.channels._templates import (
     for_slack,
 )
 from bullpen.plugins.channels.email import Email, EmailTemplate
+from bullpen.plugins.channels.email import _serialised as serialised
 from bullpen.plugins.channels.kafka import KafkaChannel, headers_of
 from bullpen.plugins.channels.slack import Slack
 from bullpen.plugins.channels.sms import Sms
@@ -263,9 +266,59 @@ def test_no_value_can_become_a_header(text: str) -> None:
     }
 
 
+INJECTIONS = [
+    "=?utf-8?q?Ann=0d=0aReply-To:_eve@example.com?=",
+    "=?UTF-8?Q?Ann=0D=0A=0D=0A<h1>pay_here</h1>?=",
+    "=?utf-8?b?QW5uDQpCY2M6IGV2ZUBleGFtcGxlLmNvbQ==?=",
+    "=?utf-8?q?Ann?= =?utf-8?q?=0d=0aBcc:_eve@example.com?=",
+    "=?us-ascii*en?q?Ann=0aBcc:_eve@example.com?=",
+    "==?utf-8?q?=0d=0aBcc:_eve@example.com?=?=",
+    "=\x00?utf-8?q?=0d=0aBcc:_eve@example.com?=",
+    "é =?utf-8?q?=0d=0aBcc:_eve@example.com?=",
+    "x" * 70 + "=?utf-8?q?=0d=0aBcc:_eve@example.com?=",
+]
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+@pytest.mark.parametrize("has_template", [True, False])
+async def test_an_encoded_word_becomes_no_header_and_no_body(smtp: SmtpReceiver, text: str, has_template: bool) -> None:
+    """Some versions of Python decode it while the mail is written, line breaks included."""
+    channel = email(smtp, templates={"payment.completed.v1": TEMPLATE} if has_template else {})
+    filled = {"order": text, "customer": {"name": text, "email": "ada@example.com"}}
+    plain = {"to": "ada@example.com", "subject": f"Order {text}", "text": "x"}
+    ids = {"correlation_id": text, "tenant_id": text, "idempotency_key": text}
+
+    assert isinstance(await channel.send(message(filled if has_template else plain, **ids)), Accepted)
+
+    (mail,) = smtp.mails
+    names = mail.message.keys()
+    assert sorted({*names, "Content-Transfer-Encoding"}) == sorted(
+        [
+            *("From", "To", "Subject", "Date", "Message-ID", "MIME-Version", "Content-Type"),
+            *("X-Idempotency-Key", "X-Event-Type", "X-Correlation-ID", "X-Tenant-ID", "Content-Transfer-Encoding"),
+        ]
+    )
+    assert len(names) == len(set(names))
+    assert b"pay_here</h1>" not in mail.content.partition(b"\r\n\r\n")[2][:30]
+
+
+def test_a_mail_with_headers_that_nobody_set_does_not_leave() -> None:
+    """The last border: what a library of some version makes of a value is not known before it is written."""
+    mail = EmailMessage(policy=policy.SMTP)
+    mail["Subject"] = INJECTIONS[0]
+    mail.set_content("x")
+
+    if b"\r\nReply-To" in mail.as_bytes():
+        with pytest.raises(ValueError, match="header of the mail"):
+            serialised(mail)
+    else:  # a version of Python that encodes it again
+        assert serialised(mail) == mail.as_bytes()
+
+
 @pytest.mark.parametrize(
     "to",
     [
+        "=?utf-8?q?a=0d=0aBcc=3aeve?=@example.com",
         *("ada@example.com\r\nBcc: eve@example.com", "ada@example.com, eve@example.com", "ada", "", "@", 7, None),
         *("ada@example.com>\r\nDATA", "<ada@example.com>", "ada@exa mple.com", "ädä@example.com"),
     ],

@@ -76,6 +76,14 @@ def decode(raw: bytes | str, *, what: str = "data") -> Any:
         raise NotJson(what, "JSON", raw[:100]) from exc
 
 
+def lenient_text(value: Any) -> str:
+    """A decoded value as ASCII text, in the JSON of lenient writers. Never raises."""
+    try:
+        return _standard.dumps(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"({type(value).__name__} that cannot be written: {type(error).__name__})"
+
+
 def check_payload_size(data_bytes: int, opts_bytes: int = 0, *, limit_bytes: int = MAX_PAYLOAD_BYTES) -> None:
     """Refuse a job whose data and options, as bytes of JSON, exceed the limit together."""
     if data_bytes + opts_bytes > limit_bytes:

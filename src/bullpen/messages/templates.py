@@ -3,7 +3,7 @@
 In: a template such as `Happy birthday, {name|friend}!` and values. Out: text. A template is data, so nothing in it
 runs: there is no attribute access, no format specification, no expression. `{name|friend}` has a default;
 `{{` and `}}` are braces. In HTML every value is escaped; in a subject, which becomes a header, line breaks become
-spaces.
+spaces and encoded words (`=?utf-8?q?…?=`) are broken up.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ class Text:
     def render(self, values: Mapping[str, Any]) -> dict[str, str]:
         """The finished parts, without those that are empty."""
         subject, body, page = (template.render(values) for template in self._templates())
-        parts = {"subject": " ".join(_CONTROL.sub("", subject).split()), "text": body, "html": page}
+        parts = {
+            "subject": " ".join(_CONTROL.sub("", subject).split()).replace("=?", "= ?"),
+            "text": body,
+            "html": page,
+        }
         return {name: part for name, part in parts.items() if part}
 
     def _templates(self) -> tuple[Template, Template, Template]:

@@ -604,12 +604,17 @@ class _Consumer(Generic[ReceiptT]):
             self._reports.lost(delivery, loss.why)
         except BullpenError as error:
             self._reports.lost(delivery, error)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours or a driver's costs one delivery, not the consumer
+            self._reports.lost(delivery, f"{type(error).__name__}: {error}")
         finally:
             del self._running[delivery]
 
     async def _outcome_of(self, delivery: Delivery) -> Outcome | None:
         """None: the delivery was lost, and nothing may be settled."""
-        problem = self._client.problem_of(delivery)
+        try:
+            problem = self._client.problem_of(delivery)
+        except Exception as error:  # noqa: BLE001 - a schema's own code, or a payload that is too deep for it
+            problem = f"the payload cannot be checked: {type(error).__name__}: {str(error)[:200]}"
         if problem is not None:
             return Failed(problem, problem, Cause.BAD_DATA)
         task = asyncio.current_task()

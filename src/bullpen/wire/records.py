@@ -118,7 +118,10 @@ class JobRecord:
     @property
     def attempts_made(self) -> int:
         """Attempts that have ended. While the first one runs this is 0."""
-        return max(0, self._int(b"attemptsMade" if self._fields.get(b"attemptsMade") else b"atm"))
+        made, older = self._fields.get(b"atm"), self._fields.get(b"attemptsMade")
+        if older:  # written by old releases, and by nobody since: alone it would stand still
+            return max(read_attempts(older), read_attempts(made or b"0"))
+        return read_attempts(made) if made else 0
 
     @property
     def attempts_started(self) -> int:
@@ -293,6 +296,23 @@ def read_int(raw: bytes | str) -> int:
         return int(float(raw))
     except (ValueError, OverflowError):
         return 0
+
+
+USED_UP: Final = 2**53 - 2
+"""One more is still a number that every reader takes."""
+
+
+def read_attempts(raw: bytes | str) -> int:
+    """A count of attempts. What is no finite number, or above all bounds, counts as used up: as none it would be tried
+    for ever."""
+    try:
+        made = int(raw) if len(raw) < 20 else USED_UP
+    except ValueError:
+        try:
+            made = int(float(raw))
+        except (ValueError, OverflowError):
+            return USED_UP
+    return min(max(0, made), USED_UP)
 
 
 # Straight into the slots of a frozen class: an assignment by name takes twice as long, and every job has three.

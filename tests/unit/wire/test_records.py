@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import InvalidOption, NotJson
-from bullpen.wire.records import JobRecord, check_job_name, check_progress, read_int
+from bullpen.wire.records import USED_UP, JobRecord, check_job_name, check_progress, read_int
 
 # A job as Node 6.7 leaves it after a failed and a successful attempt.
 COMPLETED = {
@@ -95,13 +95,16 @@ def test_the_reason_of_an_earlier_failure_is_not_told_of_a_completed_job() -> No
         ({b"atm": b"2"}, 2),
         ({b"attemptsMade": b"3", b"atm": b"2"}, 3),
         ({b"attemptsMade": b"", b"atm": b"2"}, 2),
-        ({b"attemptsMade": b"0", b"atm": b"2"}, 0),
+        ({b"attemptsMade": b"0", b"atm": b"2"}, 2),
         ({b"atm": b"-1"}, 0),
-        ({b"atm": b"many"}, 0),
+        ({b"atm": b"many"}, USED_UP),
+        ({b"atm": b"nan"}, USED_UP),
+        ({b"attemptsMade": b"inf", b"atm": b"1"}, USED_UP),
+        ({b"atm": b"9" * 5_000}, USED_UP),
     ],
 )
-def test_attempts_made_is_the_first_of_the_old_and_the_new_name(fields: dict[bytes, bytes], made: int) -> None:
-    """As Node reads them; old versions wrote the long name."""
+def test_attempts_made_is_the_greater_of_the_old_and_the_new_name(fields: dict[bytes, bytes], made: int) -> None:
+    """Old versions wrote the long name. Node takes it alone where it stands, and tries such a job for ever."""
     assert JobRecord.parse("7", fields).attempts_made == made
 
 

@@ -31,8 +31,9 @@ def plain(text: str) -> str:
 
 
 def for_header(text: str) -> str:
-    """On one line: a line break would begin another header."""
-    return _CONTROL.sub(" ", text).strip()
+    """On one line: a line break would begin another header. And without encoded words, which may hide one: some
+    versions of Python decode `=?utf-8?q?=0d=0a?=` while they write a mail, and others leave it to the reader."""
+    return _CONTROL.sub(" ", text).replace("=?", "= ?").strip()
 
 
 def for_html(text: str) -> str:

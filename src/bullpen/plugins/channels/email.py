@@ -101,6 +101,7 @@ class Email:
     async def send(self, message: Message) -> SendResult:
         try:
             to, mail = self._write(message)
+            content = _serialised(mail)
         except (FieldMissing, ValueError) as error:
             return Refused(str(error), "BAD_PAYLOAD")
         client = self._client()
@@ -110,7 +111,7 @@ class Email:
             await client.mail(self._from_address)
             await client.rcpt(to)
             is_leaving = True
-            answer = await client.data(mail.as_bytes(policy=policy.SMTP))
+            answer = await client.data(content)
         except aiosmtplib.SMTPResponseException as error:
             return _read_refusal(error)
         except (aiosmtplib.SMTPException, OSError) as error:
@@ -153,7 +154,7 @@ class Email:
         template = self._templates.get(message.event_type)
         fields = template.fill(message.payload) if template is not None else _fields(message.payload)
         to = fields["to"]
-        if not isinstance(to, str) or not _is_address(to):
+        if not isinstance(to, str) or not _is_address(to) or "=?" in to:
             raise ValueError("`to` must be one plain mail address")
         mail = EmailMessage(policy=policy.SMTP)
         mail["From"], mail["To"] = self._sender, to
@@ -191,6 +192,17 @@ class _Compiled:
 def _digest(message: Message) -> str:
     """The idempotency key as a Message-ID can hold it."""
     return hashlib.sha256(message.idempotency_key.encode()).hexdigest()[:40]
+
+
+def _serialised(mail: EmailMessage) -> bytes:
+    """The mail as it leaves. Its head is read again as a receiver does: what writes it has let values through before.
+    Raises ValueError when there is a header that nobody set, or one is missing."""
+    content = mail.as_bytes(policy=policy.SMTP)
+    lines = content.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    names = [line.partition(b":")[0].decode("ascii", "replace") for line in lines if not line.startswith((b" ", b"\t"))]
+    if names != list(mail.keys()) or any(b"\r" in line or b"\n" in line for line in lines):
+        raise ValueError("a value of the payload would have become a header of the mail")
+    return content
 
 
 def _fields(payload: Any) -> dict[str, Any]:

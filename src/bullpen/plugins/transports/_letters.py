@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bullpen._kernel.backoff import from_wire
+from bullpen._kernel import json
 from bullpen._kernel.outcome import Failed
-from bullpen.errors import InvalidOption
-from bullpen.plugins.transports._encoding import tries_to_wire
+from bullpen.errors import InvalidOption, NotJson
+from bullpen.plugins.transports._encoding import tries_from_wire, tries_to_wire
 from bullpen.ports.dead_letters import DeadLetter, check_unchanged
 from bullpen.ports.edits import Edit
-from bullpen.ports.transport import Delivery, Event, Tries
+from bullpen.ports.transport import Delivery, Event
 
 _EVENT: Final = frozenset({"urn", "payload"})
 
@@ -27,14 +27,14 @@ _EVENT: Final = frozenset({"urn", "payload"})
 def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
     """The dead letter of a failure. The same failure has the same id, so writing it twice can be noticed."""
     event = delivery.event
-    data: dict[str, Any] = {"urn": event.urn}
+    data: dict[str, Any] = {"urn": _as_text(event.urn)}
     if event.payload is not None:
-        data["payload"] = event.payload
+        data["payload"] = _storable(event.payload)
     entry: dict[str, Any] = {
         "originalJobId": event.id,
         "originalJobName": event.name,
         "originalQueue": event.source,
-        "originalHeaders": dict(event.headers),
+        "originalHeaders": {name: _as_text(value) for name, value in event.headers.items()},
         "error": {"message": failed.reason, "stack": failed.stack},
         "errorMessage": failed.reason.splitlines()[0] if failed.reason else "",
         "cause": failed.cause.value,
@@ -47,10 +47,24 @@ def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
     for name in ("runId", "tenantId"):
         value = event.payload.get(name) if isinstance(event.payload, dict) else None
         if isinstance(value, str):
-            entry[name] = value
+            entry[name] = _as_text(value)
     if "tenantId" not in entry and "tenantId" in event.headers:
         entry["tenantId"] = event.headers["tenantId"]
     return read_letter(f"dl-{event.id}-{delivery.attempt}", entry, source=event.source)
+
+
+def _storable(payload: Any) -> Any:
+    """A payload that only lenient readers take (NaN, a lone surrogate, a very long number) is kept as text.
+    Otherwise its message would have no dead letter at all."""
+    try:
+        json.encode(payload, what="payload")
+    except NotJson:
+        return json.lenient_text(payload)
+    return payload
+
+
+def _as_text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
 
 
 def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> DeadLetter:
@@ -79,7 +93,6 @@ def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
     shown = letter.data if edit is None else edit.data
     data = shown if isinstance(shown, dict) else {}
     headers = letter.entry.get("originalHeaders")
-    tries = letter.entry.get("originalTries")
     return Event(
         source=letter.source,
         urn=str(data.get("urn", "")),
@@ -87,12 +100,12 @@ def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
         payload=data.get("payload"),
         id=letter.message_id,
         headers={
-            **(headers if isinstance(headers, dict) else {}),
+            **({str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}),
             "x-redriven-by": by,
             "x-redriven-at": now_iso(),
             **({} if edit is None else {"x-edited": f"{edit.before}/{edit.after}"}),
         },
-        tries=Tries(tries["attempts"], from_wire(tries.get("backoff"))) if isinstance(tries, dict) else None,
+        tries=tries_from_wire(letter.entry.get("originalTries")),
     )
 
 

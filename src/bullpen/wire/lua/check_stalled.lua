@@ -47,7 +47,8 @@ for _, job_id in ipairs(candidates) do
   if redis.call("EXISTS", job_key .. ":lock") == 0 and redis.call("LREM", active_key, -1, job_id) > 0 then
     freed = freed + 1
     if redis.pcall("HEXISTS", job_key, "name") == 1 then -- else an id without a job: dropped, its place in active is free
-      redis.call("HINCRBY", job_key, "stc", 1)
+      -- A count that is no number would end the script here, with the job in no list; it counts as many.
+      if type(redis.pcall("HINCRBY", job_key, "stc", 1)) ~= "number" then redis.call("HSET", job_key, "stc", 1000000) end
       redis.call("RPUSH", ready_line(base), job_id)
       redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", job_id, "prev", "active")
       redis.pcall("XADD", events_key, "*", "event", "stalled", "jobId", job_id,

@@ -298,7 +298,12 @@ if settle_count > 0 then
       -- active under its lock, from where the stalled check fetches it.
       local is_settled, answer = true, 0
       local made = "1" -- text, since handing a number to a command formats it each time
-      if hash[2] and hash[2] ~= "0" then made = string.format("%.0f", (tonumber(hash[2]) or 0) + 1) end
+      if hash[2] and hash[2] ~= "0" then
+        -- What is no finite number counts as used up; nan would stay nan, and the job would be tried for ever.
+        local before = tonumber(hash[2])
+        if not before or not (before < 9007199254740990) then before = 9007199254740990 end
+        made = string.format("%.0f", math.max(0, math.floor(before)) + 1)
+      end
       if kind ~= "completed" then
         is_settled, answer = pcall(settle[kind], job_id, job_key, at + 3, hash, made)
       else
@@ -501,7 +506,11 @@ if take > 0 then
           end
           break
         end
-        local starts = fields[7] and string.format("%.0f", (tonumber(fields[7]) or 0) + 1) or "1"
+        local starts = "1"
+        if fields[7] then
+          local before = tonumber(fields[7])
+          if before and before >= 0 and before < 9007199254740990 then starts = string.format("%.0f", before + 1) end
+        end
         redis.call("SET", job_key .. ":lock", token, "PX", lock_ms)
         redis.call("HSET", job_key, "processedOn", now_text, "ats", starts, "pb", worker_name)
         redis.pcall("XADD", events_key, "*", "event", "active", "jobId", job_id, "prev", "waiting",

@@ -180,6 +180,8 @@ class Membership:
                     await self._be_a_member()
                 except BullpenError as error:
                     self._note_lost(error)
+                except Exception as error:  # noqa: BLE001 - what the driver cannot read must not end us in silence
+                    self._note_lost(f"{type(error).__name__}: {error}")
                 finally:
                     await self._leave()
                 if _now() - started > _LONGEST_PAUSE_S:

@@ -20,7 +20,9 @@ from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
     TRIES_HEADER,
     read_count,
+    read_failures,
     read_tries,
+    readable,
     tries_to_header,
 )
 from bullpen.ports.transport import Delivery, Event
@@ -30,7 +32,7 @@ PAUSE_HEADER: Final = "x-bullpen-pause"
 """On a retry topic: how many milliseconds the record rests, from its timestamp."""
 _OURS: Final = frozenset({ID_HEADER, NAME_HEADER, PAUSE_HEADER, RETRY_COUNT_HEADER, TRIES_HEADER})
 _METADATA: Final = re.compile(r"bullpen:failures=(\d{1,9}),rest=(\d{1,15}),until=(\d{1,15})")
-_LONGEST_REST_MS: Final = 86_400_000
+LONGEST_REST_MS: Final = 86_400_000
 """A header of anybody must not hold a partition for ever."""
 
 
@@ -73,13 +75,18 @@ def parked_headers(event: Event, failures: int, rest_ms: int) -> dict[str, str]:
 
 
 def delivery_of(record: Record, source: str, trouble: Trouble | None, handle: object) -> Delivery:
+    made_up_id = f"{source}-{record.partition.number}-{record.offset}"
+    return readable(lambda: _delivery_of(record, source, trouble, handle, made_up_id), source, made_up_id, handle)
+
+
+def _delivery_of(record: Record, source: str, trouble: Trouble | None, handle: object, made_up_id: str) -> Delivery:
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
     urn = (record.key or b"").decode("utf-8", "replace")
     payload, problem = read_value(record.value)
     if not urn:
         problem = problem or "key: expected the urn of the entity"
-    event_id = headers.get(ID_HEADER) or f"{source}-{record.partition.number}-{record.offset}"
-    failures = read_count(headers.get(RETRY_COUNT_HEADER))
+    event_id = headers.get(ID_HEADER) or made_up_id
+    failures = read_failures(headers.get(RETRY_COUNT_HEADER))
     if trouble is not None and trouble.offset == record.offset:
         failures = trouble.failures
     event = Event(
@@ -115,7 +122,7 @@ def parked_for_s(record: Record, source: str) -> float:
     """How long a record of a retry topic still rests."""
     if record.partition.topic == source:
         return 0.0
-    rest_ms = min(read_count(dict(record.headers).get(PAUSE_HEADER)), _LONGEST_REST_MS)
+    rest_ms = min(read_count(dict(record.headers).get(PAUSE_HEADER)), LONGEST_REST_MS)
     return _left_s(rest_ms, record.timestamp_ms + rest_ms)
 
 

@@ -25,7 +25,7 @@ from bullpen.plugins.transports._encoding import encode_payload
 from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.kafka._letters import TopicDeadLetters
 from bullpen.plugins.transports.kafka._membership import Line, Membership, TopicDeliveries
-from bullpen.plugins.transports.kafka._records import headers_of, parked_headers
+from bullpen.plugins.transports.kafka._records import LONGEST_REST_MS, headers_of, parked_headers
 from bullpen.ports.transport import Delivery, Depth, Event, Features, Health, Published, Settled
 
 __all__ = ["KafkaTransport"]
@@ -33,6 +33,7 @@ __all__ = ["KafkaTransport"]
 LABEL: Final = "Kafka"
 RETRY_TOPICS: Final = 5
 SESSION_TIMEOUT_MS: Final = 10_000
+_REST_AFTER_MISTAKE_MS: Final = 1_000
 
 
 class KafkaTransport:
@@ -86,6 +87,16 @@ class KafkaTransport:
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
         line: Line = delivery.handle
         record = line.record_of(delivery)
+        try:
+            return await self._settle(line, record, delivery, outcome)
+        except BullpenError:
+            raise
+        except Exception:
+            # A mistake of ours or the driver's: its partition goes on with the same record, after a rest.
+            await self._membership.hold(line, record, delivery.attempt - 1, _REST_AFTER_MISTAKE_MS)
+            raise
+
+    async def _settle(self, line: Line, record: Record, delivery: Delivery, outcome: Outcome) -> Settled:
         settled, failures = Settled(), delivery.attempt - 1
         match outcome:
             case Completed():
@@ -94,7 +105,8 @@ class KafkaTransport:
                 await self._park(delivery, record, failures + 1, delay_ms)
                 await self._membership.commit_past(line, record)
             case Retry(delay_ms=delay_ms):
-                await self._membership.hold(line, record, failures + 1, delay_ms)
+                # The pause may come from a header of anybody.
+                await self._membership.hold(line, record, failures + 1, min(delay_ms, LONGEST_REST_MS))
             case Delayed(delay_ms) | Waiting(delay_ms):
                 await self._membership.hold(line, record, failures, delay_ms)
             case Failed():

@@ -24,7 +24,9 @@ from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
     TRIES_HEADER,
     read_count,
+    read_failures,
     read_tries,
+    readable,
     tries_to_header,
 )
 from bullpen.plugins.transports._letters import read_letter
@@ -113,6 +115,10 @@ def delay_left_ms(message: AbstractIncomingMessage) -> int:
 
 def delivery_of(message: AbstractIncomingMessage, source: str, handle: object) -> Delivery:
     """Anybody may have sent it: what cannot be read is told as the delivery's problem."""
+    return readable(lambda: _delivery_of(message, source, handle), source, f"{source}-{message.delivery_tag}", handle)
+
+
+def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) -> Delivery:
     urn, payload, problem = _read_body(message.body)
     headers = message.headers
     event_id = message.message_id or f"{source}-{message.delivery_tag}"
@@ -128,7 +134,7 @@ def delivery_of(message: AbstractIncomingMessage, source: str, handle: object) -
     )
     return Delivery(
         event,
-        attempt=read_count(headers.get(RETRY_COUNT_HEADER)) + 1,
+        attempt=read_failures(headers.get(RETRY_COUNT_HEADER)) + 1,
         idempotency_key=f"{source}/{event_id}",
         handle=handle,
         problem=problem,

@@ -217,7 +217,7 @@ class RabbitMQTransport:
                     assert_never(outcome)
         except DeliveryLost:
             raise
-        except BullpenError:
+        except Exception:
             # What should replace it has no place: the original comes again at once, with its old number, as often as
             # its delivery limit allows.
             await held.give_back()
@@ -516,7 +516,8 @@ class _Consumption:
         failures = delivery_of(held.message, self.source, held).attempt - 1
         try:
             await self._transport.park(held, left_ms, failures=failures)
-        except BullpenError:
+        except Exception as error:  # noqa: BLE001 - whatever the driver says about it, the others are received
+            Reports(LABEL).unhealthy(f"a delayed message cannot be sent on: {error}")
             await held.give_back()
 
     def _lose_all(self) -> None:
