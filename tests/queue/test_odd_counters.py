@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bullpen.queue import Job
@@ -16,7 +18,8 @@ ODD = ["nan", "-nan", "inf", "-inf", "1e400", "1e308", "9" * 400, "9007199254740
 @pytest.mark.parametrize("field", ["atm", "attemptsMade"])
 async def test_an_odd_count_of_attempts_is_not_retried_for_ever(kit: Kit, field: str, made: str) -> None:
     """`attemptsMade` is the name that old releases used: nothing counts it any more."""
-    kit.seed("odd", opts='{"attempts":3}', **{field: made})
+    count: dict[str, Any] = {field: made}
+    kit.seed("odd", opts='{"attempts":3}', **count)
     runs = 0
 
     async def handle(job: Job) -> None:
