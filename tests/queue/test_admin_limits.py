@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,9 @@ class Crowd:
         self.most = max(self.most, self.now)
         await asyncio.sleep(self._seconds)
         self.now -= 1
+
+    def has_run(self, times: int) -> bool:
+        return self.runs == times
 
 
 def starts_ms(kit: Kit) -> list[int]:
@@ -236,7 +240,7 @@ class TestRateLimits:
         for runs in range(0, 9, 3):
             await queue.set_global_rate_limit(1, FAR_MS)
             await queue.add("opens the window")
-            await clock(lambda due=runs + 1: crowd.runs == due, within_s=5)
+            await clock(partial(crowd.has_run, runs + 1), within_s=5)
             await queue.add("makes the workers look")
             if comes == "before":
                 await queue.add("job")
@@ -247,7 +251,7 @@ class TestRateLimits:
                 await queue.set_global_rate_limit(1_000, FAR_MS)
             if comes == "after":
                 await queue.add("job")
-            took_s.append(await clock(lambda due=runs + 3: crowd.runs == due, within_s=5))
+            took_s.append(await clock(partial(crowd.has_run, runs + 3), within_s=5))
             await queue.lift_rate_limit()
 
         assert max(took_s) < 0.3, took_s

@@ -95,6 +95,7 @@ class TestFields:
         assert events[0].data == {"returnvalue": "{broken"}
         assert events[2].data == {"payload": "5"}
 
+    @pytest.mark.every_loop
     async def test_several_readers_see_everything(self, kit: Kit) -> None:
         """Readers do not share a position."""
         readers = [await kit.reader() for _ in range(3)]
@@ -161,6 +162,7 @@ class TestBounds:
 
 
 class TestReading:
+    @pytest.mark.every_loop
     async def test_no_event_is_missed_between_ready_and_the_first_read(self, kit: Kit) -> None:
         """Node's listener is ready before it reads and missed hundreds in one run; here the position comes first."""
         queue = kit.queue()

@@ -19,6 +19,7 @@ from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
 
 class TestValues:
+    @pytest.mark.every_loop
     async def test_the_value_arrives_when_the_job_is_done(self, kit: Kit) -> None:
         """A request handler may await its job like a function."""
         job = await kit.queue().add("a", {"n": [1, None, "ü"]})
@@ -91,6 +92,7 @@ class TestValues:
 
         assert await soon(waiting) is None
 
+    @pytest.mark.every_loop
     async def test_many_waiters_of_one_job_and_of_many(self, kit: Kit) -> None:
         """One stream serves them all: a thousand waits are not a thousand connections."""
         queue = kit.queue()
@@ -104,6 +106,7 @@ class TestValues:
         assert values == [n for n in range(60) for _ in range(3)]
         assert len([line for line in kit.clients() if ":qe " in line]) == 1
 
+    @pytest.mark.every_loop
     async def test_a_retry_is_waited_for(self, kit: Kit) -> None:
         """Only the end counts: a failed attempt is not a failed job."""
         job = await kit.queue().add("a", attempts=3, backoff={"type": "fixed", "delay": 1})

@@ -1,4 +1,4 @@
-"""Give failed jobs without a dead letter their own.
+"""Give failed jobs without a dead letter their own, and end the letters of jobs that are failed no longer.
 
 A worker of ours writes the entry with the failure; but workers of other clients know of no dead letters, and a
 dead-letter queue that could not be written once can be later. In: a queue and the moment. Out: entries written, and
@@ -22,6 +22,9 @@ from bullpen.wire.records import JobRecord
 logger = get_logger("bullpen.dead_letters")
 
 SWEEP_EVERY_MS: Final = 60_000
+_LETTERS_PER_STEP: Final = 200
+_LETTER_STEPS: Final = 25
+"""In one sweep; the next one goes on behind them."""
 
 
 class Sweeper:
@@ -67,6 +70,7 @@ class Sweeper:
             if not more:
                 break
             reply = await self._actions.evaluate("sweep", [keys.failed, keys.meta], [*base_args, from_ms, skip])
+        await self._end_letters()
         if is_complete:
             await self._actions.evaluate("end_sweep", [keys.meta], [began_ms])
         if written:
@@ -74,6 +78,18 @@ class Sweeper:
                 "queue %r: %d failed jobs without a dead letter got theirs in %r", keys.name, written, self._writer.name
             )
         return written
+
+    async def _end_letters(self) -> None:
+        """Other clients retry and complete failed jobs, and know nothing of letters."""
+        keys, base = self._keys, self._writer.base
+        for _ in range(_LETTER_STEPS):
+            ended, more = await self._actions.evaluate(
+                "sweep_letters", [keys.meta, keys.failed, f"{base}wait"], [keys.base, base, _LETTERS_PER_STEP]
+            )
+            if ended:
+                logger.info("queue %r: %d dead letters ended, their jobs are failed no longer", keys.name, ended)
+            if not more:
+                return
 
     async def _offer(self, raw_id: bytes) -> int:
         """1 written, 0 no longer needed, -1 it cannot be written."""

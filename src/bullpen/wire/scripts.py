@@ -115,6 +115,7 @@ _TABLE = (
     ),
     Script("sweep", keys=("failed", "meta"), args=("base", "clock_offset", "interval_ms", "from_ms", "skip")),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
+    Script("sweep_letters", keys=("meta", "failed", "entry_wait"), args=("base", "dead_letter_base", "most")),
     Script(
         "offer_dead_letter",
         keys=("job", "failed"),
