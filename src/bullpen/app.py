@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue.sync import Queue as SyncQueue
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.metrics import WorkflowMetrics
@@ -84,6 +85,7 @@ class Bullpen:
         self._connection = connection if isinstance(connection, Connection) else None
         self._owns_connection = self._connection is None
         self._queues: dict[str, Queue] = {}
+        self._sync_queues: dict[str, SyncQueue] = {}
         self._workers: dict[str, Worker] = {}
         self._task_sets: dict[str, TaskSet] = {}
         self._task_workers: dict[str, dict[str, Any]] = {}
@@ -276,6 +278,14 @@ class Bullpen:
             raise InvalidOption(f"queue {name!r}", "its defaults where it is first named, and only there", defaults)
         return known
 
+    def _sync_queue(self, name: str) -> SyncQueue:
+        known = self._sync_queues.get(name)
+        if known is None:
+            from bullpen.queue.sync import Queue as SyncQueue
+
+            known = self._sync_queues[name] = SyncQueue(name, connection=self.connection, prefix=self.prefix)
+        return known
+
     def worker(self, queue: str, handler: Callable[..., Any], **options: Any) -> Worker:
         """Let `handler` run the jobs of a queue when the app runs. `options` are those of `Worker`, checked now.
 
@@ -315,7 +325,15 @@ class Bullpen:
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             tasks = self._task_sets.get(queue) or TaskSet(queue)
-            made = tasks.task(function, open_queue=partial(self.queue, queue), name=name, strict=strict, **options)
+            made = tasks.task(
+                function,
+                open_queue=partial(self.queue, queue),
+                open_sync=partial(self._sync_queue, queue),
+                open_outbox=lambda: self.outbox,
+                name=name,
+                strict=strict,
+                **options,
+            )
             if queue not in self._task_sets:
                 self.worker(queue, tasks, **{**_TASK_WORKER, **self._task_workers.get(queue, {})})
                 self._task_sets[queue] = tasks
@@ -536,6 +554,8 @@ class Bullpen:
         await self.stop()
         for queue in self._queues.values():
             await queue.close()
+        for blocking in self._sync_queues.values():
+            blocking.close()
         if self._views is not None:
             await self._views.aclose()
         for listener in (self._observed, self._messaging_metrics, self._message_metrics, self._workflow_metrics):

@@ -15,8 +15,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from bullpen import Added, Bullpen, InvalidOption, Job, JobFailed, JobState, Queue, Worker
+from bullpen import Added, Backoff, Bullpen, InvalidOption, Job, JobFailed, JobState, Queue, Worker
+from bullpen.settings import Settings
 from tests.tasks import child_module
 
 
@@ -284,3 +287,63 @@ async def test_tasks_run_in_child_processes(redis_url: str) -> None:
         squared, other = await queue.add("square", {"number": 7}), await queue.add("pid")
         assert await squared.result(timeout=40_000) == 49
         assert await other.result(timeout=40_000) != os.getpid()
+
+
+OPTIONS: dict[str, Any] = {"attempts": 5, "backoff": Backoff.fixed(700), "priority": 3}
+
+
+def told(job: Any) -> tuple[Any, ...]:
+    return job.name, job.data, job.opts.attempts, job.opts.backoff, job.opts.priority
+
+
+async def test_every_way_to_add_keeps_the_options_of_the_task(redis_url: str, sqlite_url: str) -> None:
+    app = Bullpen(settings=Settings.load(environ={}, redis_url=redis_url, ledger_url=sqlite_url))
+    arrived: asyncio.Queue[Job] = asyncio.Queue()
+
+    @app.task("emails", **OPTIONS)
+    async def send(job: Job, to: str) -> None:
+        arrived.put_nowait(job)
+
+    expected = ("send", {"to": "ada"}, 5, Backoff.fixed(700), 3)
+    assert told(await send.add(to="ada")) == expected
+    assert told(await asyncio.to_thread(send.add_sync, to="ada")) == expected
+    call = send.call(to="ada")
+    assert (call.queue, call.task, call.data) == ("emails", "send", {"to": "ada"})
+    assert told(await app.queue(call.queue).add(call.task, call.data, **call.options)) == expected
+
+    engine = create_async_engine(app.ledger.database.url)
+    async with engine.connect() as connection:
+        await connection.begin()
+        await send.add_in_transaction(connection, to="nobody")
+        await connection.rollback()
+    async with engine.begin() as connection:
+        assert (await send.add_in_transaction(connection, to="ada")).created
+    await engine.dispose()
+    blocking = create_engine(sqlite_url)
+    with blocking.begin() as transaction:
+        assert send.options(attempts=7).add_in_transaction_sync(transaction, to="ada").created
+    blocking.dispose()
+
+    async with running(app):
+        jobs = [await asyncio.wait_for(arrived.get(), 20) for _ in range(5)]
+    assert sorted(map(told, jobs), key=lambda each: each[2]) == [expected] * 4 + [(*expected[:2], 7, *expected[3:])]
+    await app.aclose()
+
+
+async def test_options_of_a_call_hold_for_it_alone(app: Bullpen) -> None:
+    @app.task("emails", attempts=5)
+    async def send(to: str) -> None: ...
+
+    calls: list[Any] = [send.call("a"), send.options(delay=60_000).call("b"), {"to": "c"}]
+    jobs = await send.options(attempts=2).add_many(calls)
+
+    assert [(job.opts.attempts, job.delay) for job in jobs] == [(2, 0), (2, 60_000), (2, 0)]
+
+    @app.task("letters", name="send")
+    async def other(to: str) -> None: ...
+
+    with pytest.raises(InvalidOption, match="calls of task 'send' of queue 'letters'"):
+        await other.add_many([send.call("a")])
+    with pytest.raises(InvalidOption, match="arguments of task 'send'"):
+        send.add_sync(to=1)  # type: ignore[arg-type]  # what a type checker would find
+    await app.aclose()

@@ -38,7 +38,7 @@ def make_item(
     """A message. Without a source each call is an event of its own, and nothing is recognised as a duplicate."""
     if (source_stream_id is None) != (source_event_id is None):
         raise InvalidOption("source_event_id", "stream and event together, or neither", source_event_id)
-    if source_event_id is None:
+    if source_stream_id is None or source_event_id is None:
         source_stream_id, source_event_id = DIRECT_STREAM, str(uuid.uuid4())
         rest.setdefault("idempotency_key", source_event_id)  # no other message has this event
     return OutboxItem(

@@ -12,9 +12,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Union, cast, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
@@ -26,6 +39,9 @@ from bullpen.queue.job import Job, NewJob
 from bullpen.queue.queue import Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.wire.records import check_job_name
+
+if TYPE_CHECKING:
+    from bullpen.queue import sync
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,12 +83,41 @@ class TaskJob(Job, Generic[R]):
         return self._task.read_result(await super().result(timeout))
 
 
+class StoredInTransaction(Protocol):
+    """What became of a run that is added once a transaction commits."""
+
+    @property
+    def id(self) -> str | None:
+        """That of the row, and of the job unless it has a `job_id`."""
+        ...
+
+    @property
+    def created(self) -> bool: ...
+
+
+class AddsInTransactions(Protocol):
+    """The part of an outbox that tasks need."""
+
+    async def add_in_transaction(
+        self, connection: Any, queue: str, name: str, data: Any = None, **options: Any
+    ) -> StoredInTransaction: ...
+
+    def add_in_transaction_sync(
+        self, connection: Any, queue: str, name: str, data: Any = None, **options: Any
+    ) -> StoredInTransaction: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """Arguments of one run, checked and ready to store; made by `Task.call`."""
 
     task: str
     data: Mapping[str, Any]
+    queue: str
+    options: Mapping[str, Any]
+    """All job options that `Task.add` would use."""
+    named: Mapping[str, Any] = field(repr=False)
+    """Those of them that `Task.options` said."""
 
 
 class Task(Generic[P, R]):
@@ -87,6 +132,8 @@ class Task(Generic[P, R]):
         function: Callable[..., Any],
         *,
         open_queue: Callable[[], Queue],
+        open_sync: Callable[[], sync.Queue],
+        open_outbox: Callable[[], AddsInTransactions],
         handlers: TaskSet,
         name: str | None = None,
         strict: bool = False,
@@ -104,7 +151,8 @@ class Task(Generic[P, R]):
         read_add_deadline(self._add_deadline)
         make_options(DEFAULT_OPTIONS, **options)  # a mistake is told where the task stands, not where it is first added
         self._options = options
-        self._open_queue = open_queue
+        self._named: dict[str, Any] = {}  # what `options` said
+        self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
         hints = get_type_hints(function, include_extras=True)
         self._returns: Any = hints.get("return", Any)
         self._arguments = msgspec.defstruct(
@@ -129,7 +177,12 @@ class Task(Generic[P, R]):
         read_add_deadline(deadline)
         make_options(DEFAULT_OPTIONS, **{**self._options, **options})
         other = object.__new__(Task)
-        other.__dict__.update(self.__dict__, _options={**self._options, **options}, _add_deadline=deadline)
+        other.__dict__.update(
+            self.__dict__,
+            _options={**self._options, **options},
+            _named={**self._named, **options},
+            _add_deadline=deadline,
+        )
         return cast("Task[P, R]", other)
 
     # ---- adding -------------------------------------------------------------------------------------------------
@@ -140,16 +193,39 @@ class Task(Generic[P, R]):
         job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **self._options)
         return TaskJob(self, job)
 
+    def add_sync(self, *args: P.args, **kwargs: P.kwargs) -> sync.Job:
+        """As `add`, for code without an event loop: blocks until the run is stored."""
+        data = self._pack(args, kwargs)
+        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **self._options)
+
+    async def add_in_transaction(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
+        """Store one run if and only if the caller's open transaction commits; the app's outbox adds it to the queue.
+
+        `connection` is what `Outbox.enqueue` takes.
+        """
+        data = self._pack(args, kwargs)
+        return await self._open_outbox().add_in_transaction(
+            connection, self.handlers.queue, self.name, data, **self._options
+        )
+
+    def add_in_transaction_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
+        """As `add_in_transaction`, for blocking connections."""
+        data = self._pack(args, kwargs)
+        return self._open_outbox().add_in_transaction_sync(
+            connection, self.handlers.queue, self.name, data, **self._options
+        )
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Arguments for `add_many` and `map`, checked by type checkers and now."""
-        return Call(self.name, self._pack(args, kwargs))
+        """Arguments for `add_many` and `map`, checked by type checkers and now; with queue and options of the task."""
+        return Call(self.name, self._pack(args, kwargs), self.handlers.queue, self._options, self._named)
 
     async def add_many(self, calls: Iterable[Call | Mapping[str, Any]]) -> list[TaskJob[R]]:
         """Store many runs, hundreds per round trip; each is a `call(...)` or the parameters by name.
 
-        All are checked before the first is sent. As with `Queue.add_many`, one failure may leave earlier ones stored.
+        What `options` said of a call holds for it, else what this task says. All are checked before the first is sent.
+        As with `Queue.add_many`, one failure may leave earlier ones stored.
         """
-        checked = [NewJob(self.name, self._packed(one), self._options) for one in calls]
+        checked = [self._new_job(one) for one in calls]
         added = await self._open_queue().add_many(checked, add_deadline=self._add_deadline)
         return [TaskJob(self, job) for job in added]
 
@@ -161,14 +237,14 @@ class Task(Generic[P, R]):
         jobs = await self.add_many(calls)
         return [await job.result(timeout) for job in jobs]
 
-    def _packed(self, one: Call | Mapping[str, Any]) -> Mapping[str, Any]:
+    def _new_job(self, one: Call | Mapping[str, Any]) -> NewJob:
         if isinstance(one, Call):
-            if one.task != self.name:
-                raise InvalidOption("calls", f"calls of task {self.name!r}", one.task)
-            return one.data
+            if (one.task, one.queue) != (self.name, self.handlers.queue):
+                raise InvalidOption("calls", f"calls of task {self.name!r} of queue {self.handlers.queue!r}", one.task)
+            return NewJob(self.name, one.data, {**self._options, **one.named})
         if not isinstance(one, Mapping):
             raise InvalidOption("calls", f"{self.name}.call(...) or the parameters by name", one)
-        return self._pack((), one)
+        return NewJob(self.name, self._pack((), one), self._options)
 
     def _pack(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The job's data: what the function would be called with, as JSON by its annotations."""
