@@ -301,7 +301,7 @@ if settle_count > 0 then
       if hash[2] and hash[2] ~= "0" then
         -- What is no finite number counts as used up; nan would stay nan, and the job would be tried for ever.
         local before = tonumber(hash[2])
-        if not before or not (before < 9007199254740990) then before = 9007199254740990 end
+        if not before or before ~= before or before >= 9007199254740990 then before = 9007199254740990 end
         made = string.format("%.0f", math.max(0, math.floor(before)) + 1)
       end
       if kind ~= "completed" then
