@@ -81,7 +81,8 @@ class Bench:
         with pytest.raises(type(error)):
             await self.processor.process(job)
         if job.is_last_attempt or isinstance(error, PermanentError):
-            await self.processor.on_failed(job, str(error))
+            ended = fake_job(wanted, attempts_made=job.attempts_made + 1, fence=job.fence)  # as it is stored by then
+            await self.processor.on_failed(ended, str(error))
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class ConsoleFormatter(logging.Formatter):
         return line if stack is None else f"{line}\n{stack}"
 
 
-_TELLS_PAYLOADS: Final = ("aiokafka", "aiosqlite", "httpcore2")
+TELLS_PAYLOADS: Final = ("aiokafka", "aiosqlite", "httpcore2")
 """At DEBUG these write whole records, rows, and headers with credentials. Whoever wants that asks for them by name."""
 _chosen: dict[str, Any] | None = None
 _STREAMS: Final = ("stdout", "stderr")
@@ -101,7 +101,7 @@ def configure(stream: TextIO, *, level: int, as_json: bool) -> None:
     handler.addFilter(JobFilter())
     handler.setFormatter(JsonFormatter() if as_json else ConsoleFormatter(colour=stream.isatty()))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name in _TELLS_PAYLOADS:
+    for name in TELLS_PAYLOADS:
         if logging.getLogger(name).level == logging.NOTSET:
             logging.getLogger(name).setLevel(logging.INFO)
     shared = next((name for name in _STREAMS if getattr(sys, name) is stream), None)

@@ -223,7 +223,7 @@ class RunProcessor:
 
         Sets the run to FAILED with a readable message and refunds it; a second call changes nothing.
         """
-        made = job.attempts_made + 1 if attempts is None else attempts
+        made = job.attempts_made if attempts is None else attempts
         try:
             run_id, tenant_id = self._identify(job)
         except (PermanentError, UnknownRun):
