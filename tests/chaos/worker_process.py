@@ -47,6 +47,7 @@ async def main(order: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("bullpen.worker").setLevel(logging.INFO)  # tells of signals
     given = json.loads(sys.argv[1])
     if given["offset_s"]:
         _move_wall_clock(given["offset_s"])

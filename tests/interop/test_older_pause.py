@@ -56,11 +56,13 @@ async def test_nothing_is_lost_in_any_order(
     older: PeerSide, ours: OurSide, client: redis.Redis, pauser: str, resumer: str
 ) -> None:
     sides: dict[str, Any] = {"theirs": older, "ours": ours}
-    if older.name == "2.26.0" and pauser == "ours" and resumer == "theirs":
-        pytest.skip("nobody can see a 2.x client before its list exists: said on the page")
+    # Nobody can see a 2.x client before its list exists, as the page says: then somebody has to name the layout.
+    is_unseen = older.name == "2.26.0" and pauser == "ours" and resumer == "theirs"
     for number, order in enumerate(ORDERS):
         queue = f"q{number}"
         ids, failed, delayed = await _prepare(queue, older, ours, client)
+        if is_unseen:
+            await ours.queue(queue).set_pause_layout("list")
         await sides[pauser].pause(queue)
         ids += [await _happen(what, queue, older, ours, failed, delayed) for what in order]
         await sides[resumer].resume(queue)

@@ -245,5 +245,6 @@ async def test_the_server_is_healthy_and_inspected(kit: PlaceKit) -> None:
     findings = await inspect_server(queue._connection)
 
     assert healthy
-    assert len(findings) == 5 * (3 if kit.place.is_cluster else 1)
+    asked = [finding for finding in findings if finding.check != "replicas"]  # only of servers that have some
+    assert len(asked) == 5 * (3 if kit.place.is_cluster else 1)
     assert {finding.verdict for finding in findings if finding.check == "version"} == {Verdict.GOOD}

@@ -91,7 +91,7 @@ def statements(sql: MessageSql, ids: list[str]) -> dict[str, tuple[str, dict[str
         "give_up_late": (sql.give_up_late, {}, 10 * DUE),
         "claim_due": (sql.claim_due, {"ahead_ms": 3_600_000, "lease_ms": 60_000, "limit": BATCH}, 10 * DUE),
         "claim_again": (sql.claim_again, {"lease_ms": 60_000, "limit": BATCH}, 10 * DUE),
-        "confirm": (sql.confirm, {**batch, "lost_after_ms": 1_000}, 10 * DUE),
+        "confirm": (sql.confirm, {**batch, "lost_after_ms": 1_000, "late_after_ms": 1_000}, 10 * DUE),
         "look": (sql.look, batch, 10 * DUE),
         "take": (sql.take, {**batch, "lease_ms": 1_000, "again_ms": 2_000}, 10 * DUE),
         "settle": (sql.settle, {"rows": encode_rows(settled)}, 10 * DUE),

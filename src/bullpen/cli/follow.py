@@ -308,7 +308,7 @@ def _print_event(happening: Happening, *, with_queue: bool, as_json: bool) -> No
 
 def _detail(data: Any) -> str:
     """What else the event tells: a result, a reason, a number."""
-    fields = {key: value for key, value in data.items() if key not in ("name", "prev")}
+    fields = {key: value for key, value in data.items() if key not in ("name", "prev", "stacktrace")}
     if len(fields) == 1:
         ((key, value),) = fields.items()
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

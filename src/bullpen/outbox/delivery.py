@@ -241,7 +241,7 @@ class Deliveries:
             if result is None:
                 result = await self._send(message, route.channel, route.timeout_ms)
             if not isinstance(result, Accepted):
-                span.note("error.type", "NOT_TRIED" if isinstance(result, NotTried) else result.code)
+                span.note("error.type", type(result).__name__ if isinstance(result, NotTried) else result.code)
                 span.fail(f"{type(result).__name__}: {result.reason}")
         took_ms = (time.monotonic() - began) * 1000
         telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
