@@ -26,7 +26,7 @@ from bullpen.queue import Connection
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
 
-__all__ = ["JOB_STATES", "Exporter", "LedgerSource", "ServerSource"]
+__all__ = ["JOB_STATES", "Exporter", "LedgerSource", "ServerSource", "Source"]
 
 logger = get_logger("bullpen.exporter")
 
