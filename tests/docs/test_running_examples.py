@@ -15,7 +15,6 @@ from tests.docs.run_page import Block, blocks_of
 from tests.docs.test_pages import PAGES, node_environment
 from tests.environments import ROOT, clean_environ, make_environment
 
-RUNNER = Path(__file__).parent / "run_page.py"
 ALL = [ROOT / "README.md", *PAGES]
 INSTALLED = ("embedded", "cli")  # the line of the README
 NAMES = r"((?:`[a-z-]+`(?:, and | and |, | or )?)+)"
@@ -121,7 +120,12 @@ def test_a_page_runs_with_what_it_names_and_nothing_else(page: Path, tmp_path: P
     python = make_environment(tmp_path / "venv", {*INSTALLED, *extras} - {"dev"}, also=packages)
     node = node_environment() if "```js" in page.read_text() else {}
     answer = subprocess.run(
-        [python, str(RUNNER), str(page)], env={**clean_environ(), **node}, capture_output=True, text=True, check=False
+        [python, "-m", "tests.docs.run_page", str(page)],
+        env={**clean_environ(), **node},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert answer.returncode == 0, answer.stdout + answer.stderr
