@@ -16,6 +16,8 @@ COSTLY = ("rabbit", "rabbit_cluster")
 """Fixtures that take seconds of a core to start."""
 NEIGHBOURS = "tests/interop/"
 """Has drivers in Node and Python for all of its tests."""
+STORIES = "tests/first_hour/"
+"""Each file is the story of one service, from its first start to its end: in one process, in order."""
 QUICK = ("tests/unit/", "tests/static/", "tests/queue/")
 
 
@@ -41,6 +43,8 @@ def spread(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
             first[0].append(item)
         elif item.nodeid.startswith(NEIGHBOURS):
             first[1 % processes].append(item)
+        elif item.nodeid.startswith(STORIES):
+            first[2 % processes].append(item)
         elif item.nodeid.startswith(QUICK):
             last.append(item)
         else:

@@ -4,7 +4,7 @@
 
 - ```python: run in order in one module, `await` allowed. A block with `asyncio.run(` is a whole program and runs by
   itself; one that begins with `# name.py` becomes that file.
-- ```sh: each line is a command. `bullpen run` goes on in the background until the page ends.
+- ```sh: each line is a command. `bullpen run` and `bullpen exporter` go on in the background until the page ends.
 - ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line.
 - ```text: what the block before it printed; `…` stands for anything.
 
@@ -38,6 +38,10 @@ NOT_RUN_HERE = (
     *("pip install", "python3 -m venv", ". .venv", "make ", "npm ", "export "),
     *("bullpen demo", "redis-cli ", "python -m asyncio"),
 )
+
+
+_SERVES = {"run": b"taking jobs", "exporter": b"serving http"}
+"""Commands that go on in the background, and what they say when they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,10 @@ class Page:
             return
         assert program == "bullpen", f"nobody runs {command!r}"
         started = self._commands.start("command", *arguments, env=self._environment, cwd=Path.cwd())
-        if arguments[0] == "run":
+        if arguments[0] in _SERVES:
             self._running.append(started)
-            told = await asyncio.to_thread(started.read, 90, b"taking jobs")
-            assert told, f"{command} takes no jobs: {(started.output + started.errors).decode()}"
+            told = await asyncio.to_thread(started.read, 90, _SERVES[arguments[0]])
+            assert told, f"{command} does not work: {(started.output + started.errors).decode()}"
             return
         ended = await asyncio.to_thread(started.read, 90)
         out, errors = started.output.decode(), started.errors.decode()

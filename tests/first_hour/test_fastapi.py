@@ -223,9 +223,16 @@ def test_every_failed_attempt_is_in_the_log_with_its_job(shop: Shop) -> None:
     """A handler that raised left no line at any level."""
     _, stored = shop.post("/orders?email=nobody@example.com")
     shop.wait_for("receipts", stored["job"], "failed")
-    mine = [line for line in log_lines(shop.worker) if line.get("jobId") == stored["job"]]
-    failures = [line for line in mine if line["level"] in ("warning", "error") and "attempt " in line["message"]]
-    own = [line for line in mine if line["logger"] == "shop"]
+
+    def mine() -> list[dict[str, Any]]:
+        return [line for line in log_lines(shop.worker) if line.get("jobId") == stored["job"]]
+
+    def failed() -> list[dict[str, Any]]:
+        return [line for line in mine() if line["level"] in ("warning", "error") and "attempt " in line["message"]]
+
+    until(lambda: len(failed()) >= 3, "the last failure is in the log")  # a moment after the state has changed
+    failures = failed()
+    own = [line for line in mine() if line["logger"] == "shop"]
 
     assert [(line["level"], line["attempt"]) for line in failures] == [("warning", 1), ("warning", 2), ("error", 3)]
     assert "in 0.2 s" in failures[0]["message"]

@@ -135,6 +135,30 @@ async def test_serving_http_does_not_delay_the_end(redis_url: str) -> None:
         await run
 
 
+async def test_a_process_that_waits_for_its_running_jobs_still_answers(redis_url: str) -> None:
+    """Whoever probes it would take it for dead, and kill what is still running."""
+    app = Bullpen(redis_url)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None:
+        begun.set()
+        await go_on.wait()
+
+    service = HttpService(OpsApp(app.health.report, app.metrics), "127.0.0.1", 0)
+    app.add(service)
+    run = asyncio.create_task(app.run(signals=False))
+    await app.queue("mails").add("mail")
+    await asyncio.wait_for(begun.wait(), 20)
+    stopping = asyncio.create_task(app.stop())
+    answers = [(await asyncio.to_thread(get, service.port, "/livez"))[0] for _ in range(3)]
+    go_on.set()
+    await stopping
+    await run
+
+    assert answers == [200, 200, 200]
+
+
 async def test_below_another_application_the_paths_are_the_same() -> None:
     health = Health()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from bullpen.ledger import Ledger
 from bullpen.outbox import DispatcherOptions, Outbox
 from bullpen.queue import Connection
+from tests.loops import LoopFactory, loop_factories
 from tests.outbox.kit import Told, telling
 
 MakeOutbox = Callable[..., Outbox]
@@ -41,3 +42,7 @@ async def make_outbox(ledger: Ledger) -> AsyncIterator[MakeOutbox]:
 def told() -> Iterator[Told]:
     with telling() as listening:
         yield listening
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    return loop_factories(item)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 from bullpen.queue.acl import acl_rule
 from bullpen.testing import RedisServer
+from tests.loops import LoopFactory, loop_factories
 from tests.queue._kit import Kit
 
 
@@ -25,3 +26,7 @@ async def kit(redis_url: str, redis_server: RedisServer, queue_name: str) -> Asy
     yield made
 
     await made.close()
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    return loop_factories(item)

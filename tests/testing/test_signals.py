@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ print([number.name for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, 
 def _with_ignored_signals(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python as a shell without job control runs it in the background, as `nohup` does, and worse."""
     command = ["sh", "-c", 'trap "" HUP INT QUIT TERM; exec "$@"', "sh", sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Not measured: coverage would handle SIGTERM in there.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_what_a_test_starts_ignores_no_signal() -> None:

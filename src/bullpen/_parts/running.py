@@ -115,7 +115,10 @@ class Services:
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """Ask all to stop, and wait until they have. Safe to call twice, and before `run`."""
         self._is_stopping = True
-        await asyncio.gather(*(service.close(timeout) for service in self._all))
+        # Whoever answers probes ends last: a process that waits for its running jobs is alive, and must be seen.
+        for is_last in (False, True):
+            ending = [service for service in self._all if getattr(service, "ends_last", False) is is_last]
+            await asyncio.gather(*(service.close(timeout) for service in ending))
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

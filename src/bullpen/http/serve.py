@@ -61,6 +61,7 @@ class HttpService:
             def capture_signals(self) -> Iterator[None]:
                 yield  # the app that runs us handles them for all
 
+        self.ends_last = True
         self._server = Server(config)
         self._is_running = False
         self._ended = asyncio.Event()

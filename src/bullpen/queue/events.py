@@ -38,7 +38,7 @@ _WITHIN_S = _BLOCK_MS / 1000 + 2.0
 """A blocked read may be answered late by a server tick; after this it is taken for dead."""
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
-_EVENT_WITHIN_S = 0.25
+_EVENT_WITHIN_S = 3.0
 _NOTHING_YET = object()
 
 

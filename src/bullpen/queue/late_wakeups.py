@@ -20,7 +20,7 @@ from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")
 
-_FIELD: Final = "bplate"
+LATE_FIELD: Final = "bplate"
 """Of `meta`: how many there were, and when the last one was."""
 
 
@@ -28,11 +28,11 @@ async def note_late_wakeup(
     actions: QueueActions, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
 ) -> None:
     try:
-        version, before = await actions.command("HMGET", keys.meta, "version", _FIELD)
+        version, before = await actions.command("HMGET", keys.meta, "version", LATE_FIELD)
         if not _sets_markers(version):
             return
         total = count + int((before or b"0").split()[0])
-        await actions.command("HSET", keys.meta, _FIELD, f"{total} {now_ms}")
+        await actions.command("HSET", keys.meta, LATE_FIELD, f"{total} {now_ms}")
     except (BullpenError, ValueError) as error:
         logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
     telemetry.late_wakeup("worker", count, queue=keys.name, jobs=list(job_ids[:3]))
@@ -41,7 +41,7 @@ async def note_late_wakeup(
 def read_late_wakeups(meta: Mapping[str, str]) -> tuple[int, datetime] | None:
     """How many there were at a queue, and when the last one was; None: none, or the field cannot be read."""
     try:
-        count, at_ms = map(int, meta.get(_FIELD, "").split())
+        count, at_ms = map(int, meta.get(LATE_FIELD, "").split())
         return count, datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -908,7 +908,9 @@ class Worker:
         try:
             _ = job.data
         except NotJson as error:
-            corrupt = CorruptJob(f"data cannot be read: {error}", queue=self.queue_name, job_id=job.id)
+            # Not the error's own text, which shows the data: payloads are never logged.
+            reason = f"data cannot be read: {error.option}: expected {error.expected}"
+            corrupt = CorruptJob(reason, queue=self.queue_name, job_id=job.id)
             return Failed(*describe(corrupt), Cause.BAD_DATA, corrupt)
         return None
 

@@ -29,6 +29,7 @@ from bullpen._kernel.outcome import (
     WaitingChildren,
     cut,
     describe,
+    failure_in,
     judge,
 )
 from bullpen._kernel.policy import RetryPolicy
@@ -331,3 +332,26 @@ def test_whatever_a_handler_raises_there_is_an_outcome_that_can_be_stored(
 def test_an_invalid_option_raised_by_a_handler_is_retried_like_any_error() -> None:
     """A handler may add jobs; a refused one is its failure, not its wish."""
     assert isinstance(after(Raised(InvalidOption("delay", "a number", "x"))), Retry)
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (Returned(1), None),
+        (Raised(Decided(Failed("broken", "", Cause.PERMANENT))), "broken"),
+        (Raised(Decided(Retry("once more", "", 5))), "once more"),
+        (Raised(Decided(Completed(b"1"))), None),
+        (Raised(DelayJob(5)), None),
+    ],
+    ids=str,
+)
+def test_whoever_watches_a_run_is_told_what_went_wrong(result: Result, told: str | None) -> None:
+    """A transport judges for itself, and its verdict travels as an exception."""
+    assert failure_in(result) == told
+
+
+def test_whoever_watches_a_run_gets_the_error_itself() -> None:
+    error = RuntimeError("boom")
+
+    assert failure_in(Raised(error)) is error
+    assert failure_in(Raised(Decided(Failed("boom", "", Cause.PERMANENT, error)))) is error
