@@ -46,6 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """For the hook `pytest_asyncio_loop_factories` of a folder that has such tests. Not for all: where it is asked, what
-    a session shares on its loop is made anew for each test."""
+    """For the hook `pytest_asyncio_loop_factories` of a folder that has such tests. Not for all: where it is asked,
+    what a session shares on its loop is made anew for each test."""
     return _ONE if item.get_closest_marker("every_loop") is None else _factories()
