@@ -113,6 +113,7 @@ async def crowd(kafka: MockKafka, directory: Path, **options: Any) -> AsyncItera
         await asyncio.to_thread(made.close)
 
 
+@pytest.mark.long  # the mock broker refuses members that join at the same moment, again and again
 @pytest.mark.requirement("W-65", "X-55")
 async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(kafka: MockKafka, tmp_path: Path) -> None:
     """Joined, closed and killed in mid-flight; an idempotent handler has applied every record exactly once."""
