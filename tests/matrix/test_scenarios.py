@@ -242,7 +242,7 @@ async def test_the_server_is_healthy_and_inspected(kit: PlaceKit) -> None:
     queue = kit.queue()
 
     async with asyncio.timeout(60):
-        while not (healthy := await queue.is_healthy(timeout_ms=20_000)):
+        while not (healthy := await queue.is_healthy(timeout_ms=20_000)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.1)  # a place may have to settle first
     findings = await inspect_server(queue._connection)
 
