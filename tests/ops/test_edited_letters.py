@@ -35,10 +35,13 @@ async def fail_one(queue: Queue, data: Any, *, url: str, **options: Any) -> None
         await asyncio.wait_for(failed.wait(), 15)
 
 
-async def run_one(queue: Queue, *, url: str) -> Job:
+async def run_one(queue: Queue, *, url: str, attempts: list[int] | None = None) -> Job:
+    """The job that ran; `attempts` gets those that were made before it ran."""
     done: asyncio.Queue[Job] = asyncio.Queue()
 
     async def handle(job: Job) -> None:
+        if attempts is not None:
+            attempts.append(job.attempts_made)
         done.put_nowait(job)
 
     async with Worker(queue.name, handle, connection=url):
@@ -70,8 +73,9 @@ async def test_an_edited_job_runs_once_with_its_id_and_a_note_of_the_edit(
     with pytest.raises(DeadLetterNotFound):
         await console.redrive_edited("parcels-dlq", "dl-p-1-1", edit, by="ada")
 
-    job = await run_one(parcels, url=redis_url)
-    assert (job.id, job.data) == ("p-1", {"to": "Ada", "street": "Rue 1"})
+    attempts: list[int] = []
+    job = await run_one(parcels, url=redis_url, attempts=attempts)
+    assert (job.id, job.data, attempts) == ("p-1", {"to": "Ada", "street": "Rue 1"}, [0])
     assert (await parcels.counts()).waiting == 0
     assert noted == [("edit", "ada", edit.note())]
     stored: Any = redis_server.client().hget(parcels.keys.job("p-1"), "bpredriven")

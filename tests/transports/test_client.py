@@ -102,10 +102,10 @@ async def test_an_idempotency_key_makes_the_id(client: MemoryClient) -> None:
 async def test_a_sent_event_is_logged(client: MemoryClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    await client.produce("orders", "paid", URN)
+    receipt = await client.produce("orders", "paid", URN, idempotency_key="invoice-7")
 
     (line,) = lines(caplog.records, "Job added to queue")
-    assert (line["queue"], line["urn"]) == ("orders", "urn:order:1")
+    assert (line["queue"], line["jobId"], line["urn"]) == ("orders", receipt.id, "urn:order:1")
 
 
 @pytest.mark.parametrize("kind", ["memory", "bullmq"])
