@@ -1,16 +1,19 @@
 """The event loops that the tests of timers and wake-ups run on, each test on all of them: `@pytest.mark.every_loop`.
 
 asyncio's own; uvloop, which `bullpen run` uses where it is installed and whose timers count whole milliseconds; and one
-whose timers all fire early, as a loop may do by the resolution of its clock.
+whose timers all fire early, as a loop may do by the resolution of its clock. And each connection of asyncio's own loop
+knows the test that opened it: one that is left open is found by the garbage collector, in whichever test comes then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+from asyncio import selector_events
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import Final, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVarTuple, Unpack
 
 import pytest
 
@@ -39,7 +42,20 @@ def _factories() -> dict[str, LoopFactory]:
 _ONE: Final[dict[str, LoopFactory]] = {"asyncio": asyncio.new_event_loop}
 
 
+def _name_the_test_of_each_connection() -> None:
+    transport = selector_events._SelectorTransport  # type: ignore[attr-defined]  # asyncio's own, told nowhere else
+    made, described = transport.__init__, transport.__repr__
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self._extra["test"] = os.environ.get("PYTEST_CURRENT_TEST")
+
+    transport.__init__ = make
+    transport.__repr__ = lambda self: f"{described(self)} of {self._extra.get('test')}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _name_the_test_of_each_connection()
     config.addinivalue_line(
         "markers", "every_loop: run the test on asyncio's loop, on uvloop, and on a loop whose timers fire early"
     )
