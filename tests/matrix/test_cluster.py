@@ -14,6 +14,7 @@ from bullpen.errors import InvalidOption, ServerRefused
 from bullpen.queue import Connection, Job, Queue, QueueEvents, Worker
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
+from bullpen.queue._wire import FOREIGN_KEY, ReplyError
 from bullpen.queue.browse import find_queues
 from bullpen.testing import ClusterServers, RedisServer, check_queue, need
 from bullpen.wire.keys import slot
@@ -245,6 +246,19 @@ class TestMovingSlots:
                     node.command("CLUSTER", "SETSLOT", home, "STABLE")
 
         assert source.command("LRANGE", keys.wait, 0, -1) == [b"3", b"2", b"1"]
+
+    async def test_a_connection_that_is_lost_before_it_can_tell_why_is_waited_for(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        """A script met a key that is not there, and the wire ended before it was asked whether the slot moves. A worker
+        must not end by that."""
+        door = Door(connection, key=f"{PREFIX}:orders:")
+        with contextlib.closing(door):
+            wire = await soon(door.wire())
+            wire.close()
+            refusal = await soon(door.script_refusal(ReplyError(FOREIGN_KEY), wire))
+
+        assert isinstance(refusal, Unavailable)
 
     async def test_a_key_that_is_elsewhere_for_good_is_an_error(
         self, connection: Connection, cluster: ClusterServers

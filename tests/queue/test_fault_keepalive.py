@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -114,13 +115,31 @@ async def test_a_silent_server_costs_the_workers_of_another_server_nothing(kit: 
     await kit.close()
 
 
+class _LoopThatIsForgotten(asyncio.SelectorEventLoop):
+    """Knows its connections: a program that ends leaves them to the system, but these tests go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[Any] = []
+
+    def _make_socket_transport(self, *args: Any, **kwargs: Any) -> Any:
+        self._made.append(super()._make_socket_transport(*args, **kwargs))  # type: ignore[misc]  # asyncio's own
+        return self._made[-1]
+
+    def close_what_was_left_open(self) -> None:
+        for transport in self._made:
+            if transport._sock is not None:
+                transport._sock.close()
+                transport._sock = None
+
+
 @pytest.mark.requirement("Q-23")
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "stopped"])
 def test_a_loop_that_has_ended_is_not_blocked_by_a_handler(
     redis_server: RedisServer, queue_name: str, caplog: pytest.LogCaptureFixture, is_closed: bool
 ) -> None:
     """A program that ends its loop and forgets its worker. Its locks end when nobody can run its jobs any more."""
-    loop = asyncio.new_event_loop()
+    loop = _LoopThatIsForgotten()
     gate = Gate()
     worker = Worker(queue_name, gate, connection=redis_server.url, lock=1_000, stalled_interval=100)
 
@@ -148,3 +167,4 @@ def test_a_loop_that_has_ended_is_not_blocked_by_a_handler(
 
     assert not [text for text in caplog.messages if "blocks the event loop" in text]
     assert locked == (0 if is_closed else 1)
+    loop.close_what_was_left_open()

@@ -779,6 +779,8 @@ class Door:
             except Unavailable as reason:
                 self._leave(wire, reason)
                 return Unavailable(f"the slot is being moved: {error}")
+            except ConnectionLost as lost:  # nobody can tell any more: the same call on the next wire will
+                return Unavailable(f"{error}; {lost}")
         return self._refusal(error, wire)
 
     def _new_home(self, error: Exception, wire: Wire | None) -> Endpoint | None:
