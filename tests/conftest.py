@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # gRPC stops its own threads around every fork, and tests start servers all the time.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-pytest_plugins = ["tests.brokers", "tests.databases", "tests.loops", "tests.spread"]
+pytest_plugins = ["tests.brokers", "tests.databases", "tests.loops", "tests.measured", "tests.spread"]
 
 StartServer = Callable[..., RedisServer]
 
@@ -86,16 +86,6 @@ def logging_as_before() -> Iterator[None]:
     for handler in root.handlers[:]:
         if type(handler) is logging.StreamHandler:  # made by basicConfig, on a stream that is closed by now
             root.removeHandler(handler)
-
-
-@pytest.fixture(autouse=True)
-def _killed_processes_are_not_measured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A process that is killed tells nothing about what it ran, and measuring makes its start twice as long."""
-    with pytest.MonkeyPatch.context() as environment:
-        if "chaos" in request.node.nodeid.partition("::")[0]:
-            for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):
-                environment.delenv(name, raising=False)
-        yield
 
 
 def _server_kind() -> str:

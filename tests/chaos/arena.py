@@ -33,8 +33,6 @@ LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 """The long form is for `make chaos`; the short one shows the same faults, only less often."""
 PREFIX = "bull"
 ROOT = Path(__file__).parents[2]
-# Who is going to be killed tells no coverage; measuring would only make its start three times as slow.
-NOT_MEASURED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}
 # More than any test writes, so that the books see every event.
 EVENTS_KEPT = 10_000_000
 PATIENCE_S = 300.0 if LONG else 90.0
@@ -226,7 +224,7 @@ class Arena:
             "offset_s": offset_s,
             "options": options,
         }
-        child = Child.module("tests.chaos.worker_process", json.dumps(order), env=NOT_MEASURED, cwd=ROOT)
+        child = Child.module("tests.chaos.worker_process", json.dumps(order), cwd=ROOT)
         self.children.append(child)
         return child
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from bullpen.app import ROLES
 from bullpen.cli import commands
@@ -50,7 +49,7 @@ def test_alarms_of_prometheus_and_our_own_have_the_same_subjects() -> None:
 @pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen-exporter.service"])
 def test_the_exporter_is_started_with_options_that_it_has(file: str) -> None:
     text = (DEPLOY / file).read_text()
-    group: Any = get_command(commands.app)
+    group: Any = commands.tree()
     options = {name for option in group.commands["exporter"].params for name in option.opts}
     (line,) = [line for line in text.splitlines() if re.search(r"^\s*(command:|ExecStart=).*\bexporter\b", line)]
     words = re.findall(r'[^\s",\[\]]+', line.rpartition("bullpen")[2])
@@ -75,7 +74,7 @@ def test_the_dashboard_shows_what_an_operator_asks_for() -> None:
 @pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen.service"])
 def test_commands_and_variables_of_the_examples_exist(file: str) -> None:
     text = (DEPLOY / file).read_text()
-    group: Any = get_command(commands.app)
+    group: Any = commands.tree()
     options = {name for option in group.commands["run"].params for name in option.opts}
     commands_run = [
         re.findall(r'[^\s",\[\]]+', line.partition("bullpen")[2])

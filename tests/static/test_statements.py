@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 import bullpen
 from bullpen.app import ROLES
@@ -89,7 +88,7 @@ def test_the_start_page_says_which_commands_take_another_server() -> None:
     about_rows = re.search(r"`--database` names another ledger for (.+?)\.", text)
     assert about_queues is not None
     assert about_rows is not None
-    tree = [*every_command(get_command(commands.app))]
+    tree = [*every_command(commands.tree())]
     with_redis = {path[0] for path, options in tree if {"--redis", "--prefix"} <= options}
     with_database = {path[0] for path, options in tree if "--database" in options}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import cache
@@ -10,58 +11,70 @@ from typing import Annotated, Any, Final
 import typer
 
 from bullpen import _version
-from bullpen.cli import (
-    alerts,
-    common,
-    config,
-    dead_letters,
-    destinations,
-    entities,
-    follow,
-    jobs,
-    messages,
-    migrate,
-    outbox,
-    projector,
-    queues,
-    run_app,
-    runs,
-    schedules,
-    upkeep,
-    watch,
-    workflows,
-)
-from bullpen.cli.bench.command import bench
-from bullpen.cli.completion import completion
-from bullpen.cli.demo.command import demo
-from bullpen.cli.doctor import doctor
-from bullpen.cli.exporter import exporter
-from bullpen.cli.top.command import top
+from bullpen.cli import common
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
-app = typer.Typer(
-    name="bullpen",
-    help="Durable jobs for Python on the BullMQ protocol.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
+
+_VERSION: Final = f"bullpen {_version.__version__}"
 
 # Typer carries its own copy of click in newer versions; its public names lead to the right classes in all of them.
 _ClickError: Final[Any] = typer.BadParameter.__mro__[2]
 
+# Where each command is, in the order of the help. One is imported when it is run: all take three times as long.
+_COMMANDS: Final = {
+    "demo": "demo.command:demo",
+    "run": "run_app:run",
+    "exporter": "exporter:exporter",
+    "top": "top.command:top",
+    "queues": "queues:app",
+    "jobs": "jobs:app",
+    "schedules": "schedules:app",
+    "dead-letters": "dead_letters:app",
+    "outbox": "outbox:app",
+    "projector": "projector:app",
+    "workflows": "workflows:app",
+    "messages": "messages:app",
+    "runs": "runs:app",
+    "alerts": "alerts:app",
+    "migrate": "migrate:migrate",
+    "doctor": "doctor:doctor",
+    "bench": "bench.command:bench",
+    "config": "config:app",
+    "completion": "completion:completion",
+}
+# Commands of a group that another module has: each adds its own.
+_ADDED: Final = {
+    "queues": ("follow:add_to_queues", "upkeep:add_to"),
+    "jobs": ("follow:add_to_jobs",),
+    "outbox": ("destinations:add_to", "watch:add_to_outbox"),
+    "workflows": ("entities:add_to",),
+    "messages": ("watch:add_to_messages",),
+    "runs": ("watch:add_to_runs",),
+}
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"bullpen.cli.{module}"), name)
+
+
+@cache
+def _command(name: str) -> Any:
+    """A function, or a group with all of its commands."""
+    command = _load(_COMMANDS[name])
+    for place in _ADDED.get(name, ()):
+        _load(place)(command)
+    return command
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"bullpen {_version.__version__}")
+        print(_VERSION)
         raise typer.Exit
 
 
-@app.callback()
-def bullpen(
+def _bullpen(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -69,44 +82,36 @@ def bullpen(
     """Durable jobs for Python on the BullMQ protocol."""
 
 
-app.command("demo")(demo)
-app.command("run")(run_app.run)
-app.command("exporter")(exporter)
-app.command("top")(top)
-follow.add_to_queues(queues.app)
-upkeep.add_to(queues.app)
-app.add_typer(queues.app, name="queues")
-follow.add_to_jobs(jobs.app)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(schedules.app, name="schedules")
-app.add_typer(dead_letters.app, name="dead-letters")
-destinations.add_to(outbox.app)
-watch.add_to(outbox.app, runs.app, messages.app)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(projector.app, name="projector")
-entities.add_to(workflows.app)
-app.add_typer(workflows.app, name="workflows")
-app.add_typer(messages.app, name="messages")
-app.add_typer(runs.app, name="runs")
-app.add_typer(alerts.app, name="alerts")
-app.command("migrate")(migrate.migrate)
-app.command("doctor")(doctor)
-app.command("bench")(bench)
-app.add_typer(config.app, name="config")
-app.command("completion")(completion)
-
-
 @cache
-def tree() -> Any:
-    """The whole command as click sees it. Made once: reading a hundred signatures takes a tenth of a second."""
+def tree(*names: str) -> Any:
+    """The command as click sees it, with the subcommands of these names or with all."""
+    app = typer.Typer(
+        name="bullpen",
+        help="Durable jobs for Python on the BullMQ protocol.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_bullpen)
+    for name in names or _COMMANDS:
+        command = _command(name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return typer.main.get_command(app)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit code."""
+    if arguments == ["--version"]:  # without reading a hundred signatures
+        print(_VERSION)
+        return 0
     common.speak_plainly(as_json="--json" in arguments)
+    named = [name for name in arguments[:1] if name in _COMMANDS]
     try:
-        result = tree().main(arguments, prog_name="bullpen", standalone_mode=False)
+        result = tree(*named).main(arguments, prog_name="bullpen", standalone_mode=False)
         sys.stdout.flush()
     except _ClickError as error:
         return _say(_usage(error), WRONG)

@@ -32,11 +32,16 @@ LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON docume
 _NOT_NEWS: Final = frozenset({"heartbeatAt", "status", "lockedBy"})
 
 
-def add_to(outbox_group: typer.Typer, runs_group: typer.Typer, messages_group: typer.Typer) -> None:
-    """Register the commands of this module."""
-    outbox_group.command("follow")(follow_row)
-    runs_group.command("follow")(follow_run)
-    messages_group.command("follow")(follow_message)
+def add_to_outbox(group: typer.Typer) -> None:
+    group.command("follow")(follow_row)
+
+
+def add_to_runs(group: typer.Typer) -> None:
+    group.command("follow")(follow_run)
+
+
+def add_to_messages(group: typer.Typer) -> None:
+    group.command("follow")(follow_message)
 
 
 def follow_row(

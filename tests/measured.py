@@ -1,0 +1,64 @@
+"""Which tests are measured for the coverage goals: measuring makes Python half as fast again, and tells nothing new the
+second time.
+
+Measured is the first case of each test in the folders of the parts. Not measured: the further cases of a test with
+parameters; what tries the same code again beside other clients, brokers, clusters and faults; the processes that a test
+starts, unless it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without
+`coverage` nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+AGAIN: Final = tuple(
+    f"tests/{folder}/"
+    for folder in ("bench", "chaos", "connections", "contracts", "docs", "first_hour", "interop", "matrix")
+)
+"""Folders that run once more what others run."""
+_CHILDREN: Final = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "measures_children: the processes that the test starts count for the coverage")
+    config.pluginmanager.register(_Measured(), "measured tests")
+
+
+class _Measured:
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        with self._watched(item), _children_watched(item):
+            return (yield)
+
+    @contextlib.contextmanager
+    def _watched(self, item: pytest.Item) -> Iterator[None]:
+        test = item.nodeid.partition("[")[0]
+        is_new = test not in self._seen
+        self._seen.add(test)
+        coverage = sys.modules.get("coverage")
+        watching = None if coverage is None else coverage.Coverage.current()
+        if watching is None or (is_new and not test.startswith(AGAIN)):
+            yield
+            return
+        watching.stop()
+        try:
+            yield
+        finally:
+            watching.start()
+
+
+@contextlib.contextmanager
+def _children_watched(item: pytest.Item) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        if item.get_closest_marker("measures_children") is None:
+            for name in _CHILDREN:
+                environment.delenv(name, raising=False)
+        yield
