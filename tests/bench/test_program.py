@@ -203,6 +203,7 @@ class TestMeasuring:
         assert all(value > 0 for value in outcome.metrics.values())
         assert outcome.client_us is not None and outcome.client_us > 0
 
+    @pytest.mark.long
     def test_a_drain_beside_jobs_that_stay(self, server: RedisServer, ours: Contestant) -> None:
         """Held and waiting jobs are in the books too."""
         outcome = Run(ours, small("drain_one", held_active=50), server).measure()
@@ -210,6 +211,7 @@ class TestMeasuring:
 
         assert outcome.metrics["drain_one"] > 0 and beside.metrics["drain_one"] > 0
 
+    @pytest.mark.long
     def test_latency_memory_and_delayed_jobs(self, server: RedisServer, ours: Contestant) -> None:
         latency = Run(ours, small("latency", jobs=20), server).measure()
         memory = Run(ours, small("memory"), server).measure()
@@ -265,6 +267,7 @@ class TestMeasuring:
 
         assert minimal["life"] > 0 and ours["life"] > 0
 
+    @pytest.mark.long
     def test_the_whole_program_prints_and_stores_what_it_found(self, tmp_path: Path) -> None:
         """The command that `make bench` runs, with one workload."""
         stored = tmp_path / "found.json"

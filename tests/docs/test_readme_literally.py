@@ -101,6 +101,7 @@ def _check_out(place: Path) -> None:
 
 
 # Above two seconds with a reason: an environment is made, pip builds our wheel and installs it with all it needs.
+@pytest.mark.long
 def test_the_install_lines_and_the_first_program_work_as_printed_in_an_empty_environment(tmp_path: Path) -> None:
     """The registry is played by wheels of the same packages, so that no network is needed."""
     first = [*itertools.takewhile(lambda block: block.language != "text", blocks_of(README))]

@@ -21,6 +21,8 @@ from bullpen.queue import Queue
 from bullpen.testing import Child
 from tests.flows._cli import Terminal, child, cli, cli_process
 
+pytestmark = pytest.mark.measures_children
+
 SHOP = """
 import asyncio, os, time
 from bullpen import Bullpen, Job

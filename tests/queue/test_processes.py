@@ -20,6 +20,8 @@ from bullpen.testing.killer import wait_until_gone
 from tests.queue import _process_handlers as handlers
 from tests.queue._kit import Kit
 
+pytestmark = pytest.mark.measures_children
+
 WORKER_SCRIPT = """
 import asyncio, sys
 from bullpen.queue import Worker
