@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -43,16 +44,17 @@ class _Measured:
         test = item.nodeid.partition("[")[0]
         is_new = test not in self._seen
         self._seen.add(test)
-        coverage = sys.modules.get("coverage")
-        watching = None if coverage is None else coverage.Coverage.current()
+        watching, watching_threads = sys.gettrace(), threading.gettrace()
         if watching is None or (is_new and not test.startswith(AGAIN)):
             yield
             return
-        watching.stop()
+        sys.settrace(None)
+        threading.settrace(None)
         try:
             yield
         finally:
-            watching.start()
+            sys.settrace(watching)
+            threading.settrace(watching_threads)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from redis.retry import Retry
 
 from bullpen.queue import Connection, Job, Queue, Worker
 from bullpen.testing import Child, Ledger, RedisServer, assert_sound
+from tests.forks import WarmChild
 
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 """The long form is for `make chaos`; the short one shows the same faults, only less often."""
@@ -224,7 +225,7 @@ class Arena:
             "offset_s": offset_s,
             "options": options,
         }
-        child = Child.module("tests.chaos.worker_process", json.dumps(order), cwd=ROOT)
+        child = WarmChild.module("tests.chaos.worker_process", json.dumps(order), cwd=ROOT)
         self.children.append(child)
         return child
 

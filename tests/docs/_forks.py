@@ -1,43 +1,30 @@
-"""Processes that begin with everything imported: a page and each command on it without the seconds that this takes.
+"""Pages and their commands in forked processes, whose output is read.
 
-One process per test run imports all and is forked for each page; the page's process is forked again for its commands.
-In: what to run, its environment and directory. Out: a `Fork`, whose output and exit code are a process's. Nothing is
-measured in it and nothing is on a terminal. Elsewhere: commands on terminals (`tests.flows._warm`).
+One process per test run imports everything and is forked for each page; the page's process is forked again for its
+commands. Elsewhere: the forking (`tests.forks`).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import importlib
-import json
 import os
 import selectors
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
-from tests.flows._warm import PRELOADED, exit_code
-
-_REPOSITORY = Path(__file__).parents[2]
-_LONGEST_REQUEST = 100_000
+from tests.forks import Fork, ForkServer
 
 
-class Fork:
-    """A forked process, seen from the one that asked for it."""
+class PipedFork:
+    """A forked process and what it writes."""
 
-    def __init__(self, out: int, errors: int, status: int) -> None:
+    def __init__(self, fork: Fork, out: int, errors: int) -> None:
+        self._fork = fork
         self._streams = {out: bytearray(), errors: bytearray()}
         self._open = {out, errors}
         self._out, self._errors = out, errors
-        self._status = os.fdopen(status, "rb")
-        self.pid = int(self._status.readline())
+        self.signal, self.code = fork.signal, fork.code
 
     @property
     def output(self) -> bytes:
@@ -65,126 +52,39 @@ class Fork:
                         self._open.discard(key.fd)
         return until is None or until in self.output + self.errors
 
-    def code(self) -> int:
-        """The exit code, once it has ended."""
-        return int(self._status.readline() or -1)  # nothing: it was killed
-
-    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            (os.killpg if group else os.kill)(self.pid, number)
-
     def close(self) -> None:
-        self._status.close()
+        self._fork.close()
         for descriptor in (self._out, self._errors):
             os.close(descriptor)
 
 
 class Forks:
-    """The way to a process that forks on demand."""
+    """The way to a process that forks pages, or a page that forks commands."""
 
-    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        self._requests, self._process = requests, process
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self.close = server.close
 
     @classmethod
     def launch(cls, env: Mapping[str, str]) -> Self:
-        """Start a process that imports everything and can run pages."""
-        ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.docs._forks", str(theirs.fileno())],
-            cwd=_REPOSITORY,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        return cls(ours, process)
+        return cls(ForkServer.launch("tests.docs.run_page", env=env))
 
     @classmethod
     def here(cls) -> Self:
-        """Fork this process, which has no threads yet, into one that runs commands."""
-        from bullpen.cli import commands
+        return cls(ForkServer.here())
 
-        ours, theirs = socket.socketpair()
-        if os.fork() == 0:
-            ours.close()
-            try:
-                _serve(theirs, {"command": lambda words: commands.run(words)})
-            finally:
-                os._exit(0)
-        theirs.close()
-        return cls(ours)
+    def page(self, path: Path, *, env: Mapping[str, str], cwd: Path) -> PipedFork:
+        """Run a page; with its commands it can be killed as a whole."""
+        return self._start("tests.docs.run_page:run", str(path), env=env, cwd=cwd, session=True)
 
-    def start(self, what: str, *words: str, env: Mapping[str, str], cwd: Path) -> Fork:
-        (out, theirs), (errors, their_errors), (status, told) = os.pipe(), os.pipe(), os.pipe()
-        request = {"what": what, "words": words, "env": dict(env), "cwd": str(cwd)}
-        descriptors = [theirs, their_errors, told]
-        socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
-        answer = self._requests.recv(1)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        assert answer == b"+", "the process that forks has died"
-        return Fork(out, errors, status)
+    def command(self, *words: str, env: Mapping[str, str], cwd: Path) -> PipedFork:
+        """Run `bullpen …`."""
+        return self._start("tests.forks:command", *words, env=env, cwd=cwd, session=False)
 
-    def close(self) -> None:
-        self._requests.close()  # it ends when nobody can ask any more
-        if self._process is not None:
-            self._process.wait(10)
-
-
-# In the process that forks ------------------------------------------------------------------------------------------
-
-
-def _serve(requests: socket.socket, functions: Mapping[str, Callable[[list[str]], int]]) -> None:
-    assert threading.active_count() == 1, "threads do not survive a fork"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies; they tell their codes themselves
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)
-        if not request:
-            return
-        if os.fork() == 0:
-            requests.close()
-            _run(functions, *descriptors, **json.loads(request))
-        for descriptor in descriptors:
-            os.close(descriptor)
-        requests.send(b"+")
-
-
-def _run(
-    functions: Mapping[str, Callable[[list[str]], int]], out: int, errors: int, told: int, *,
-    what: str, words: list[str], env: dict[str, str], cwd: str,
-) -> NoReturn:  # fmt: skip
-    code = 70
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if what == "page":
-            os.setsid()  # with its commands it can be killed as a whole
-        os.write(told, f"{os.getpid()}\n".encode())
-        os.set_inheritable(told, False)
-        os.dup2(out, 1)
-        os.dup2(errors, 2)
-        os.close(out)
-        os.close(errors)
-        os.chdir(cwd)
-        os.environ.clear()
-        os.environ.update(env)
-        code = exit_code(functions[what], words)
-        threading._shutdown()  # type: ignore[attr-defined]  # as at the end of Python: other threads are waited for
-        atexit._run_exitfuncs()
-    finally:
-        os.write(told, f"{code}\n".encode())
-        os._exit(code)
-
-
-def main() -> None:
-    from bullpen.cli import commands
-    from tests.docs import run_page
-
-    for module in PRELOADED:
-        importlib.import_module(module)
-    commands.tree()
-    _serve(socket.socket(fileno=int(sys.argv[1])), {"page": run_page.run})
-
-
-if __name__ == "__main__":
-    main()
+    def _start(self, call: str, *words: str, env: Mapping[str, str], cwd: Path, session: bool) -> PipedFork:
+        (out, theirs), (errors, their_errors) = os.pipe(), os.pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        fork = self._server.start(
+            call, *words, streams=(nothing, theirs, their_errors), env=env, cwd=cwd, session=session
+        )
+        return PipedFork(fork, out, errors)

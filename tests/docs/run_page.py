@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.testing import RedisServer
-from tests.docs._forks import Fork, Forks
+from tests.docs._forks import Forks, PipedFork
+from tests.forks import Tell
 
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
 NOT_RUN_HERE = (
@@ -65,7 +66,7 @@ class Page:
         self._module: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._background: list[asyncio.subprocess.Process] = []
-        self._running: list[Fork] = []
+        self._running: list[PipedFork] = []
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("REDIS_")}
 
     async def run(self) -> None:
@@ -130,7 +131,7 @@ class Page:
             self._printed += await self._finish(sys.executable, *arguments)
             return
         assert program == "bullpen", f"nobody runs {command!r}"
-        started = self._commands.start("command", *arguments, env=self._environment, cwd=Path.cwd())
+        started = self._commands.command(*arguments, env=self._environment, cwd=Path.cwd())
         if arguments[0] in _SERVES:
             self._running.append(started)
             told = await asyncio.to_thread(started.read, 90, _SERVES[arguments[0]])
@@ -178,7 +179,7 @@ def _write(name: str, source: str) -> None:
     Path(name).write_text(source)
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], _: Tell) -> int:
     """Run a page; its commands are forked from this process as it is now."""
     path = Path(words[0]).resolve()
     needs_server = "6379" in "".join(block.source for block in blocks_of(path.read_text()) if block.language != "sh")
@@ -195,4 +196,4 @@ def run(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    run(sys.argv[1:], print)

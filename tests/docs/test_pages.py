@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 def run_page(page: Path, forks: Forks) -> None:
     """Run its code in a new process. Where there is JavaScript on it, Node is needed."""
     node = node_environment() if "```js" in page.read_text() else {}
-    process = forks.start("page", str(page), env={**environment(), **node}, cwd=ROOT)
+    process = forks.page(page, env={**environment(), **node}, cwd=ROOT)
     try:
         ended = process.read(PATIENCE_S)
         said = (process.output + process.errors).decode()

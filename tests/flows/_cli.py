@@ -22,6 +22,7 @@ from unittest import mock
 
 from bullpen.cli import commands
 from bullpen.testing import Child
+from tests.forks import MergedChild
 
 COMMAND = (sys.executable, "-m", "bullpen.cli")
 _OURS = re.compile(r"BULLPEN_(?!TEST)|REDIS_")
@@ -79,7 +80,7 @@ def cli_process(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None
 def child(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Child:
     """Start a command that goes on; its stdout and stderr are read as one."""
     clean = {name: "" for name in os.environ if _OURS.match(name)}  # an empty variable counts as not set
-    return Child(["sh", "-c", 'exec "$@" 2>&1', "sh", *COMMAND, *arguments], cwd=cwd, env={**clean, **(env or {})})
+    return MergedChild([*COMMAND, *arguments], cwd=cwd, env={**clean, **(env or {})})
 
 
 class TerminalText:

@@ -7,7 +7,6 @@ be used like `Terminal`. Elsewhere: `test_terminal` compares one command with a 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -15,45 +14,27 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
-import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
+from bullpen.cli import commands
 from tests.flows._cli import Answer, TerminalText, environment
+from tests.forks import Fork, ForkServer, Tell, exit_code
 
-_REPOSITORY = Path(__file__).parents[2]
-_LONGEST_REQUEST = 100_000
 _END_OF_PART = "\x1e"
 """Follows what a command has written, on both terminals."""
-# Imported by commands only when they need it; here once for all.
-PRELOADED = ("bullpen.ledger", "bullpen.runs", "bullpen.messages", "bullpen.outbox", "bullpen._parts.ledger",
-             "bullpen._parts.messages", "bullpen._parts.outbox", "bullpen._parts.runs", "bullpen.ledger.migrate",
-             "alembic.command", "aiosqlite", "rich.live", "rich.progress", "rich.table", "uvloop")  # fmt: skip
 
 
 class Warm:
     """The process that forks."""
 
     def __init__(self) -> None:
-        self._ours, theirs = socket.socketpair()
-        screen, terminal = pty.openpty()  # consoles decide at import whether there are colours
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.flows._warm", str(theirs.fileno())],
-            cwd=_REPOSITORY,
-            env=environment({"TERM": "xterm-256color"}),
-            stdin=terminal,
-            stdout=terminal,
-            stderr=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-        )
-        self._screen = screen
-        theirs.close()
+        self._screen, terminal = pty.openpty()  # consoles decide at import whether there are colours
+        self._server = ForkServer.launch(__name__, env=environment({"TERM": "xterm-256color"}), stream=terminal)
         os.close(terminal)
 
     def start(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, rows: int = 40,
@@ -65,22 +46,17 @@ class Warm:
                 rows: int = 40, columns: int = 100) -> WarmTerminal:  # fmt: skip
         """Run several commands on one terminal, one after the other in one process; each has a part of what is seen."""
         pairs = [pty.openpty(), pty.openpty()]
-        status, told = os.pipe()
         for _, theirs in pairs:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        request = {
-            "commands": commands,
-            "cwd": str(cwd),
-            "env": environment({"TERM": "xterm-256color", **(env or {})}),
-        }
-        descriptors = [*(theirs for _, theirs in pairs), told]
-        socket.send_fds(self._ours, [json.dumps(request).encode()], descriptors)
-        if self._ours.recv(1) != b"+":
-            assert self._process.stderr is not None
-            raise AssertionError(f"the warm process has died: {self._process.stderr.read().decode()}")
-        for descriptor in descriptors:
-            os.close(descriptor)
-        return WarmTerminal(pairs[0][0], pairs[1][0], status)
+        (ours, terminal), (our_errors, errors) = pairs
+        fork = self._server.start(
+            f"{__name__}:run_session",
+            *(json.dumps(arguments) for arguments in commands),
+            streams=(terminal, terminal, errors),
+            env=environment({"TERM": "xterm-256color", **(env or {})}),
+            cwd=cwd,
+        )
+        return WarmTerminal(ours, our_errors, fork)
 
     def run(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, typed: str = "",
             timeout: float = 40) -> Answer:  # fmt: skip
@@ -92,20 +68,19 @@ class Warm:
         return Answer(code, terminal.text, terminal.error)
 
     def close(self) -> None:
-        self._ours.close()  # it ends when nobody can ask any more
-        self._process.communicate(timeout=10)
+        self._server.close()
         os.close(self._screen)
 
 
 class WarmTerminal(TerminalText):
     """A forked command on two terminals."""
 
-    def __init__(self, ours: int, errors: int, status: int) -> None:
+    def __init__(self, ours: int, errors: int, fork: Fork) -> None:
         self._descriptors = {ours: bytearray(), errors: bytearray()}
         self._open = set(self._descriptors)
         self._ours, self._errors = ours, errors
-        self._status = os.fdopen(status, "rb")
-        self.pid = int(self._status.readline())
+        self._fork = fork
+        self.pid = fork.pid
 
     @property
     def raw(self) -> bytes:  # type: ignore[override]  # an attribute there
@@ -137,10 +112,10 @@ class WarmTerminal(TerminalText):
         return out[number], err[number]
 
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._fork.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._fork.signal(signal.SIGCONT)
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -155,7 +130,7 @@ class WarmTerminal(TerminalText):
                 pass
             if time.monotonic() >= give_up:
                 raise AssertionError(f"it did not end:\n{self.text}\n{self.error}")
-            return int(self._status.readline() or -1)  # nothing: it was killed
+            return self._fork.lines()[-1]
         finally:
             self.close()
 
@@ -167,14 +142,13 @@ class WarmTerminal(TerminalText):
                 pass
             if time.monotonic() >= give_up:
                 raise AssertionError(f"it did not end:\n{self.text}\n{self.error}")
-            return [int(line) for line in self._status]
+            return self._fork.lines()
         finally:
             self.close()
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._status.close()
+        self._fork.signal(signal.SIGKILL)
+        self._fork.close()
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()
@@ -195,68 +169,19 @@ class WarmTerminal(TerminalText):
         return bool(ready)
 
 
-# In the process that forks ------------------------------------------------------------------------------------------
+# In the process that was forked -------------------------------------------------------------------------------------
 
 
-def _serve(requests: socket.socket) -> None:
-    import importlib
-    import threading
-
-    from bullpen.cli import commands
-
-    for module in PRELOADED:
-        importlib.import_module(module)
-    commands.tree()
-    _keep_what_was_measured()
-    assert threading.active_count() == 1, "threads do not survive a fork"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies; they tell their codes themselves
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)
-        if not request:
-            return
-        if os.fork() == 0:
-            requests.close()
-            _run(json.loads(request), commands.run, *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        requests.send(b"+")
-
-
-def _keep_what_was_measured() -> None:
-    """Store the coverage of all the imports once: what is not stored before the fork, every child stores again."""
-    if "coverage" in sys.modules:
-        import coverage
-
-        measured = coverage.Coverage.current()
-        if measured is not None:
-            measured.save()
-
-
-def _run(request: Any, run: Callable[[list[str]], int], terminal: int, errors: int, told: int) -> NoReturn:
-    code = 70
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.write(told, f"{os.getpid()}\n".encode())
-        os.setsid()
-        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)  # or Ctrl-C would signal nobody
-        for number, descriptor in enumerate((terminal, terminal, errors)):
-            os.dup2(descriptor, number)
-        os.close(terminal)
-        os.close(errors)
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
-        *before, last = request["commands"]
-        for arguments in before:
-            os.write(told, f"{exit_code(run, arguments)}\n".encode())
-            for stream in (sys.stdout, sys.stderr):
-                stream.write(_END_OF_PART)
-                stream.flush()
-            _forget_the_program(request["cwd"])
-        code = exit_code(run, last)
-    finally:
-        os.write(told, f"{code}\n".encode())
-        os._exit(code)
+def run_session(words: list[str], tell: Tell) -> int:
+    """Run commands one after the other; the codes of all but the last are told."""
+    *before, last = (json.loads(word) for word in words)
+    for arguments in before:
+        tell(exit_code(commands.run, arguments))
+        for stream in (sys.stdout, sys.stderr):
+            stream.write(_END_OF_PART)
+            stream.flush()
+        _forget_the_program(os.getcwd())
+    return exit_code(commands.run, last)
 
 
 def _forget_the_program(directory: str) -> None:
@@ -264,23 +189,3 @@ def _forget_the_program(directory: str) -> None:
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}"):
             del sys.modules[name]
-
-
-def exit_code(run: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command as the entry point does."""
-    try:
-        code = run(arguments)
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()  # as Python would
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
-
-
-if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))

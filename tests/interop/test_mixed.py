@@ -13,6 +13,7 @@ import redis
 
 from bullpen.queue import NewJob, Queue
 from bullpen.testing import Child, assert_sound
+from tests.forks import WarmChild
 
 from ._node import NodePeer, NodeTools
 from ._pypi import PyBullmqPeer
@@ -72,7 +73,7 @@ async def test_a_thousand_jobs_of_two_producers_and_two_workers_run_once_each(
 
 @contextmanager
 def our_worker(url: str, **options: int) -> Iterator[Child]:
-    with Child.module("tests.interop._our_worker", url, "q", json.dumps(options)) as child:
+    with WarmChild.module("tests.interop._our_worker", url, "q", json.dumps(options)) as child:
         yield child
 
 

@@ -24,6 +24,7 @@ from bullpen.messages import Messages, MessageStatus
 from bullpen.testing import Child
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.databases import MakeLedger
+from tests.forks import WarmChild
 from tests.messages.kit import at, make, person, set_clock
 from tests.messages.rabbit import rabbit_client, rabbit_names
 
@@ -69,7 +70,7 @@ class Arena:
             "die_after": die_after,
             "delay_s": delay_s,
         }
-        child = Child.module("tests.messages.chaos_process", json.dumps(order), cwd=ROOT)
+        child = WarmChild.module("tests.messages.chaos_process", json.dumps(order), cwd=ROOT)
         self.children.append(child)
         return child
 

@@ -18,10 +18,10 @@ from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Route
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.settings import Settings
-from bullpen.testing import Child
 from bullpen.testing.postgres import PostgresServer
 from bullpen.testing.receivers import HttpReceiver
 from tests.databases import ROLES, MakeLedger, item
+from tests.forks import WarmChild
 from tests.outbox.kit import SpyChannel, Told, rows, until_settled
 
 ROOT = Path(__file__).parents[2]
@@ -252,7 +252,7 @@ async def test_bullpen_run_runs_the_outbox(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT / 'src'}")
     (tmp_path / "outbox_shop.py").write_text(APP)
 
-    with Child.module("bullpen.cli", "run", "outbox_shop:app", cwd=tmp_path) as child:
+    with WarmChild.module("bullpen.cli", "run", "outbox_shop:app", cwd=tmp_path) as child:
         async with Ledger(f"sqlite:///{tmp_path / 'data' / 'ledger.sqlite3'}", make_directory=True) as ledger:
             await ledger.migrate()  # whoever is first makes the tables
             await ledger.outbox.enqueue(item(7, integration_type="print:x"))

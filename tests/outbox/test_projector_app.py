@@ -25,11 +25,11 @@ from bullpen.plugins.sources.kurrent import KurrentSource
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.source import SourceEvent
 from bullpen.settings import Settings
-from bullpen.testing import Child
 from bullpen.testing.contracts.source import an_event
 from bullpen.testing.kafka import MockKafka, need_kafka
 from bullpen.testing.kurrent import KurrentServer
 from bullpen.testing.receivers import Answer, HttpReceiver, Request, SmtpReceiver
+from tests.forks import WarmChild
 from tests.outbox.kit import PATIENCE_S, rows, until_settled
 
 Type = Callable[..., tuple[int, str, str]]
@@ -388,7 +388,7 @@ async def test_bullpen_run_starts_the_projector_alone(
     shop: str, sqlite_url: str, tmp_path: Path, make_ledger: Any
 ) -> None:
     ledger: Ledger = make_ledger(sqlite_url)
-    with Child.module("bullpen.cli", "run", shop, "--only", "projector", cwd=tmp_path) as child:
+    with WarmChild.module("bullpen.cli", "run", shop, "--only", "projector", cwd=tmp_path) as child:
         async with asyncio.timeout(PATIENCE_S):
             while await ledger.checkpoints.read("projector/default/route/payment") is None:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 
 from bullpen.queue import Job
 from bullpen.testing import Child
+from tests.forks import WarmChild
 from tests.queue._kit import Gate, Kit, nothing
 
 WORKER_SCRIPT = """
@@ -33,7 +34,7 @@ asyncio.run(main())
 
 
 def _start_worker(kit: Kit, *, concurrency: int = 10) -> Child:
-    return Child.code(WORKER_SCRIPT, kit.url, kit.name, str(concurrency))
+    return WarmChild.code(WORKER_SCRIPT, kit.url, kit.name, str(concurrency))
 
 
 def _ended(kit: Kit) -> int:

@@ -21,6 +21,7 @@ from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.queue import Connection, Job, Queue, RateLimit, Worker
 from bullpen.testing import Child, free_port
 from tests.conftest import StartServer
+from tests.forks import WarmChild
 from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
@@ -278,7 +279,7 @@ asyncio.run(main())
 
 class TestSignals:
     def program(self, kit: Kit, signals: str = "") -> Child:
-        return Child.code(PROGRAM.format(queue=kit.name, url=kit.url, signals=signals))
+        return WarmChild.code(PROGRAM.format(queue=kit.name, url=kit.url, signals=signals))
 
     @pytest.mark.requirement("X-121")
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -25,6 +25,7 @@ from bullpen.runs import Runs
 from bullpen.testing import Child, RedisServer
 from bullpen.testing.postgres import PostgresServer, need_postgres
 from tests.conftest import StartServer
+from tests.forks import WarmChild
 from tests.runs.kit import payload
 from tests.runs.test_isolation import LONG
 
@@ -83,7 +84,7 @@ class Arena:
             "die_at": die_at,
             "die_after": die_after,
         }
-        child = Child.module("tests.runs.chaos_process", json.dumps(order), cwd=ROOT)
+        child = WarmChild.module("tests.runs.chaos_process", json.dumps(order), cwd=ROOT)
         self.children.append(child)
         return child
 

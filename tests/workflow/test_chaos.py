@@ -23,6 +23,7 @@ from bullpen.settings import Settings
 from bullpen.testing import Child, RedisServer
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
+from tests.forks import WarmChild
 from tests.workflow.chaos_process import workflow_of
 from tests.workflow.stored import Stored, make_tables, redis_orders, sql_orders
 
@@ -45,7 +46,7 @@ class Arena:
         self.deaths = 0
 
     def start(self, *, die_after: int = 0) -> Child:
-        child = Child.module(
+        child = WarmChild.module(
             "tests.workflow.chaos_process", json.dumps({**self.order, "die_after": die_after}), cwd=ROOT
         )
         self.children.append(child)

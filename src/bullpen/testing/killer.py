@@ -69,15 +69,7 @@ class Child:
         self._read_up_to = 0
         self._closed = False
         self._command = list(command)
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-            cwd=cwd,
-            start_new_session=True,  # its own group: can be killed as a whole, and Ctrl-C at the test does not reach it
-        )
+        self._process = self._start({**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}, cwd)
         _reaper.watch_process(self._process.pid)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -230,6 +222,17 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.pid} {'running' if self.is_running else f'ended with {self.exit_code}'}>"
+
+    def _start(self, env: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,  # its own group: can be killed as a whole, and Ctrl-C at the test does not reach it
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)  # does nothing once the process was collected
