@@ -2,7 +2,7 @@
 second time.
 
 Measured is the first case of each test in the folders of the parts. Not measured: the further cases of a test with
-parameters; what tries the same code again beside other clients, brokers, clusters and faults; the processes that a test
+parameters; what tries the same code again beside other clients and faults; the processes that a test
 starts, unless it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without
 `coverage` nothing happens.
 """
@@ -17,10 +17,7 @@ from typing import Final
 
 import pytest
 
-AGAIN: Final = tuple(
-    f"tests/{folder}/"
-    for folder in ("bench", "chaos", "connections", "contracts", "docs", "first_hour", "interop", "matrix")
-)
+AGAIN: Final = tuple(f"tests/{folder}/" for folder in ("bench", "chaos", "docs", "first_hour", "interop"))
 """Folders that run once more what others run."""
 _CHILDREN: Final = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
@@ -41,11 +38,12 @@ class _Measured:
 
     @contextlib.contextmanager
     def _watched(self, item: pytest.Item) -> Iterator[None]:
-        test = item.nodeid.partition("[")[0]
+        function = getattr(item, "function", None)  # a contract has one function for all that keep it
+        test = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', item.nodeid)}"
         is_new = test not in self._seen
         self._seen.add(test)
         watching, watching_threads = sys.gettrace(), threading.gettrace()
-        if watching is None or (is_new and not test.startswith(AGAIN)):
+        if watching is None or (is_new and not item.nodeid.startswith(AGAIN)):
             yield
             return
         sys.settrace(None)

@@ -18,6 +18,7 @@ from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, child, cli_process
 
 
+@pytest.mark.measures_children
 def test_every_job_is_accounted_for_although_a_worker_is_killed(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
     answer = cli_process("demo", "--json", "--jobs", "400", "--duration", "2", cwd=tmp_path, env=env, timeout=110)

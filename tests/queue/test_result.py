@@ -396,7 +396,7 @@ class TestWithoutAsking:
 
         for count in (2, 30, 450):
             jobs = await queue.add_many([("a", number) for number in range(count)])
-            assert await soon(asyncio.gather(*(job.result(5_000) for job in jobs))) == [None] * count
+            assert await soon(asyncio.gather(*(job.result(30_000) for job in jobs))) == [None] * count
 
     async def test_a_duplicate_of_a_finished_job_answers_at_once(
         self, kit: Kit, monkeypatch: pytest.MonkeyPatch

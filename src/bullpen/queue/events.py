@@ -371,9 +371,16 @@ class ResultListener:
         """The job has finished, and no event has told so. Unless that is on its way, it is missing."""
         expected = self._register(job_id)
         expected.add_done_callback(lambda _: expected.cancelled() or expected.exception())
+        self._expect(job_id, expected)
+
+    def _expect(self, job_id: str, expected: asyncio.Future[Any]) -> None:
+        position = self._stream.position
 
         def judge() -> None:
             self._expecting.discard(handle)
+            if not expected.done() and self._stream.position != position:
+                self._expect(job_id, expected)  # the reader has fallen behind, and comes nearer
+                return
             if not expected.done():
                 telemetry.late_wakeup("results", queue=self._keys.name, job_id=job_id)
             self._forget(job_id, expected)
