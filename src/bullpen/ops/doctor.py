@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from bullpen.errors import BullpenError, ServerRefused
 from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
-from bullpen.queue import Connection, JobState, Queue
+from bullpen.queue import Connection, Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
 from bullpen.queue.late_wakeups import read_late_wakeups
@@ -83,6 +83,11 @@ async def _answers(subject: str, check: str, asked: AsyncIterator[Advice]) -> li
         async for advice in asked:
             found.append(advice)  # noqa: PERF401 - what was found before an error is kept
     except ServerRefused as error:
+        if "WRONGTYPE" in str(error):
+            text = f"a key of it has a type that no client writes: {error}"
+            fix = "find it with the command TYPE, then rename or delete it"
+            found.append(Advice(Level.BROKEN, subject, check, text, fix))
+            return found
         found.append(Advice(Level.UNKNOWN, subject, check, f"cannot be asked: {error}", _FIXES[Level.UNKNOWN]))
     except BullpenError as error:
         found.append(Advice(Level.BROKEN, subject, check, f"no answer: {error}", "ask again when it answers"))
@@ -216,6 +221,11 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
                 _ = job.data
             except BullpenError:
                 broken.append(job.id)
+    if ids := await queue.ids_without_job(count=_SAMPLE):
+        shown = _some([f"{job_id}: {why}" for job_id, why in ids.items()])
+        text = f"{_count(len(ids), 'id')} in line with no job behind ({shown})"
+        fix = "workers drop them, each with a log line; find the program that deletes or writes the keys of jobs"
+        yield Advice(Level.WARNING, subject, "ids without a job", text, fix)
     if broken:
         text = f"{len(broken)} jobs whose data no reader understands ({_some(broken)})"
         fix = "they fail for good when taken; find the producer that writes them"
@@ -226,9 +236,17 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     """Jobs that are stored and that no state lists, among the first that a scan meets."""
     lost = await queue.find_orphans(count=_SAMPLE)
     if lost:
-        text = f"{len(lost)} jobs are stored and in no state ({_some(lost)}): evicted keys, or deleting by hand"
+        jobs = [await queue.get_job(job_id) for job_id in lost]
+        unfinished = [job.id for job in jobs if job is not None and _can_be_restored(job)]
+        shown = _some(unfinished or lost)
+        verb = "is" if len(lost) == 1 else "are"
+        text = f"{_count(len(lost), 'job')} {verb} stored and in no state ({shown}): evicted keys, or deleting by hand"
+        if not unfinished:
+            fix = "they have finished or cannot be read: queue.remove_orphans() deletes them"
+            yield Advice(Level.WARNING, subject, "orphaned keys", text, fix)
+            return
         fix = f"they never run: `bullpen queues restore {queue.name}` puts those back in line that have not finished"
-        yield Advice(Level.WARNING, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
+        yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
@@ -243,6 +261,14 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
         level = Level.WARNING if sign.rule == "outbox_dead" else Level.BROKEN
         about = subject if sign.subject in ("outbox", "messages", "runs") else f"{subject} {sign.subject}"
         yield _advice(sign, about, level)
+
+
+def _can_be_restored(job: Job) -> bool:
+    return bool(job.name) and job.timestamp > 0 and not job.finished_on
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _some(ids: list[str]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.duration import to_ms
-from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
+from bullpen.errors import ConnectionLost, JobFailed, JobNotFound, ServerRefused
 from bullpen.queue._caller import until
 from bullpen.queue._children import remove_pending_children
 from bullpen.queue._line import seeking
@@ -52,6 +52,11 @@ async def repeat_read(door: Door, read: Callable[[], Awaitable[T]], *, within_s:
             if door.closed or time.monotonic() + wait_s > give_up_at:
                 raise
             await asyncio.sleep(wait_s)
+
+
+def is_wrong_type(error: Exception) -> bool:
+    """A key is not what its name says: no BullMQ client wrote it."""
+    return isinstance(error, ServerRefused) and "WRONGTYPE" in str(error)
 
 
 class QueueActions:
@@ -92,12 +97,20 @@ class QueueActions:
     async def command(self, *command: str | bytes | int) -> Any:
         return await repeat_read(self._door, lambda: self._door.call(*command), within_s=self._deadline_s)
 
-    async def commands(self, commands: list[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """Several reads in one write. Raises the first error among their replies."""
+    async def commands(
+        self,
+        commands: list[tuple[str | bytes | int, ...]],
+        *,
+        or_none: Callable[[Exception], bool] | None = None,
+    ) -> list[Any]:
+        """Several reads in one write. Raises the first error among their replies, except those that `or_none` names:
+        they are None."""
         replies = await repeat_read(self._door, lambda: self._door.call_many(commands), within_s=self._deadline_s)
-        for reply in replies:
+        for place, reply in enumerate(replies):
             if isinstance(reply, Exception):
-                raise reply
+                if or_none is None or not or_none(reply):
+                    raise reply
+                replies[place] = None
         return replies
 
     async def update_progress(self, job_id: str, progress: bytes) -> None:

@@ -389,6 +389,7 @@ class Worker:
             dead_letters=self._dead_letters,
             metrics_minutes=options.metrics_minutes,
             clock_offset_ms=options.clock_offset_ms,
+            on_dropped=self._reports.tell_dropped,
         )
 
     def _dead_letter_writer(self) -> DeadLetterWriter | None:
