@@ -171,7 +171,7 @@ def test_jobs_without_a_worker_are_a_problem(site: Site) -> None:
     answer = site.command("doctor")
 
     assert answer.code == 1
-    assert "queue reports: workers: 1 jobs wait and no worker is connected" in re.sub(r"\s+", " ", answer.out)
+    assert "queue reports: workers: 1 job waits and no worker is connected" in re.sub(r"\s+", " ", answer.out)
 
 
 def test_a_worker_does_what_has_waited_and_fails_in_sight(site: Site) -> None:

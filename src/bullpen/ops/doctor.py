@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, si
 from bullpen.queue import Connection, Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
-from bullpen.queue.late_wakeups import read_late_wakeups
+from bullpen.queue.late_wakeups import read_late_wakeups, read_note
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
@@ -139,14 +140,26 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
 async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, meta = await queue.counts(), await queue.meta()
     written_by = meta.get("version", "an unknown library")
-    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
-    if (late := read_late_wakeups(meta)) is not None:
-        count, last_at = late
-        text = (
-            f"{count} jobs were found only by a fallback poll of a worker, the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
-        )
-        fix = "find the client that adds jobs without setting the marker; see bullpen_late_wakeups_total"
-        yield Advice(Level.WARNING, subject, "late wake-ups", text, fix)
+    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {_count(counts.pending, 'job')} to do")
+    for where, note in read_late_wakeups(meta).items():
+        yield _late(subject, where, *note)
+
+
+_LATE_WAKEUPS: Final = {
+    "worker": ("job was", "jobs were", "the client that adds jobs without setting the marker"),
+    "results": ("wait for a result was", "waits for a result were", "what deletes or trims the events of the queue"),
+    "dispatcher": ("row was", "rows were", "the program that stores rows without a notification (notify=False)"),
+    "projector": ("event was", "events were", "the program that stores events without a notification (notify=False)"),
+}
+
+
+def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
+    """Work that nobody announced: it came late, by as much as the poll's interval."""
+    one, many, culprit = _LATE_WAKEUPS[where]
+    by = "of a worker" if where == "worker" else "" if where == "results" else f"of the {where}"
+    text = f"{count} {one if count == 1 else many} found only by a fallback poll {by}".rstrip()
+    text += f", the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
+    return Advice(Level.WARNING, subject, "late wake-ups", text, f"find {culprit}; see bullpen_late_wakeups_total")
 
 
 async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:
@@ -172,10 +185,11 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
     elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
-        text = f"{waiting} jobs wait and no worker is connected; the next has waited {age_ms // 1000} s"
+        text = f"{_count(waiting, 'job')} {_wait(waiting)} and no worker is connected"
+        text += f"; the next has waited {age_ms // 1000} s"
         yield Advice(Level.BROKEN, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
     elif not workers and counts.delayed:
-        text = f"{counts.delayed} delayed jobs, and no worker is connected"
+        text = f"{_count(counts.delayed, 'delayed job')}, and no worker is connected"
         yield Advice(
             Level.WARNING, subject, "workers", text, "start a worker before they are due: bullpen run MODULE:APP"
         )
@@ -198,7 +212,7 @@ def _is_node(fields: dict[str, str]) -> bool:
 async def _lost(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     unlocked = await queue.unlocked(count=_SAMPLE)
     if unlocked:
-        text = f"{len(unlocked)} active jobs without a lock ({_some(unlocked)}): their worker is gone"
+        text = f"{_count(len(unlocked), 'active job')} without a lock ({_some(unlocked)}): the worker is gone"
         fix = "any running worker of the queue gives them back within its stalled_interval"
         yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
 
@@ -207,7 +221,7 @@ async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     parents = await queue.jobs(JobState.WAITING_CHILDREN, count=_SAMPLE)
     blocked = [job.id for job in parents if not (await queue.children_counts(job)).pending]
     if blocked:
-        text = f"{len(blocked)} parents wait although no child is left ({_some(blocked)})"
+        text = f"{_count(len(blocked), 'parent')} {_wait(len(blocked))} although no child is left ({_some(blocked)})"
         yield Advice(
             Level.WARNING, subject, "blocked parents", text, f"bullpen jobs {queue.name} remove ID, add it again"
         )
@@ -227,7 +241,7 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         fix = "workers drop them, each with a log line; find the program that deletes or writes the keys of jobs"
         yield Advice(Level.WARNING, subject, "ids without a job", text, fix)
     if broken:
-        text = f"{len(broken)} jobs whose data no reader understands ({_some(broken)})"
+        text = f"{_count(len(broken), 'job')} whose data no reader understands ({_some(broken)})"
         fix = "they fail for good when taken; find the producer that writes them"
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
 
@@ -250,6 +264,8 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
+    from bullpen.ledger.late_wakeups import late_wakeups_in
+
     subject = f"ledger {ledger.database.address}"
     try:
         await ledger.check()
@@ -257,6 +273,9 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
         yield Advice(Level.BROKEN, subject, "schema", str(error), "bullpen migrate")
         return
     yield Advice(Level.GOOD, subject, "schema", "its tables are those of this program")
+    for where, text in (await late_wakeups_in(ledger)).items():
+        if where in _LATE_WAKEUPS and (note := read_note(text)) is not None:
+            yield _late(subject, where, *note)
     for sign in await ledger_signs(ledger, _LIMITS):
         level = Level.WARNING if sign.rule == "outbox_dead" else Level.BROKEN
         about = subject if sign.subject in ("outbox", "messages", "runs") else f"{subject} {sign.subject}"
@@ -269,6 +288,10 @@ def _can_be_restored(job: Job) -> bool:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _wait(number: int) -> str:
+    return "waits" if number == 1 else "wait"
 
 
 def _some(ids: list[str]) -> str:
