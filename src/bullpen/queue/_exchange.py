@@ -196,10 +196,13 @@ class Exchange:
         return args
 
     def _read(self, reply: Any) -> ExchangeReply:
-        lines, taken = reply[0], reply[1]
-        if len(reply) > 2 and self._on_dropped is not None:
-            texts = [raw.decode("utf-8", "replace") for raw in reply[2]]
-            self._on_dropped(list(zip(texts[::2], texts[1::2], strict=True)))
+        try:
+            lines, taken = reply  # nearly always
+        except ValueError:
+            lines, taken, dropped = reply
+            if self._on_dropped is not None:
+                texts = [raw.decode("utf-8", "replace") for raw in dropped]
+                self._on_dropped(list(zip(texts[::2], texts[1::2], strict=True)))
         _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
         begun = [now_ms, self._raw_worker_name]
