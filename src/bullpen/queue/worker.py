@@ -75,7 +75,7 @@ from bullpen.queue._scheduler import Schedulers
 from bullpen.queue._suspects import Suspects, Verdict, is_suspect
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
-from bullpen.queue._wire import Prompt
+from bullpen.queue._wire import Prompt, reason_of
 from bullpen.queue.job import Job
 from bullpen.queue.late_wakeups import note_late_wakeup
 from bullpen.queue.worker_options import RateLimit, WorkerOptions
@@ -467,7 +467,7 @@ class Worker:
             logger.warning(
                 "queue %r: a last look has no answer (%s); a job it took returns when its lock ends",
                 self.queue_name,
-                error or "no answer in time",
+                reason_of(error),
             )
             return
         self._start_all(reply.taken)
