@@ -222,7 +222,7 @@ class Browsing(QueuePart):
         if not next_in_line:
             return None
         now_ms = await _server_now_ms(self._ready())
-        return max(0, now_ms - min(job.timestamp + job.delay for job in next_in_line))
+        return max(0, now_ms - min(job.record.due_ms for job in next_in_line))
 
     async def counts_per_priority(self, priorities: Iterable[int] | None = None) -> dict[int, int]:
         """How many jobs wait with each priority; without arguments, with each that has any. 0 is none."""

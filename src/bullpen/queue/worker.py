@@ -236,6 +236,11 @@ class Worker:
         return self._has_begun
 
     @property
+    def is_closing(self) -> bool:
+        """True from the first `close` on: it takes no more jobs."""
+        return self._stopping
+
+    @property
     def is_ready(self) -> bool:
         """True while it is alive, its server is not known to be away, and it took or polled recently or may not: all
         its slots are taken, or it is limited or paused. An open TCP connection is no proof."""
@@ -628,7 +633,7 @@ class Worker:
     def _note_late_wakeup(self, reply: ExchangeReply) -> None:
         """The blocked read has waited for nothing, and the look after it found jobs. One that was added in that very
         moment was not overlooked by anybody."""
-        count = sum(reply.now_ms - job.timestamp - job.delay > _OVERLOOKED_MS for job in reply.taken)
+        count = sum(reply.now_ms - job.record.due_ms > _OVERLOOKED_MS for job in reply.taken)
         if count:
             noting = note_late_wakeup(self._actions, self._keys, [job.id for job in reply.taken], count, reply.now_ms)
             task = self._loop.create_task(noting, name="bullpen late wake-up")
