@@ -116,7 +116,9 @@ def speak_fully(level: int, *, as_json: bool = False) -> None:
 
 def _only_first_use(record: logging.LogRecord) -> bool:
     """Whoever types ten commands knows after the first one where the jobs are."""
-    return not (record.msg == embedded.USED and record.args and embedded.was_used(str(record.args[0])))
+    if record.msg != embedded.USED or not isinstance(record.args, tuple):
+        return True
+    return not embedded.was_used(str(record.args[0]))
 
 
 def speak_as_told(log_level: str, log_format: str) -> None:
