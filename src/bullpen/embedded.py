@@ -47,7 +47,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
-__all__ = ["EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path"]
+__all__ = ["USED", "EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path", "was_used"]
 
 _log = get_logger("bullpen.embedded")
 
