@@ -47,7 +47,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
-__all__ = ["EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path"]
+__all__ = ["USED", "EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path", "was_used"]
 
 _log = get_logger("bullpen.embedded")
 
@@ -438,13 +438,19 @@ _ELSEWHERE = "choose another directory with BULLPEN_DATA_DIR"
 _told: set[Path] = set()
 
 
+USED: Final = "using the embedded server in %s; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never"
+"""The line that a process writes before it uses a directory."""
+
+
 def _tell_once(place: Path) -> None:
     if place not in _told:
         _told.add(place)
-        _log.warning(
-            "using the embedded server in %s; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never",
-            place,
-        )
+        _log.warning(USED, place)
+
+
+def was_used(directory: str | Path) -> bool:
+    """Whether a server has been started there before."""
+    return (Path(directory) / _STAMP).exists()
 
 
 def _refuse_if_forbidden() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
+import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -236,3 +240,54 @@ async def test_a_greeting_that_is_not_answered_stops_adds_for_a_moment_only(
                 await asyncio.sleep(0.01)
 
     assert met > 1 and took_s < 1.0
+
+
+async def test_an_outage_of_a_frozen_server_is_as_long_as_it_was_silent(
+    start_server: StartServer, queue_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is noticed only when a command's time is up, and the first attempt after that may be the one that succeeds."""
+    server = start_server("valkey")
+    connection = Connection(server.url, command_timeout_ms=700, connect_timeout_ms=2_000)
+    async with Queue(queue_name, connection=connection) as queue:
+        await queue.add("before")
+        server.pause()
+        adding = asyncio.ensure_future(queue.add("meanwhile"))
+        await asyncio.sleep(2.2)
+        server.resume()
+        await soon(adding)
+    await connection.aclose()
+
+    (told,) = [record.getMessage() for record in caplog.records if "is back after" in record.getMessage()]
+    away = re.fullmatch(r"connection to \S+ is back after ([\d.]+) s", told)
+    assert away is not None, told
+    assert 1.9 <= float(away[1]) <= 3.5, told
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """The address of a port whose queue of connections is full: the kernel answers nobody any more."""
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_a_reason_is_never_empty(deaf: str, queue_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A timeout has no text of its own: "cannot connect to 10.0.0.7: " says nothing."""
+    connection = Connection(deaf, connect_timeout_ms=200)
+    with SyncQueue(queue_name, connection=connection, add_deadline=500) as blocking:
+        async with Queue(queue_name, connection=connection, add_deadline=500) as queue:
+            errors = await soon(
+                asyncio.gather(queue.add("mail"), asyncio.to_thread(blocking.add, "mail"), return_exceptions=True)
+            )
+    await connection.aclose()
+
+    for text in (*map(str, errors), *caplog.messages):
+        assert not text.rstrip().endswith(":"), text
+        assert ": )" not in text, text
+    assert any("cannot connect to" in text for text in (*map(str, errors), *caplog.messages))

@@ -171,7 +171,7 @@ def test_jobs_without_a_worker_are_a_problem(site: Site) -> None:
     answer = site.command("doctor")
 
     assert answer.code == 1
-    assert "queue reports: workers: 1 jobs wait and no worker is connected" in re.sub(r"\s+", " ", answer.out)
+    assert "queue reports: workers: 1 job waits and no worker is connected" in re.sub(r"\s+", " ", answer.out)
 
 
 def test_a_worker_does_what_has_waited_and_fails_in_sight(site: Site) -> None:
@@ -186,7 +186,7 @@ def test_a_worker_does_what_has_waited_and_fails_in_sight(site: Site) -> None:
     lines = worker.output.splitlines()
     failures = [line for line in lines if "of queue 'reports' failed" in line]
     assert "attempt 1 of 2" in failures[0]
-    assert "in 0.1 s: too many pages" in failures[0]
+    assert "in 0.1 s: ValueError: too many pages" in failures[0]
     assert "failed finally in attempt 2 of 2" in failures[1]
     assert len(failures) == 2
     assert "ValueError: too many pages" in worker.output, "the traceback"

@@ -224,6 +224,8 @@ def test_finished_jobs_show_why_they_failed_and_what_they_returned(redis_url: st
 
 
 def test_a_job_that_does_not_exist_is_exit_code_1(redis_url: str, tmp_path: Path) -> None:
+    on(redis_url, "emails", lambda queue: queue.add("welcome"))
+
     answer = cli("jobs", "show", "emails", "77", "--redis", redis_url, cwd=tmp_path)
 
     assert (answer.code, answer.out) == (1, "")
@@ -254,9 +256,11 @@ def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str,
     redis = ("--redis", redis_url)
 
     assert cli("queues", *redis, cwd=tmp_path).err == "no queues here yet\n"
+    assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
+    on(redis_url, "emails", lambda queue: queue.add("welcome"))
+    cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
     assert cli("jobs", "emails", *redis, cwd=tmp_path).err == "no jobs in 'emails'\n"
     assert cli("dead-letters", "emails", *redis, cwd=tmp_path).err == "no dead letters of 'emails'\n"
-    assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
 
 
 def test_a_queue_is_paused_and_resumed(redis_url: str, tmp_path: Path) -> None:
@@ -280,6 +284,42 @@ def test_a_misspelt_queue_is_neither_paused_nor_made(redis_url: str, tmp_path: P
     assert answer.code == 1
     assert "there is no queue 'emials' under the prefix 'bull'" in answer.err
     assert json.loads(cli("queues", "--redis", redis_url, "--json", cwd=tmp_path).out) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs", "list", "emials"),
+        ("jobs", "show", "emials", "1"),
+        ("jobs", "retry", "emials", "1"),
+        ("queues", "restore", "emials"),
+        ("dead-letters", "list", "emials"),
+        ("dead-letters", "list", "emials-dlq"),
+        ("schedules", "list", "emials"),
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_queue_is_no_empty_one(redis_url: str, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """A script that lists what failed must not go on because of a typing error, and a person wants the right name."""
+    for queue in ("emails", "orders"):
+        cli("jobs", "add", queue, "one", "--redis", redis_url, cwd=tmp_path)
+
+    answer = cli(*command, "--redis", redis_url, cwd=tmp_path)
+    as_json = cli(*command, "--redis", redis_url, "--json", cwd=tmp_path)
+    far = cli(*(word.replace("emials", "zzz") for word in command), "--redis", redis_url, cwd=tmp_path)
+
+    assert (answer.code, as_json.code, as_json.out) == (1, 1, "")
+    assert "there is no queue 'emials' under the prefix 'bull'; did you mean 'emails'?" in answer.err
+    assert "there is emails, orders" in far.err
+
+
+def test_a_queue_that_is_empty_is_an_empty_list(redis_url: str, tmp_path: Path) -> None:
+    cli("jobs", "add", "emails", "one", "--redis", redis_url, cwd=tmp_path)
+
+    listed = cli("jobs", "list", "emails", "--state", "failed", "--redis", redis_url, "--json", cwd=tmp_path)
+    letters = cli("dead-letters", "list", "emails", "--redis", redis_url, "--json", cwd=tmp_path)
+
+    assert (listed.code, listed.out, letters.code, letters.out) == (0, "[]\n", 0, "[]\n")
 
 
 def test_only_queues_under_the_prefix_are_seen(redis_url: str, tmp_path: Path) -> None:
@@ -308,7 +348,9 @@ def test_without_any_configuration_the_embedded_server_keeps_the_jobs_between_co
     listed = cli_process("jobs", "emails", "--json", cwd=tmp_path, env=env)
 
     assert added.out == "added job 1 to emails\n"
+    again = cli_process("jobs", "emails", cwd=tmp_path, env=env)
     assert "using the embedded server in" in added.err
+    assert again.err == "", "whoever types ten commands knows after the first one"
     assert [job["name"] for job in json.loads(listed.out)] == ["welcome"]
     assert listed.err == ""
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from bullpen.ledger import Ledger
 from bullpen.messages import MessageStatus
+from bullpen.plugins.transports.rabbitmq import DelayLadder
 from bullpen.ports.channel import Refused, Unavailable
+from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.conftest import MakeMessages
 from tests.messages.kit import Provider, Told, at, due_now, rows, set_clock, until_status
+from tests.messages.rabbit import rabbit_client, rabbit_names
 
 AnyClient = tuple[Any, str]
 
@@ -105,3 +109,31 @@ async def test_a_dead_letter_that_is_redriven_is_sent(
     (sent,) = await until_status(messages, 1)
 
     assert [call.idempotency_key for call in provider.calls] == [sent.id, sent.id]
+
+
+@pytest.mark.long  # a broker of its own is stopped and started again, and a delay of 20 s runs to its end
+@pytest.mark.requirement("S-52", "X-60")
+async def test_a_broker_that_was_away_before_the_due_time_delays_and_doubles_nothing(
+    make_messages: MakeMessages, ledger: Ledger, told: Told
+) -> None:
+    """What was left of the delay runs in full when it is back. The row is late then, and is published again without a
+    delay; the copy that the broker held back finds the message sent."""
+    names, provider = rabbit_names(), Provider(ledger=ledger)
+    with RabbitServer.start() as rabbit:
+        client = rabbit_client(rabbit.url, names, topology={"delays": DelayLadder(unit_ms=100, levels=9)})
+        messages = make_messages(provider, client=client, queue=names["queue_name"])
+        await due_now(messages, ledger)
+        set_clock(ledger, at("2026-03-14 08:59:40"))
+        await messages.scheduler().run_once()
+
+        await asyncio.to_thread(rabbit.stop)
+        await asyncio.to_thread(rabbit.restart)
+        set_clock(ledger, at("2026-03-14 09:00:31"))
+        await messages.scheduler().run_once()
+        await messages.sender().start()
+        (sent,) = await until_status(messages, 1)
+        assert told.of("messages.skipped") == [], "sent while the first copy was held back, not because that came"
+        await told.wait("messages.skipped")  # now it has come
+        await messages.aclose()
+
+    assert [call.idempotency_key for call in provider.calls] == [sent.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from bullpen import Connection, Job, Queue, Worker
+from bullpen import Bullpen, Connection, Job, Queue, Worker
 from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.doctor import Advice, Level, examine
 from bullpen.ops.signs import RULES
+from bullpen.outbox import EventRoutes
+from bullpen.plugins.sources.sql import SqlEvents
+from bullpen.settings import Settings
 from bullpen.testing import RedisServer
+from bullpen.testing.contracts.source import an_event
 from tests.conftest import StartServer
+from tests.databases import MakeLedger, item
 from tests.flows._cli import cli
+from tests.outbox.kit import SpyChannel
 
 
 def worst(found: list[Advice], subject: str) -> dict[str, Advice]:
@@ -84,12 +91,64 @@ async def test_a_queue_that_is_looked_after_is_good(redis_url: str) -> None:
 async def test_late_wakeups_are_told(redis_url: str, redis_server: RedisServer) -> None:
     async with Queue("mails", connection=redis_url) as queue:
         await queue.add("mail")
-    redis_server.command("HSET", "bull:mails:meta", "bplate", "3 1767225600000")
+    redis_server.command("HSET", "bull:mails:meta", "bplate", "3 1767225600000", "bplateres", "1 1767225600000")
 
-    told = worst(await ask(redis_url), "queue mails")["late wake-ups"]
+    told = [advice for advice in await ask(redis_url) if advice.check == "late wake-ups"]
 
-    assert "3 jobs" in told.message
-    assert "2026-01-01 00:00:00 UTC" in told.message
+    assert sorted(advice.message for advice in told) == [
+        "1 wait for a result was found only by a fallback poll, the last at 2026-01-01 00:00:00 UTC",
+        "3 jobs were found only by a fallback poll of a worker, the last at 2026-01-01 00:00:00 UTC",
+    ]
+    assert all(advice.level is Level.WARNING and advice.fix for advice in told)
+
+
+@pytest.mark.cuts_wakeups
+async def test_late_wakeups_of_dispatcher_and_projector_are_told_too(
+    redis_url: str, postgres_url: str, make_ledger: MakeLedger, tmp_path: Path
+) -> None:
+    """Rows and events of a program that does not notify, beside an app that relies on it. Whoever asks is another
+    process, so a counter in memory does not help."""
+    environ = {
+        "BULLPEN_DATABASE_URL": postgres_url,
+        "BULLPEN_REDIS_URL": redis_url,
+        "BULLPEN_EMBEDDED": "never",
+        "BULLPEN_OUTBOX_TICK_INTERVAL_MS": "300",
+    }
+    ledger, silent = make_ledger(postgres_url), make_ledger(postgres_url, notify=False)
+    app, spy, routes = Bullpen(settings=Settings.load(environ=environ, start=tmp_path)), SpyChannel(), EventRoutes()
+    app.outbox.route("webhook:*", spy)
+
+    @routes.on("payment.completed.v1", to="webhook:shop", since="beginning")
+    def paid(event: Any) -> dict[str, Any]:
+        return {"number": event.data["number"]}
+
+    app.projector(routes, source=SqlEvents(app.ledger, poll_ms=300))
+    running = asyncio.create_task(app.run(signals=False))
+    number = 0
+
+    async def until_told(what: str, write: Callable[[Ledger, int], Awaitable[Any]]) -> None:
+        """Nothing counts before the app listens, and only a notification shows that it does."""
+        nonlocal number
+        while True:
+            for writer in (ledger, silent):
+                number += 1
+                await write(writer, number)
+                await spy.until(number)
+            await asyncio.sleep(1.2)  # a notification has a second to come
+            found = [one.message for one in await ask(redis_url, ledger) if one.check == "late wake-ups"]
+            if any(what in message for message in found):
+                return
+
+    try:
+        async with asyncio.timeout(60):
+            await until_told("fallback poll of the dispatcher", lambda by, n: by.outbox.enqueue(item(n)))
+            await until_told(
+                "fallback poll of the projector",
+                lambda by, n: by.events.append(None, "payment-1", [an_event(n)]),
+            )
+    finally:
+        await app.stop()
+        await running
 
 
 async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_server: RedisServer) -> None:
@@ -117,7 +176,7 @@ async def test_jobs_that_wait_without_a_worker_are_a_problem_from_the_first_seco
         now = worst(await ask(redis_url), "queue mails")["workers"]
 
     assert (later.level, now.level) == (Level.WARNING, Level.BROKEN)
-    assert now.message.startswith("1 jobs wait and no worker is connected")
+    assert now.message.startswith("1 job waits and no worker is connected")
     assert now.fix == "start a worker: bullpen run MODULE:APP"
 
 
@@ -197,6 +256,8 @@ async def test_what_alerts_tell_of_the_doctor_finds_in_the_same_words(redis_url:
         advice = found[RULES[rule].check]
         assert (advice.level, bool(advice.fix)) == (Level.BROKEN, True), rule
     assert found["dispatcher"].subject == f"{address} webhook:late"
+    assert found["dispatcher"].message.startswith("1 row waits, ")
+    assert "`app.outbox`" in found["dispatcher"].fix, "an app without it runs no dispatcher"
 
 
 async def _execute(ledger: Ledger, statement: str, **values: Any) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bullpen import Connection, Job, Queue, Worker
 from bullpen.errors import JobFailed
 from bullpen.ledger import Ledger, tables
-from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource
+from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
 from bullpen.ops.exposition import render
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from tests.databases import item
@@ -45,7 +45,7 @@ def parsed(page: str) -> Numbers:
 @asynccontextmanager
 async def exporting(url: str, ledger: Ledger | None = None, timeout_s: float = 5.0) -> AsyncIterator[Exporter]:
     connection = Connection(url)
-    sources = [ServerSource(connection, "bull"), *([] if ledger is None else [LedgerSource(ledger)])]
+    sources: list[Source] = [ServerSource(connection, "bull"), *([] if ledger is None else [LedgerSource(ledger)])]
     exporter = Exporter(sources, timeout_s=timeout_s)
     try:
         yield exporter

@@ -273,3 +273,30 @@ async def test_a_program_that_only_stores_does_not_need_redis(sqlite_url: str) -
         assert (await app.health.report()).to_json() == {"live": True, "ready": True, "checks": {"ledger": "ok"}}
         _ = app.queue("mails")
         assert (await app.health.report()).checks["redis"], "it may add jobs now"
+
+
+async def test_a_process_that_shuts_down_says_so(redis_url: str) -> None:
+    """It must get no traffic, and whoever reads the page must not look for a worker that hangs."""
+    app = Bullpen(redis_url)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None:
+        begun.set()
+        await may_end.wait()
+
+    run = asyncio.create_task(app.run(signals=False))
+    await app.queue("mails").add("mail")
+    await asyncio.wait_for(begun.wait(), 20)
+    stopping = asyncio.create_task(app.stop())
+    async with asyncio.timeout(20):
+        while (report := await app.health.report()).ready:  # noqa: ASYNC110 - nobody tells when the stop has begun
+            await asyncio.sleep(0.01)
+    may_end.set()
+    await stopping
+    await run
+
+    assert report.live
+    assert report.checks["consumption"] == (
+        "this process is shutting down: the workers of mails take no more jobs, 1 job still runs"
+    )

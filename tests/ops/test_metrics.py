@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,34 @@ async def test_a_part_that_cannot_count_does_not_take_the_others_with_it(
     assert at("outbox_claim_duration_ms_count") in found, "what the process counted itself is there"
     assert "numbers of Away are missing" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("by", ["delay", "at"])
+async def test_waiting_begins_when_a_job_is_due(redis_url: str, by: str) -> None:
+    """Two hours of a delay that somebody asked for are no reason for an alarm, neither in the histogram nor in the age
+    of the next job."""
+    app = Bullpen(redis_url)
+    ended = asyncio.Event()
+
+    @app.handler("mails")
+    async def send(job: Job) -> None:
+        ended.set()
+
+    app.observe()
+    queue = app.queue("mails")
+    later: dict[str, Any] = {"delay": 1_500} if by == "delay" else {"at": datetime.now(UTC) + timedelta(seconds=1.5)}
+    await queue.add("later", **later)
+    await queue.pause()
+    async with running(app):
+        async with asyncio.timeout(20):
+            while not (await queue.counts()).waiting:  # noqa: ASYNC110 - promoted by the worker, which tells nobody
+                await asyncio.sleep(0.01)
+        age_ms = await queue.oldest_age_ms()
+        await queue.resume()
+        await asyncio.wait_for(ended.wait(), 20)
+        seen = await numbers(app)
+
+    assert age_ms is not None
+    assert age_ms < 1_000
+    assert seen[at("bullpen_job_wait_seconds_count", queue="mails")] == 1
+    assert seen[at("bullpen_job_wait_seconds_sum", queue="mails")] < 1.0

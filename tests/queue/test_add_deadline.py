@@ -10,9 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
-from bullpen import Bullpen, sync
+from bullpen import Bullpen, NewJob, sync
 from bullpen.errors import ConnectionLost, InvalidOption, OutcomeUnknown
+from bullpen.ops.tracing import install
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from tests.queue._kit import Kit, nothing, soon
 
@@ -29,6 +31,13 @@ def within(least_s: float, most_s: float) -> Iterator[None]:
 def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
     with FaultProxy(redis_server) as opened:
         yield opened
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    stop = install(TracerProvider())
+    yield
+    stop()
 
 
 def nobody() -> str:
@@ -151,3 +160,104 @@ async def test_what_is_no_duration_is_refused(kit: Kit, wrong: Any) -> None:
         await kit.queue().add("mail", add_deadline=wrong)
     with pytest.raises(InvalidOption, match="add_deadline"):
         sync.Queue(kit.name, connection=kit.url).add("mail", add_deadline=wrong)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_deadline": 300}], ids=["of the queue", "of the call"])
+async def test_an_unknown_outcome_names_the_job_whose_id_the_caller_gave(
+    kit: Kit, proxy: FaultProxy, options: dict[str, Any]
+) -> None:
+    """Whoever catches it looks that job up: the id must stand in a field, also when many adds shared the call."""
+    queue = kit.queue(connection=proxy.url, add_deadline=300)
+    await queue.add("first")
+
+    with proxy.stalled():
+        errors = await soon(
+            asyncio.gather(
+                queue.add("mail", job_id="order-7", **options),
+                queue.add("mail", job_id="order-8", **options),
+                queue.add("mail", **options),
+                return_exceptions=True,
+            )
+        )
+
+    assert [type(error) for error in errors] == [OutcomeUnknown] * 3
+    assert [(error.queue, error.job_id) for error in errors] == [
+        *((kit.name, "order-7"), (kit.name, "order-8")),
+        (kit.name, None),
+    ]
+    assert "'order-7'" in str(errors[0])
+    assert "by its id" not in str(errors[2])
+
+
+def test_an_unknown_outcome_of_a_blocking_add_names_it_too(proxy: FaultProxy, redis_url: str, queue_name: str) -> None:
+    with sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue:
+        queue.add("first")
+        with proxy.stalled(), pytest.raises(OutcomeUnknown, match="'order-7'") as one:
+            queue.add("mail", job_id="order-7")
+        queue.add("second")
+        with proxy.stalled(), pytest.raises(OutcomeUnknown) as many:
+            queue.add_many([NewJob("mail", options={"job_id": "order-8"})])
+
+    assert (one.value.job_id, many.value.job_id) == ("order-7", "order-8")
+
+
+async def test_the_deadline_of_a_call_holds_while_it_is_traced_too(kit: Kit, traced: None) -> None:
+    queue = kit.queue(connection=nobody())
+
+    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+        await queue.add("mail", add_deadline=200)
+    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+        await queue.add_many([("mail", 1)], add_deadline=200)
+
+
+async def test_reads_end_with_the_deadline_too(kit: Kit, proxy: FaultProxy) -> None:
+    """A page that lists jobs must not hang for a minute, whether nobody is there or somebody who says nothing."""
+    away = kit.queue(connection=nobody(), add_deadline=300)
+    with within(0, 1.5), pytest.raises(ConnectionLost):
+        await away.counts()
+    with within(0, 1.5), pytest.raises(ConnectionLost):
+        await away.get_job("1")
+
+    frozen = kit.queue(connection=proxy.url, add_deadline=300)
+    await frozen.add("mail")
+    with proxy.stalled(), within(0.25, 1.5), pytest.raises(ConnectionLost):
+        await frozen.counts()
+
+
+async def test_reads_of_a_queue_with_no_deadline_given_end_within_five_seconds(kit: Kit) -> None:
+    """It takes its time: what is tested is the default itself."""
+    url = nobody()
+    blocking = sync.Queue(kit.name, connection=url)
+
+    with within(4, 8):
+        answers = await soon(
+            asyncio.gather(
+                *(kit.queue(connection=url).counts(), asyncio.to_thread(blocking.counts)), return_exceptions=True
+            )
+        )
+
+    assert [type(answer) for answer in answers] == [ConnectionLost, ConnectionLost]
+
+
+def test_a_blocking_read_that_is_not_answered_speaks_of_no_job(proxy: FaultProxy, queue_name: str) -> None:
+    """Nothing was to be written: "look the job up before adding it again" would be nonsense."""
+    with sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue:
+        queue.add("first")
+        with proxy.stalled(), within(0.25, 1.5), pytest.raises(ConnectionLost, match=r"no answer within 0\.3 s"):
+            queue.counts()
+
+
+async def test_a_wait_for_a_result_outlives_an_outage_that_is_longer_than_the_deadline(
+    kit: Kit, proxy: FaultProxy
+) -> None:
+    """It has a timeout of its own, and the job goes on meanwhile."""
+    queue = kit.queue(connection=proxy.url, add_deadline=300)
+    job = await queue.add("mail")
+    with proxy.outage():
+        waiting = asyncio.ensure_future(job.result(timeout=20_000))
+        await asyncio.sleep(0.8)
+        assert not waiting.done()
+
+    await kit.drain(nothing, 1)
+
+    assert await soon(waiting) is None

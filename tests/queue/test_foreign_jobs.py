@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from bullpen import sync
 from bullpen.errors import WaitForChildren
-from bullpen.queue import Job
+from bullpen.ops.doctor import Level, examine
+from bullpen.queue import Connection, Job, JobState
 from tests.queue._kit import Kit, nothing
 
 JOBS = 250
@@ -142,3 +144,92 @@ async def test_jobs_stay_active_when_their_set_cannot_be_written(kit: Kit) -> No
 
     assert kit.ids("active") == ["1"]
     assert kit.lock("1") is not None
+
+
+def put_in_line_without_a_job(kit: Kit) -> None:
+    """What other programs leave behind: an id of a deleted hash, of a hash without a name, of a key of another type."""
+    kit.seed("nameless", only={"data": "{}", "opts": "{}", "timestamp": "1"})
+    kit.seed("gone", only={})
+    kit.command("LPUSH", kit.base + "list", "not a job")
+    kit.command("LPUSH", kit.base + "wait", "list")
+
+
+@pytest.mark.requirement("X-101")
+@pytest.mark.leaves_queue_broken  # a hash without a name and a list are left as they were found
+async def test_an_id_without_a_job_is_dropped_with_a_line(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever put it there waits for it; nothing else would say where it went."""
+    put_in_line_without_a_job(kit)
+    good = await kit.queue().add("good")
+
+    await kit.drain(nothing, 1)
+
+    assert await good.state() == "completed"
+    lines = {str(vars(line)["jobId"]): line.getMessage() for line in caplog.records if "dropped" in line.getMessage()}
+    assert set(lines) == {"nameless", "gone", "list"}
+    assert "has no name" in lines["nameless"]
+    assert "no job has this id" in lines["gone"]
+    assert "is no hash" in lines["list"]
+
+
+async def test_lines_about_ids_without_a_job_are_bounded(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(60):
+        kit.command("LPUSH", kit.base + "wait", f"gone-{number}")
+    await kit.queue().add("good")
+
+    await kit.drain(nothing, 1, concurrency=7)
+
+    lines = [line.getMessage() for line in caplog.records if "dropped" in line.getMessage()]
+    assert len(lines) == 10
+    assert "are not logged" in lines[-1]
+
+
+async def test_markers_of_old_clients_are_no_jobs_and_no_news(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    kit.command("LPUSH", kit.base + "wait", "0:1767225600000")
+    await kit.queue().add("good")
+
+    await kit.drain(nothing, 1)
+
+    assert [line.getMessage() for line in caplog.records if "dropped" in line.getMessage()] == []
+
+
+@pytest.mark.requirement("X-101")
+@pytest.mark.leaves_queue_broken
+async def test_a_key_of_another_type_hides_no_other_job(kit: Kit, redis_url: str) -> None:
+    queue = kit.queue()
+    first = await queue.add("good")
+    put_in_line_without_a_job(kit)
+    last = await queue.add("good")
+
+    assert [job.id for job in await queue.jobs(JobState.WAITING)] == [first.id, "nameless", last.id]
+    assert [job.id async for job in queue.iter_jobs(JobState.WAITING)] == [first.id, "nameless", last.id]
+    assert await queue.get_job("list") is None
+    assert await queue.state_of("list") == "unknown"
+    with sync.Queue(kit.name, connection=redis_url) as blocking:
+        assert blocking.get_job("list") is None
+    assert await queue.ids_without_job() == {
+        "nameless": "its hash has no name",
+        "gone": "no hash",
+        "list": "its key is no hash",
+    }
+
+
+@pytest.mark.leaves_queue_broken
+async def test_the_doctor_says_what_such_keys_are(kit: Kit, redis_url: str) -> None:
+    """ "Let this user run the command" helps nobody whose key has the wrong type."""
+    await kit.queue().add("good")
+    put_in_line_without_a_job(kit)
+    connection = Connection(redis_url)
+
+    found = {
+        advice.check: advice for advice in await examine(connection, "bull") if advice.subject == f"queue {kit.name}"
+    }
+    kit.command("SET", kit.base + "failed", "not a set")
+    broken = [advice for advice in await examine(connection, "bull") if advice.subject == f"queue {kit.name}"]
+    await connection.aclose()
+
+    assert "list: its key is no hash" in found["ids without a job"].message
+    assert not any("WRONGTYPE" in advice.message for advice in found.values())
+    wrong = [advice for advice in broken if "WRONGTYPE" in advice.message]
+    assert wrong
+    assert {advice.level for advice in wrong} == {Level.BROKEN}
+    assert not any("let this user" in advice.fix for advice in broken)

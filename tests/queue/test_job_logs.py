@@ -46,11 +46,12 @@ async def test_each_failed_attempt_is_one_warning_and_the_last_one_an_error(
     first, second = at(lines, logging.WARNING)
     (last,) = at(lines, logging.ERROR)
     assert first.getMessage() == (
-        f"job '{job.id}' (charge) of queue '{kit.name}' failed in attempt 1 of 3, the next one is in 0.02 s: no 1"
+        f"job '{job.id}' (charge) of queue '{kit.name}' failed in attempt 1 of 3, "
+        "the next one is in 0.02 s: Refused: no 1"
     )
     assert "attempt 2 of 3" in second.getMessage()
     assert last.getMessage() == (
-        f"job '{job.id}' (charge) of queue '{kit.name}' failed finally in attempt 3 of 3 (exhausted): no 3"
+        f"job '{job.id}' (charge) of queue '{kit.name}' failed finally in attempt 3 of 3 (exhausted): Refused: no 3"
     )
     assert first.exc_info is None
     assert last.exc_info is not None
@@ -68,7 +69,7 @@ async def test_a_retry_without_a_pause_says_so(kit: Kit, lines: pytest.LogCaptur
     await kit.drain(Failing(Refused("no")), 1)
 
     (warning,) = at(lines, logging.WARNING)
-    assert "the next one is due at once: no" in warning.getMessage()
+    assert "the next one is due at once: Refused: no" in warning.getMessage()
 
 
 async def test_start_and_end_are_debug_lines_with_the_duration(kit: Kit, lines: pytest.LogCaptureFixture) -> None:
@@ -231,3 +232,16 @@ async def test_sentry_gets_each_final_failure_with_its_traceback_and_attempts(ki
     (crumb,) = [crumb for crumb in event["breadcrumbs"]["values"] if crumb["category"] == "bullpen.worker"]
     assert "failed in attempt 1 of 2" in crumb["message"]
     assert "hunter2" not in crumb["message"]
+
+
+async def test_a_count_of_attempts_that_nobody_can_have_made_is_not_repeated(
+    kit: Kit, lines: pytest.LogCaptureFixture
+) -> None:
+    """Another client stored it, or somebody put a used-up job back in line."""
+    kit.seed("odd", opts='{"attempts": 2}', atm="9007199254740990", attemptsMade="9007199254740990")
+
+    await kit.drain(Failing(KeyError("id")), 1)
+
+    (error,) = at(lines, logging.ERROR)
+    assert "failed finally in an attempt beyond its 2 (exhausted): KeyError: 'id'" in error.getMessage()
+    assert not any("9007199254740991" in line.getMessage() for line in lines.records)

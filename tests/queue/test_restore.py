@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+from tests.flows._cli import cli
 from tests.queue._kit import Kit
 
 
@@ -62,3 +66,33 @@ async def test_a_job_in_a_paused_queue_is_restored_into_the_line_that_waits(kit:
     await kit.drain(nothing, 2)
     assert kit.redis.exists(kit.base + ids["done"])
     await queue.remove_orphans()
+
+
+async def test_jobs_are_restored_in_the_order_in_which_they_were_added(kit: Kit) -> None:
+    """A scan meets keys in any order; a payment must not overtake the one before it."""
+    queue = kit.queue()
+    jobs = await queue.add_many([("mail", number) for number in range(40)])
+    later = [await queue.add("mail", job_id=job_id) for job_id in ("b", "a")]
+    kit.command("HSET", kit.base + "b", "timestamp", 9_000_000_000_000)
+    kit.command("HSET", kit.base + "a", "timestamp", 9_000_000_000_001)
+    kit.command("DEL", kit.base + "wait")
+
+    assert await queue.restore_orphans() == 42
+
+    assert kit.ids("wait") == [*(job.id for job in jobs), *(job.id for job in later)]
+    await kit.drain(nothing, 42)
+
+
+async def test_a_job_that_could_be_restored_is_a_problem_for_the_doctor(kit: Kit, tmp_path: Path) -> None:
+    """It never runs, and nobody else says so: whoever checks the exit code must see it."""
+    await kit.queue().add("mail")
+    kit.command("DEL", kit.base + "wait")
+
+    told = await asyncio.to_thread(cli, "doctor", cwd=tmp_path, env={"BULLPEN_REDIS_URL": kit.url})
+
+    assert told.code == 1, told.out
+    assert "1 job is stored and in no state (1)" in told.out
+    assert f"bullpen queues restore {kit.name}" in told.out
+
+    await kit.queue().restore_orphans()
+    await kit.drain(nothing, 1)

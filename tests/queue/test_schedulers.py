@@ -61,6 +61,20 @@ async def test_the_option_decides_instead_of_the_machine(
     assert "names no time zone" not in caplog.text
 
 
+async def test_a_pattern_that_no_day_is_like_ends_with_one_error_line(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The 30th of February: as Node, we have no next time to store; whoever waits for it must be able to find out."""
+    job_id = put_scheduler(kit, "0 0 30 2 *", tz="UTC")
+
+    await kit.drain(nothing, 1)
+
+    (line,) = [line for line in caplog.records if line.levelno == logging.ERROR]
+    assert "'0 0 30 2 *'" in line.getMessage()
+    assert f"scheduler 's' ends with job '{job_id}'" in line.getMessage()
+    assert kit.zset("delayed") == {}
+
+
 async def test_an_unknown_zone_is_refused_at_once(kit: Kit) -> None:
     with pytest.raises(InvalidOption, match="tz"):
         kit.worker(nothing, scheduler_zone="Mars/Olympus")

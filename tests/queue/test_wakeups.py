@@ -452,6 +452,8 @@ class TestLateWakeups:
 
         assert await soon(waiting, within_s=5) == 7
         await kit.until(lambda: telemetry.late_wakeups().get("results", 0) == before + 1, "it is counted")
+        await kit.until(lambda: kit.redis.hget(kit.base + "meta", "bplateres"), "it is noted")
+        assert (await queue.meta())["bplateres"].startswith("1 ")
 
     def test_those_of_a_child_process_are_written_down(self, tmp_path: Path) -> None:
         """A test that starts programs sees theirs in this file."""

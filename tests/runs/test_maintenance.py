@@ -164,7 +164,7 @@ async def test_a_retry_while_redis_is_away_is_finished_by_maintenance(
         await stage.until_job(run_id, JobState.FAILED)
     nowhere = Connection("redis://127.0.0.1:1", command_timeout_ms=50)
     other = Runs(ledger, nowhere, options=RunOptions(**QUICK))  # type: ignore[arg-type]  # as in the kit
-    other.queue._add_deadline_s = other.queue._read_deadline_s = 0.05
+    other.queue._deadline_s = 0.05
 
     row = await other.service.retry(ALICE, run_id, actor="ada")
     with pytest.raises(ConnectionLost):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-from bullpen._kernel.logs import JobFilter
-from bullpen._kernel.scrub import scrub_lines
+from bullpen._kernel.logs import ID_FIELDS, JobFilter, id_values, is_id, is_scrubbed
+from bullpen._kernel.scrub import scrub_around, scrub_lines
 
 FIELDS: Final = (
     *("message", "jobId", "jobName", "queue", "urn", "runId", "tenantId", "userId", "correlationId", "traceId"),
@@ -35,13 +37,19 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """What was given as `extra`, our own names first; texts scrubbed, absent ones left out."""
     given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD and value is not None}
     ordered = [name for name in FIELDS if name in given] + [name for name in given if name not in FIELDS]
-    return {name: _clean(given[name]) for name in ordered}
+    ids = id_values(given)
+    return {name: given[name] if is_id(name, given[name]) else _clean(given[name], ids) for name in ordered}
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, ids: Sequence[str]) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return scrub_lines(str(value))
+    return scrub_around(str(value), ids)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The text, scrubbed whoever wrote it. The ids that the line has as fields stay in it."""
+    return record.getMessage() if is_scrubbed(record) else scrub_around(record.getMessage(), id_values(vars(record)))
 
 
 def _stack(record: logging.LogRecord) -> str | None:
@@ -61,7 +69,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
-            "message": scrub_lines(record.getMessage()),
+            "message": _message(record),
             **_fields_of(record),
         }
         if (stack := _stack(record)) is not None:
@@ -70,7 +78,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """One line for a person: time, level, part, text, then the fields that the text does not tell already."""
+    """One line for a person: time, level, part, text, then the fields: always those that say whose the line is, of the
+    others those that the text does not tell already."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -78,13 +87,22 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")[:-6]
-        text = scrub_lines(record.getMessage())
-        told = [f"{name}={value}" for name, value in _fields_of(record).items() if str(value) not in text]
+        text = _message(record)
+        told = [
+            f"{name}={value}"
+            for name, value in _fields_of(record).items()
+            if name in ID_FIELDS or not _tells(text, str(value))
+        ]
         line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
         if self._colour and (code := _COLOURS.get(record.levelno)):
             line = f"\x1b[{code}m{line}\x1b[0m"
         stack = _stack(record)
         return line if stack is None else f"{line}\n{stack}"
+
+
+def _tells(text: str, value: str) -> bool:
+    """Whether the value stands there by itself: the 7 of "17 s" is not the one of `tries=7`."""
+    return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 TELLS_PAYLOADS: Final = ("aiokafka", "aiosqlite", "httpcore2")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -20,7 +21,7 @@ from typing import Any, Final, Protocol
 from bullpen._kernel import tracing
 from bullpen._kernel.outcome import stack_of
 from bullpen._kernel.remote import RemoteError, qualified
-from bullpen._kernel.scrub import is_clean, scrub_lines
+from bullpen._kernel.scrub import is_clean, scrub_around, scrub_lines
 from bullpen._kernel.stack import MAX_CHAIN, text_of
 
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -34,6 +35,15 @@ class Subject(Protocol):
         ...
 
 
+ID_FIELDS: Final = frozenset(
+    (
+        *("jobId", "jobName", "queue", "urn", "runId", "tenantId", "correlationId", "traceId", "attempt"),
+        *("outboxId", "integrationType", "eventType", "worker"),
+    )
+)
+"""Fields that say whose a line is."""
+_NAME_LIKE: Final = re.compile(r"[\w.:{}/#-]{1,300}").fullmatch
+_CONVERSION: Final = re.compile(r"%[-#0 +]*(?:\d+|\*)?(?:\.\d+)?([a-zA-Z%])")
 _handled: ContextVar[Subject | None] = ContextVar("bullpen_handled", default=None)
 set_handled: Final = _handled.set
 """Called where user code begins, in a context of its own. Bound once: it is called for every job."""
@@ -69,18 +79,33 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class ScrubFilter(logging.Filter):
-    """Hides secrets in a record's error, arguments and fields. Lets every record pass."""
+    """Hides secrets in a record's error, text, arguments and fields. Lets every record pass.
+
+    Ids and names are no secrets, and a random one may look like a card's number or a key: the fields of `ID_FIELDS`
+    pass as they are, wherever their values stand. So does a text that our own lines show with `%r`, which they do with
+    names and ids only.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
         given = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        values = (*args, *given.values()) if args else (record.msg, *given.values())
         # All at once: nearly every line is clean, and to ask for each value took longer than all else about it.
-        if not is_clean("\n".join([text for text in map(_text, (*args, *given.values())) if text is not None])):
-            if args:
-                record.args = tuple(map(_clean, args))
-            vars(record).update({name: _clean(value) for name, value in given.items()})
+        if not is_clean("\n".join([text for text in map(_text, values) if text is not None])):
+            self._hide(record, args, given)
         scrub_error(record)
         return True
+
+    def _hide(self, record: logging.LogRecord, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        ids = id_values(given)
+        vars(record).update({name: _clean(value, ids) for name, value in given.items() if not is_id(name, value)})
+        if not args:
+            record.msg = _clean(record.msg, ids)
+            return
+        shown = [found[1] for found in _CONVERSION.finditer(str(record.msg)) if found[1] != "%"]
+        shown += [""] * (len(args) - len(shown))
+        ids += [value for value, how in zip(args, shown, strict=False) if how == "r" and isinstance(value, str)]
+        record.args = tuple(_clean(value, ids) for value in args)
 
 
 _SCRUB: Final = ScrubFilter()
@@ -226,6 +251,26 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, ids: Sequence[str]) -> Any:
     text = _text(value)
-    return value if text is None else scrub_lines(text)
+    return value if text is None else scrub_around(text, ids)
+
+
+def is_id(name: str, value: Any) -> bool:
+    """Whether this field holds an id or a name, in which nothing is hidden. A job's id is whatever it is; in the place
+    of another name somebody may have put a whole text, or a mail address."""
+    if name == "jobId":
+        return True
+    return name in ID_FIELDS and (not isinstance(value, str) or _NAME_LIKE(value) is not None)
+
+
+def id_values(fields: Mapping[str, Any]) -> list[str]:
+    """What stands in the fields that are ids and names."""
+    return [value for name, value in fields.items() if isinstance(value, str) and is_id(name, value)]
+
+
+def is_scrubbed(record: logging.LogRecord) -> bool:
+    """Whether the filter has seen this record: then whoever formats it need not look again, and must not. Text in which
+    one of our queues is called `password` would look like a secret that a known id only follows."""
+    logger = logging.root.manager.loggerDict.get(record.name)
+    return isinstance(logger, logging.Logger) and _SCRUB in logger.filters

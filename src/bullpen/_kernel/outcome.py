@@ -96,6 +96,8 @@ class Retry:
     delay_ms: int
     keeps_turn: bool = False
     """With no delay: before everything that waits, so that nothing overtakes it."""
+    error_type: str = field(default="", compare=False)
+    """The class of what was raised, for the log line."""
     is_logged: bool = field(default=False, compare=False)
     """Whoever judged has written the log line already."""
 
@@ -111,6 +113,11 @@ class Failed:
     """What was raised, for the log line. Not stored: it may hold secrets."""
     is_logged: bool = field(default=False, compare=False)
     """Whoever judged has written the log line already."""
+
+    @property
+    def error_type(self) -> str:
+        """The class of what was raised; empty when the reason tells of something else."""
+        return "" if self.error is None or self.cause is Cause.UNKNOWN_BACKOFF else type_name(self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,11 @@ def describe(error: BaseException) -> tuple[str, str]:
     return cut(text if is_clean else scrub_lines(_storable(text[:_SCRUBBED]))), stack
 
 
+def type_name(error: BaseException) -> str:
+    """The class of an error without its module, also of one that was raised in another process."""
+    return error.kind.rpartition(".")[2] if isinstance(error, RemoteError) else type(error).__name__
+
+
 def cut(text: str, limit: int = MAX_TEXT) -> str:
     """Bound a text, keeping its beginning."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -244,9 +256,9 @@ def _failed(
         return Failed(reason, stack, Cause.EXHAUSTED, error)
     match backoff:
         case None:
-            return Retry(reason, stack, 0)
+            return Retry(reason, stack, 0, error_type=type_name(error))
         case Backoff():
-            return Retry(reason, stack, backoff.delay_for(attempts_made, random))
+            return Retry(reason, stack, backoff.delay_for(attempts_made, random), error_type=type_name(error))
         case UnknownBackoff():
             unknown = f"no retry possible, backoff type {backoff.type!r} is not known to this worker; the error was: "
             return Failed(cut(unknown + reason), stack, Cause.UNKNOWN_BACKOFF, error)

@@ -9,6 +9,7 @@ telephones and cards.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 
@@ -77,6 +78,20 @@ def scrub_lines(text: str) -> str:
                 text = pattern.sub(instead, text)
                 break
     return _CARD.sub(_hide_card, text) if _may_hold_card(text) else text
+
+
+def scrub_around(text: str, ids: Iterable[str]) -> str:
+    """As `scrub_lines`, but these values stay: ids are no secrets, however much one looks like a card's number."""
+    scrubbed = scrub_lines(text)
+    if scrubbed == text:
+        return text
+    # Only those that would be hidden themselves: around any other, such as "1", a secret could be cut in two.
+    kept = [value for value in dict.fromkeys(ids) if value in text and scrub_lines(value) != value]
+    if not kept:
+        return scrubbed
+    anyone = "|".join(re.escape(value) for value in sorted(kept, key=len, reverse=True))
+    pieces = re.split(rf"((?<!\w)(?:{anyone})(?!\w))", text)
+    return "".join(piece if place % 2 else scrub_lines(piece) for place, piece in enumerate(pieces))
 
 
 def is_clean(text: str) -> bool:

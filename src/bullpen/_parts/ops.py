@@ -107,6 +107,11 @@ def check_workers(health: Health, workers: Callable[[], Iterable[Worker]]) -> No
         return f"no sign of life from the workers of {', '.join(hung)}" if hung else None
 
     async def check_consumption() -> str | None:
+        closing = [worker for worker in workers() if worker.is_closing]
+        if closing:
+            queues, running = ", ".join(each.queue_name for each in closing), sum(each.running for each in closing)
+            jobs = "job still runs" if running == 1 else "jobs still run"
+            return f"this process is shutting down: the workers of {queues} take no more jobs, {running} {jobs}"
         idle = [worker.queue_name for worker in workers() if not worker.is_ready]
         return f"the workers of {', '.join(idle)} have not taken or polled recently" if idle else None
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from bullpen.ledger import Ledger
+from bullpen.ledger.late_wakeups import noting_late_wakeups
 from bullpen.outbox import DeliveryWorkers, Dispatcher, DispatcherOptions, Outbox
 from bullpen.outbox.outbox import JOBS
 from bullpen.plugins.channels.queue import QueueChannel
@@ -61,7 +62,8 @@ class OutboxService:
             except BaseException:
                 await self.close()
                 raise
-            await self._ended.wait()
+            async with noting_late_wakeups(ledger, "dispatcher"):
+                await self._ended.wait()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         """Stop both at once: what the dispatcher still hands on waits in its queue for the next worker."""

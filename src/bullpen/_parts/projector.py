@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 from bullpen.ledger import Ledger
+from bullpen.ledger.late_wakeups import noting_late_wakeups
 from bullpen.outbox import EventRoutes, Projector, ProjectorMetrics, ProjectorOptions
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.source import EventSource
@@ -65,7 +66,8 @@ class ProjectorService:
         return None
 
     async def run(self, *, signals: bool | None = None) -> None:
-        await self.projector.run(signals=signals)
+        async with noting_late_wakeups(self.projector.ledger, "projector"):
+            await self.projector.run(signals=signals)
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         await self.projector.close(timeout)

@@ -7,6 +7,7 @@ was wrong; 3 the server cannot be reached; 4 the time given by --timeout is up; 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import logging
 import re
@@ -23,8 +24,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from bullpen import embedded
 from bullpen.app import Bullpen
 from bullpen.ops.logs import configure
+from bullpen.queue.browse import find_queues
 
 T = TypeVar("T")
 
@@ -42,6 +45,7 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
+_MOST_NAMED: Final = 10
 WIDE: Final = 10_000
 """Columns of a table that nobody looks at directly: a pipe must get all of the text."""
 
@@ -75,7 +79,18 @@ async def must_exist(app: Bullpen, queue: str) -> None:
     """A misspelt name must not look like an empty queue, nor make one."""
     keys = app.queue(queue).keys
     if not await app.connection.shared_door(keys.base).call("EXISTS", keys.meta):
-        raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; `bullpen queues` lists what there is")
+        names = await find_queues(app.connection, app.prefix)
+        raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; {_what_there_is(queue, names)}")
+
+
+def _what_there_is(queue: str, names: list[str]) -> str:
+    if not names:
+        return "there is none at all: check --redis and --prefix"
+    near = difflib.get_close_matches(queue, names, 3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}? `bullpen queues` lists all"
+    some = ", ".join(names[:_MOST_NAMED])
+    return f"there is {some}" + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
@@ -84,9 +99,11 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 def speak_plainly(*, as_json: bool) -> None:
-    """Log lines of a short command: errors, and which embedded server is used. Advice is for programs that stay."""
+    """Log lines of a short command: errors, and which embedded server is used, when that is new. Advice is for programs
+    that stay."""
     logging.basicConfig(level=logging.ERROR, format="bullpen: %(message)s", stream=sys.stderr, force=True)
     logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.WARNING)
+    logging.getLogger("bullpen.embedded").addFilter(_only_first_use)
 
 
 def speak_fully(level: int, *, as_json: bool = False) -> None:
@@ -94,6 +111,14 @@ def speak_fully(level: int, *, as_json: bool = False) -> None:
     configure(sys.stderr, level=level, as_json=as_json)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of every plug-in it loads
     logging.getLogger("bullpen.embedded").setLevel(logging.NOTSET)
+    logging.getLogger("bullpen.embedded").removeFilter(_only_first_use)
+
+
+def _only_first_use(record: logging.LogRecord) -> bool:
+    """Whoever types ten commands knows after the first one where the jobs are."""
+    if record.msg != embedded.USED or not isinstance(record.args, tuple):
+        return True
+    return not embedded.was_used(str(record.args[0]))
 
 
 def speak_as_told(log_level: str, log_format: str) -> None:

@@ -247,6 +247,8 @@ async def _list(
             found.append(letter)
             if len(found) == limit:
                 break
+        if not found:
+            await common.must_exist(app, queue.removesuffix(_SUFFIX))
         return await letters.depth(), found
 
 
@@ -255,6 +257,7 @@ async def _get(queue: str, entry: str, redis: str | None, prefix: str | None) ->
         letters = _letters_of(app, queue)
         letter = await letters.get(entry)
         if letter is None:
+            await common.must_exist(app, queue.removesuffix(_SUFFIX))
             raise JobNotFound(letters.queue_name, entry)
         return letter
 

@@ -245,6 +245,8 @@ async def _each(
             try:
                 await act(app.queue(queue), job_id)
             except (JobNotFound, JobStateConflict) as error:
+                if isinstance(error, JobNotFound):
+                    await common.must_exist(app, queue)
                 problems[job_id] = str(error)
     return problems
 
@@ -287,13 +289,17 @@ async def _list(
     queue: str, states: list[JobState], limit: int, redis: str | None, prefix: str | None
 ) -> list[tuple[JobState, Job]]:
     async with common.opened(redis, prefix) as app:
-        return [(state, job) for state in states for job in await list_jobs(app.queue(queue), state, count=limit)]
+        found = [(state, job) for state in states for job in await list_jobs(app.queue(queue), state, count=limit)]
+        if not found:
+            await common.must_exist(app, queue)
+        return found
 
 
 async def _read(queue: str, job_id: str, redis: str | None, prefix: str | None) -> tuple[JobState, Job, list[str]]:
     async with common.opened(redis, prefix) as app:
         job = await app.queue(queue).get_job(job_id)
         if job is None:
+            await common.must_exist(app, queue)
             raise JobNotFound(queue, job_id)
         return await job.state(), job, await job.logs()
 

@@ -76,7 +76,10 @@ def restore(
     async def work() -> int:
         async with common.opened(redis, prefix) as opened:
             with common.err.status("looking for jobs without a place"):
-                return await opened.queue(queue).restore_orphans()
+                count = await opened.queue(queue).restore_orphans()
+            if not count:
+                await common.must_exist(opened, queue)
+            return count
 
     restored = common.wait_for(work())
     if as_json:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from bullpen.errors import BullpenError, ServerRefused
 from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
-from bullpen.queue import Connection, JobState, Queue
+from bullpen.queue import Connection, Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
-from bullpen.queue.late_wakeups import read_late_wakeups
+from bullpen.queue.late_wakeups import read_late_wakeups, read_note
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
@@ -83,6 +84,11 @@ async def _answers(subject: str, check: str, asked: AsyncIterator[Advice]) -> li
         async for advice in asked:
             found.append(advice)  # noqa: PERF401 - what was found before an error is kept
     except ServerRefused as error:
+        if "WRONGTYPE" in str(error):
+            text = f"a key of it has a type that no client writes: {error}"
+            fix = "find it with the command TYPE, then rename or delete it"
+            found.append(Advice(Level.BROKEN, subject, check, text, fix))
+            return found
         found.append(Advice(Level.UNKNOWN, subject, check, f"cannot be asked: {error}", _FIXES[Level.UNKNOWN]))
     except BullpenError as error:
         found.append(Advice(Level.BROKEN, subject, check, f"no answer: {error}", "ask again when it answers"))
@@ -134,14 +140,26 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
 async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, meta = await queue.counts(), await queue.meta()
     written_by = meta.get("version", "an unknown library")
-    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {counts.pending} jobs to do")
-    if (late := read_late_wakeups(meta)) is not None:
-        count, last_at = late
-        text = (
-            f"{count} jobs were found only by a fallback poll of a worker, the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
-        )
-        fix = "find the client that adds jobs without setting the marker; see bullpen_late_wakeups_total"
-        yield Advice(Level.WARNING, subject, "late wake-ups", text, fix)
+    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {_count(counts.pending, 'job')} to do")
+    for where, note in read_late_wakeups(meta).items():
+        yield _late(subject, where, *note)
+
+
+_LATE_WAKEUPS: Final = {
+    "worker": ("job was", "jobs were", "the client that adds jobs without setting the marker"),
+    "results": ("wait for a result was", "waits for a result were", "what deletes or trims the events of the queue"),
+    "dispatcher": ("row was", "rows were", "the program that stores rows without a notification (notify=False)"),
+    "projector": ("event was", "events were", "the program that stores events without a notification (notify=False)"),
+}
+
+
+def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
+    """Work that nobody announced: it came late, by as much as the poll's interval."""
+    one, many, culprit = _LATE_WAKEUPS[where]
+    by = "of a worker" if where == "worker" else "" if where == "results" else f"of the {where}"
+    text = f"{count} {one if count == 1 else many} found only by a fallback poll {by}".rstrip()
+    text += f", the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
+    return Advice(Level.WARNING, subject, "late wake-ups", text, f"find {culprit}; see bullpen_late_wakeups_total")
 
 
 async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:
@@ -167,10 +185,11 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
     elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
-        text = f"{waiting} jobs wait and no worker is connected; the next has waited {age_ms // 1000} s"
+        text = f"{_count(waiting, 'job')} {_wait(waiting)} and no worker is connected"
+        text += f"; the next has waited {age_ms // 1000} s"
         yield Advice(Level.BROKEN, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
     elif not workers and counts.delayed:
-        text = f"{counts.delayed} delayed jobs, and no worker is connected"
+        text = f"{_count(counts.delayed, 'delayed job')}, and no worker is connected"
         yield Advice(
             Level.WARNING, subject, "workers", text, "start a worker before they are due: bullpen run MODULE:APP"
         )
@@ -193,7 +212,7 @@ def _is_node(fields: dict[str, str]) -> bool:
 async def _lost(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     unlocked = await queue.unlocked(count=_SAMPLE)
     if unlocked:
-        text = f"{len(unlocked)} active jobs without a lock ({_some(unlocked)}): their worker is gone"
+        text = f"{_count(len(unlocked), 'active job')} without a lock ({_some(unlocked)}): the worker is gone"
         fix = "any running worker of the queue gives them back within its stalled_interval"
         yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
 
@@ -202,7 +221,7 @@ async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     parents = await queue.jobs(JobState.WAITING_CHILDREN, count=_SAMPLE)
     blocked = [job.id for job in parents if not (await queue.children_counts(job)).pending]
     if blocked:
-        text = f"{len(blocked)} parents wait although no child is left ({_some(blocked)})"
+        text = f"{_count(len(blocked), 'parent')} {_wait(len(blocked))} although no child is left ({_some(blocked)})"
         yield Advice(
             Level.WARNING, subject, "blocked parents", text, f"bullpen jobs {queue.name} remove ID, add it again"
         )
@@ -216,8 +235,13 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
                 _ = job.data
             except BullpenError:
                 broken.append(job.id)
+    if ids := await queue.ids_without_job(count=_SAMPLE):
+        shown = _some([f"{job_id}: {why}" for job_id, why in ids.items()])
+        text = f"{_count(len(ids), 'id')} in line with no job behind ({shown})"
+        fix = "workers drop them, each with a log line; find the program that deletes or writes the keys of jobs"
+        yield Advice(Level.WARNING, subject, "ids without a job", text, fix)
     if broken:
-        text = f"{len(broken)} jobs whose data no reader understands ({_some(broken)})"
+        text = f"{_count(len(broken), 'job')} whose data no reader understands ({_some(broken)})"
         fix = "they fail for good when taken; find the producer that writes them"
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
 
@@ -226,12 +250,22 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     """Jobs that are stored and that no state lists, among the first that a scan meets."""
     lost = await queue.find_orphans(count=_SAMPLE)
     if lost:
-        text = f"{len(lost)} jobs are stored and in no state ({_some(lost)}): evicted keys, or deleting by hand"
+        jobs = [await queue.get_job(job_id) for job_id in lost]
+        unfinished = [job.id for job in jobs if job is not None and _can_be_restored(job)]
+        shown = _some(unfinished or lost)
+        verb = "is" if len(lost) == 1 else "are"
+        text = f"{_count(len(lost), 'job')} {verb} stored and in no state ({shown}): evicted keys, or deleting by hand"
+        if not unfinished:
+            fix = "they have finished or cannot be read: queue.remove_orphans() deletes them"
+            yield Advice(Level.WARNING, subject, "orphaned keys", text, fix)
+            return
         fix = f"they never run: `bullpen queues restore {queue.name}` puts those back in line that have not finished"
-        yield Advice(Level.WARNING, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
+        yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
+    from bullpen.ledger.late_wakeups import late_wakeups_in
+
     subject = f"ledger {ledger.database.address}"
     try:
         await ledger.check()
@@ -239,10 +273,25 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
         yield Advice(Level.BROKEN, subject, "schema", str(error), "bullpen migrate")
         return
     yield Advice(Level.GOOD, subject, "schema", "its tables are those of this program")
+    for where, text in (await late_wakeups_in(ledger)).items():
+        if where in _LATE_WAKEUPS and (note := read_note(text)) is not None:
+            yield _late(subject, where, *note)
     for sign in await ledger_signs(ledger, _LIMITS):
         level = Level.WARNING if sign.rule == "outbox_dead" else Level.BROKEN
         about = subject if sign.subject in ("outbox", "messages", "runs") else f"{subject} {sign.subject}"
         yield _advice(sign, about, level)
+
+
+def _can_be_restored(job: Job) -> bool:
+    return bool(job.name) and job.timestamp > 0 and not job.finished_on
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _wait(number: int) -> str:
+    return "waits" if number == 1 else "wait"
 
 
 def _some(ids: list[str]) -> str:

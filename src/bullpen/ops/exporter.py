@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
@@ -37,17 +37,19 @@ _S: Final = timedelta(seconds=1)
 T = TypeVar("T")
 
 
-class Source:
+class Source(Protocol):
     """Something that may be away."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     async def read(self) -> Sequence[Metric]:
         """All its numbers now; raises when it cannot."""
-        raise NotImplementedError
+        ...
 
     async def aclose(self) -> None:
         """Let go of what runs."""
+        ...
 
 
 class Exporter:
@@ -89,7 +91,7 @@ class Exporter:
 # Queues -------------------------------------------------------------------------------------------------------------
 
 
-class ServerSource(Source):
+class ServerSource:
     """All queues under a prefix, whoever wrote them."""
 
     name = "redis"
@@ -152,7 +154,7 @@ def _queue_metrics(looks: Iterable[QueueLook]) -> list[Metric]:
 # Ledger -------------------------------------------------------------------------------------------------------------
 
 
-class LedgerSource(Source):
+class LedgerSource:
     """Outbox, scheduled messages and runs, by the database's clock."""
 
     name = "ledger"
@@ -172,6 +174,9 @@ class LedgerSource(Source):
             self._is_checked = True
         # One after the other: a look needs no more than one connection of the database.
         return [*await self._outbox(), *await self._scheduled(), *await self._runs()]
+
+    async def aclose(self) -> None:
+        """Nothing runs between two looks, and the ledger belongs to whoever gave it."""
 
     async def _outbox(self) -> list[Metric]:
         from bullpen.ledger import OutboxStatus

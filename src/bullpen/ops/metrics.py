@@ -188,7 +188,7 @@ class WorkerMetrics:
         clock: ServerClock | None = getattr(job.actions, "clock", None)
         if clock is not None and job.attempts_made == 0:
             # By the server's clock. When a retry became due is not known: the hash keeps the creation time only.
-            waited_ms = max(0, clock.now_ms() - job.timestamp - job.delay)
+            waited_ms = max(0, clock.now_ms() - job.record.due_ms)
             self._observe("bullpen_job_wait_seconds", queue, waited_ms / 1000)
 
     def _observe(self, name: str, queue: str, value: float) -> None:

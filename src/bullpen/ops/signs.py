@@ -41,6 +41,8 @@ _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200
 _LONGEST_UNLISTED_S: Final = 300.0
 
+_RUN_OUTBOX: Final = "bullpen run MODULE:APP, where the module uses `app.outbox`: only then the app runs a dispatcher"
+
 Source = Literal["redis", "queues", "ledger"]
 
 
@@ -167,11 +169,11 @@ async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:
     age_ms = (await queue.oldest_age_ms() or 0) if to_do else 0
     if limits.no_worker_ms and to_do and age_ms >= limits.no_worker_ms and await queue.workers() == []:
         # Late too, of course, but for this reason: one cause, one sign.
-        text = f"{to_do} jobs and no worker; the next has waited {age_ms // 1000} s"
+        text = f"{to_do} {'job' if to_do == 1 else 'jobs'} and no worker; the next has waited {age_ms // 1000} s"
         yield Sign("no_worker", queue.name, age_ms, text, "start a worker: bullpen run MODULE:APP")
     elif limits.queue_late_ms and age_ms >= limits.queue_late_ms:
         is_paused = await queue.is_paused()
-        text = f"the next of {to_do} jobs has waited {age_ms // 1000} s" + (
+        text = f"the next of {to_do} {'job' if to_do == 1 else 'jobs'} has waited {age_ms // 1000} s" + (
             "; the queue is paused" if is_paused else ""
         )
         fix = f"bullpen queues resume {queue.name}" if is_paused else "more workers, or more concurrency"
@@ -211,16 +213,17 @@ async def _outbox_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
             late_ms = (now - due) // _MS
             waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and name not in off
             if waits and late_ms >= limits.outbox_late_ms:
-                text = f"{count} rows wait, the oldest was due {late_ms // 1000} s ago, and nobody has claimed it"
-                yield Sign("outbox_late", name, late_ms, text, "start an app with an outbox: bullpen run MODULE:APP")
+                rows = "row waits" if count == 1 else "rows wait"
+                text = f"{count} {rows}, the oldest was due {late_ms // 1000} s ago, and nobody has claimed it"
+                yield Sign("outbox_late", name, late_ms, text, _RUN_OUTBOX)
     if limits.outbox_claimed_ms:
         limit_at = now - limits.outbox_claimed_ms * _MS
         lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]
         if lost:
             some = f"{len(lost)}{' or more' if len(lost) == _MOST else ''}"
-            text = f"{some} rows are claimed, their lease ran out, and no dispatcher takes them back ({lost[0].id})"
-            fix = "start an app with an outbox: bullpen run MODULE:APP"
-            yield Sign("outbox_claimed", "outbox", len(lost), text, fix)
+            rows = "row is" if len(lost) == 1 else "rows are"
+            text = f"{some} {rows} claimed, the lease ran out, and no dispatcher takes them back ({lost[0].id})"
+            yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX)
 
 
 async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
@@ -239,7 +242,9 @@ async def _run_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
     idle = await ledger.runs.idle(longer_than_ms=limits.run_stuck_ms, limit=_MOST)
     if idle:
         some = f"{len(idle)}{' or more' if len(idle) == _MOST else ''}"
-        text = f"{some} runs have not ended, and nobody touched them for {limits.run_stuck_ms // 1000} s ({idle[0].id})"
+        runs = "run has" if len(idle) == 1 else "runs have"
+        for_s = limits.run_stuck_ms // 1000
+        text = f"{some} {runs} not ended, with no sign of life for {for_s} s ({idle[0].id})"
         yield Sign(
             "run_stuck", "runs", len(idle), text, "bullpen runs show ID; runs need a worker: bullpen run MODULE:APP"
         )

@@ -227,6 +227,10 @@ class Projector:
     # ---- routes and where they begin ----------------------------------------------------------------------------
 
     @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
     def _checkpoint(self) -> str:
         return f"projector/{self.name}"
 

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.duration import to_ms
-from bullpen.errors import ConnectionLost, JobFailed, JobNotFound
+from bullpen.errors import ConnectionLost, JobFailed, JobNotFound, ServerRefused
+from bullpen.queue._caller import until
 from bullpen.queue._children import remove_pending_children
 from bullpen.queue._line import seeking
 from bullpen.queue._redis import Door
@@ -29,20 +30,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RESULT_PATIENCE_S: Final = 60.0
+"""How long a wait for a result outlives a server that is away: it has a timeout of its own, and the job goes on."""
 _STATES = {state.value.encode(): state for state in JobState}
 
 
 async def repeat_read(door: Door, read: Callable[[], Awaitable[T]], *, within_s: float) -> T:
     """Repeat something that changes nothing, or nothing more when repeated, until it is answered or time is up."""
     give_up_at = time.monotonic() + within_s
+    # An open wire has a limit of its own, and nearly all reads need no other.
+    is_bounded = within_s >= door.connection.command_timeout_s and door.open_wire is not None
     while True:
         try:
-            return await read()
+            if is_bounded:
+                is_bounded = False
+                return await read()
+            async with until(give_up_at):
+                return await read()
         except ConnectionLost:
             wait_s = door.reconnect_wait_s()
             if door.closed or time.monotonic() + wait_s > give_up_at:
                 raise
             await asyncio.sleep(wait_s)
+
+
+def is_wrong_type(error: Exception) -> bool:
+    """A key is not what its name says: no BullMQ client wrote it."""
+    return isinstance(error, ServerRefused) and "WRONGTYPE" in str(error)
 
 
 class QueueActions:
@@ -83,12 +97,20 @@ class QueueActions:
     async def command(self, *command: str | bytes | int) -> Any:
         return await repeat_read(self._door, lambda: self._door.call(*command), within_s=self._deadline_s)
 
-    async def commands(self, commands: list[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """Several reads in one write. Raises the first error among their replies."""
+    async def commands(
+        self,
+        commands: list[tuple[str | bytes | int, ...]],
+        *,
+        or_none: Callable[[Exception], bool] | None = None,
+    ) -> list[Any]:
+        """Several reads in one write. Raises the first error among their replies, except those that `or_none` names:
+        they are None."""
         replies = await repeat_read(self._door, lambda: self._door.call_many(commands), within_s=self._deadline_s)
-        for reply in replies:
+        for place, reply in enumerate(replies):
             if isinstance(reply, Exception):
-                raise reply
+                if or_none is None or not or_none(reply):
+                    raise reply
+                replies[place] = None
         return replies
 
     async def update_progress(self, job_id: str, progress: bytes) -> None:
@@ -140,8 +162,12 @@ class QueueActions:
 
     async def read_result(self, job_id: str) -> tuple[bool, Any]:
         """(finished?, value). Raises JobFailed or JobNotFound."""
-        keys = self._keys
-        reply = await self.evaluate("read_result", [keys.job(job_id), keys.completed, keys.failed], [job_id])
+        names = [self._keys.job(job_id), self._keys.completed, self._keys.failed]
+        reply = await repeat_read(
+            self._door,
+            lambda: self._door.evaluate(SCRIPTS["read_result"], names, [job_id]),
+            within_s=RESULT_PATIENCE_S,
+        )
         match reply[0]:
             case b"completed":
                 return True, json.decode(reply[1], what="return value")

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, QueueFull
 from bullpen.queue._actions import QueueActions
-from bullpen.queue._caller import OBSERVE_EVERY_S, Caller
+from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, outcome_unknown
 from bullpen.queue._packing import (
     CALL_TTL_MS,
     MOST_BYTES_PER_CALL,
@@ -144,8 +144,13 @@ class _Batch:
         self.adder.on_trouble(self, error)
 
     def fail(self, error: Exception) -> None:
+        is_unknown = isinstance(error, OutcomeUnknown)
         for owner, _, count in self.parts:
-            _fail_part(owner, count, error)
+            own = error
+            if is_unknown and (job_id := _only_id(owner)):  # each caller is told of its own job
+                own = outcome_unknown(self.adder.queue_name, self.deadline_s, job_id)
+                own.__cause__ = error.__cause__
+            _fail_part(owner, count, own)
 
 
 class _Alone:
@@ -184,6 +189,13 @@ class _Alone:
 
 def _own_deadline(owner: OneJob | ManyJobs) -> float | None:
     return owner.deadline_s if isinstance(owner, ManyJobs) else None
+
+
+def _only_id(owner: OneJob | ManyJobs) -> str | None:
+    """The id that the caller gave its only job."""
+    if isinstance(owner, OneJob):
+        return owner.packed.job_id or None
+    return (owner.packed[0].job_id or None) if len(owner.packed) == 1 else None
 
 
 def _fail_part(owner: OneJob | ManyJobs, count: int, error: Exception) -> None:
@@ -239,6 +251,10 @@ class Adder:
         count from here."""
         self._when_idle: asyncio.Future[None] | None = None
 
+    @property
+    def queue_name(self) -> str:
+        return self._keys.name
+
     def add(self, packed: PackedJob, durability: Durability) -> asyncio.Future[Job]:
         """Send this job with the next call. The future tells what became of it."""
         if self._buffered >= self._max_buffered:
@@ -283,8 +299,7 @@ class Adder:
             _fail(owner.future, ConnectionLost(f"queue {queue!r}: nothing was written; no answer within {seconds:g} s"))
             return
         # It is under way: whoever repeats it knows best what to say, but may be waiting for its first answer.
-        why = f"queue {queue!r}: no answer within {seconds:g} s, the outcome is unknown"
-        error = OutcomeUnknown(f"{why}; look the job up by its id before adding it again", queue=queue)
+        error = outcome_unknown(queue, seconds or 0, _only_id(owner))
         timer = self._loop.call_later(_SAY_WITHIN_S, _fail, owner.future, error)
         owner.future.add_done_callback(lambda _: timer.cancel())
 

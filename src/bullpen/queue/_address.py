@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from bullpen._kernel.logs import showable
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import ConnectionLost, InvalidOption, require
 
 Command = tuple[str | bytes | int, ...]
@@ -147,10 +149,15 @@ class NoPassword(ConnectionLost):
 
 
 def _asked(password: Callable[[], str]) -> str:
+    failure: Exception | None = None
     try:
         given = password()
-    except Exception as error:
-        raise NoPassword(f"the password could not be asked for: {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - whatever it is, the password is not known
+        failure = error
+    if failure is not None:
+        # Raised here and not above: what the error says, and what it came from, may be the password itself.
+        why = f"{type(failure).__name__}: {scrub(str(failure))}" if str(failure) else type(failure).__name__
+        raise NoPassword(f"the password could not be asked for: {why}") from showable(failure)
     if not isinstance(given, str):
         raise NoPassword(f"the function for the password gave {type(given).__name__}, not text")
     return given

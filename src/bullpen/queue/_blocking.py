@@ -23,7 +23,7 @@ from bullpen.queue._discovery import Answer, Directory, Shard, Unavailable, pick
 from bullpen.queue._redis import Connection
 from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._watch import NEVER
-from bullpen.queue._wire import NOT_YET, ReplyError, keep_alive, new_reader, pack, translate
+from bullpen.queue._wire import NOT_YET, ReplyError, keep_alive, new_reader, pack, reason_of, translate
 from bullpen.wire.scripts import Script
 
 _SHORT: Final = 960
@@ -127,7 +127,7 @@ class BlockingWire:
             raise ConnectionLost(f"{self.endpoint} did not answer in time") from error
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"{self.endpoint}: {error}") from error
+            raise ConnectionLost(f"{self.endpoint}: {reason_of(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -233,7 +233,7 @@ def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     except ssl.SSLCertVerificationError as error:
         raise untrusted(endpoint, error) from error
     except OSError as error:
-        raise ConnectionLost(f"cannot connect to {endpoint}: {error or 'no answer in time'}") from error
+        raise ConnectionLost(f"cannot connect to {endpoint}: {reason_of(error)}") from error
 
 
 def _limit(open_socket: socket.socket, seconds: float) -> None:

@@ -180,7 +180,7 @@ class Caller:
         while True:
             opened = False
             try:
-                async with _until(give_up_at):
+                async with until(give_up_at):
                     await self._door.wire()
                     opened = True
                     try:
@@ -202,16 +202,22 @@ class Caller:
                 if left_s <= 0:
                     if not may_have_run:
                         raise ConnectionLost(f"queue {queue!r}: nothing was written; {error}") from error
-                    raise OutcomeUnknown(
-                        f"queue {queue!r}: no answer within {deadline_s:g} s, the outcome is unknown; "
-                        "look the job up by its id before adding it again",
-                        queue=queue,
-                    ) from error
+                    raise outcome_unknown(queue, deadline_s or 0) from error
             await asyncio.sleep(min(wait_s, left_s))
 
 
+def outcome_unknown(queue: str, deadline_s: float, job_id: str | None = None) -> OutcomeUnknown:
+    """The error of a call that may have been executed. `job_id`: of its only job, if the caller gave it one."""
+    why = f"queue {queue!r}: no answer within {deadline_s:g} s, the outcome is unknown"
+    if job_id:
+        text = f"{why}; look up job {job_id!r} before adding it again"
+    else:
+        text = f"{why}; it may be stored. Give jobs a `job_id`: then adding one again stores nothing twice"
+    return OutcomeUnknown(text, queue=queue, job_id=job_id or None)
+
+
 @contextlib.asynccontextmanager
-async def _until(give_up_at: float | None) -> AsyncIterator[None]:
+async def until(give_up_at: float | None) -> AsyncIterator[None]:
     """Raises ConnectionLost at that time (`time.monotonic`), or a moment from now when it has passed already."""
     left_s = None if give_up_at is None else max(_LAST_TRY_S, give_up_at - time.monotonic())
     try:

@@ -89,7 +89,9 @@ class Exchange:
         dead_letters: DeadLetterWriter | None,
         clock_offset_ms: int,
         metrics_minutes: int | None = None,
+        on_dropped: Callable[[Sequence[tuple[str, str]]], None] | None = None,
     ) -> None:
+        self._on_dropped = on_dropped
         self._script = SCRIPTS["exchange"]
         self._caller = Caller(door, self._script)
         self._clock = door.connection.clock
@@ -194,7 +196,13 @@ class Exchange:
         return args
 
     def _read(self, reply: Any) -> ExchangeReply:
-        lines, taken = reply
+        try:
+            lines, taken = reply  # nearly always
+        except ValueError:
+            lines, taken, dropped = reply
+            if self._on_dropped is not None:
+                texts = [raw.decode("utf-8", "replace") for raw in dropped]
+                self._on_dropped(list(zip(texts[::2], texts[1::2], strict=True)))
         _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
         begun = [now_ms, self._raw_worker_name]

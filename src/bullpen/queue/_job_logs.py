@@ -9,7 +9,10 @@ debugging. Fields of the job stand in `extra`, under the names of every log reco
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Sequence
+from typing import Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Failed, Retry
@@ -19,19 +22,29 @@ from bullpen.queue.job import Job
 logger = get_logger("bullpen.worker")
 
 
+_MOST_DROPPED: Final = 10
+"""Lines about ids without a job that one worker writes per minute: a foreign program may leave thousands."""
+_DROPPED: Final = {
+    "gone": "no job has this id; it was deleted by hand or evicted",
+    "name": "its hash has no name, so no client can run it; the hash is left as it is",
+    "type": "its key is no hash, so it is no job; the key is left as it is",
+}
+
+
 class JobLogs:
     """What one worker logs of its jobs."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
+        self._dropped_since, self._dropped = -math.inf, 0
         self._started: dict[Job, float] = {}  # only while starts and ends are logged
 
     def started(self, job: Job) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             self._started[job] = time.monotonic()
             logger.debug(
-                "job %r (%s) of queue %r starts, attempt %d of %d",
-                *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
+                "job %r (%s) of queue %r starts, %s",
+                *(job.id, job.name, self._queue, _attempt(job)),
                 extra=job.log_fields(),
             )
 
@@ -50,10 +63,10 @@ class JobLogs:
         self.ended(job, "failed")
         if not outcome.is_logged:
             logger.warning(
-                "job %r (%s) of queue %r failed in attempt %d of %d, the next one is %s: %s",
-                *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
+                "job %r (%s) of queue %r failed in %s, the next one is %s: %s",
+                *(job.id, job.name, self._queue, _attempt(job)),
                 f"in {outcome.delay_ms / 1000:g} s" if outcome.delay_ms else "due at once",
-                outcome.reason,
+                _with_type(outcome),
                 extra={**job.log_fields(), "error": outcome.reason, "retryInMs": outcome.delay_ms},
             )
 
@@ -61,9 +74,9 @@ class JobLogs:
         self.ended(job, "failed finally")
         if not outcome.is_logged:
             logger.error(
-                "job %r (%s) of queue %r failed finally in attempt %d of %d (%s): %s",
-                *(job.id, job.name, self._queue, job.attempts_made + 1, job.opts.attempts),
-                *(outcome.cause.value, outcome.reason),
+                "job %r (%s) of queue %r failed finally in %s (%s): %s",
+                *(job.id, job.name, self._queue, _attempt(job)),
+                *(outcome.cause.value, _with_type(outcome)),
                 exc_info=outcome.error,
                 extra={**job.log_fields(), "error": outcome.reason, "cause": outcome.cause.value},
             )
@@ -79,9 +92,37 @@ class JobLogs:
             extra={"jobId": job_id, "queue": self._queue},
         )
 
+    def dropped(self, dropped: Sequence[tuple[str, str]]) -> None:
+        now = time.monotonic()
+        if now - self._dropped_since > 60:
+            self._dropped_since, self._dropped = now, 0
+        for job_id, why in dropped:
+            self._dropped += 1
+            if self._dropped > _MOST_DROPPED:
+                continue
+            rest = "; more of them within this minute are not logged" if self._dropped == _MOST_DROPPED else ""
+            logger.error(
+                "id %r was dropped from the line of queue %r: %s%s",
+                *(job_id, self._queue, _DROPPED.get(why, why), rest),
+                extra={"jobId": job_id, "queue": self._queue},
+            )
+
     def suspect(self, job: Job) -> None:
         logger.warning(
             "job %r (%s) of queue %r stalled %d times and may have killed its workers; it runs alone now",
             *(job.id, job.name, self._queue, job.stalled_count),
             extra={**job.log_fields(), "stalledCount": job.stalled_count},
         )
+
+
+def _attempt(job: Job) -> str:
+    """Which attempt this is. A job that somebody put back in line may have used all of its own, and another client may
+    have stored any number."""
+    number, most = job.attempts_made + 1, job.opts.attempts
+    return f"attempt {number} of {most}" if number <= most else f"an attempt beyond its {most}"
+
+
+def _with_type(outcome: Retry | Failed) -> str:
+    """The reason with the error's type in front: "'id'" alone says nothing, "KeyError: 'id'" does."""
+    name = outcome.error_type
+    return outcome.reason if not name or outcome.reason == name else f"{name}: {outcome.reason}"

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import ConnectionLost
+from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue._blocking import BlockingWire, open_wire
-from bullpen.queue._outages import note_back, note_lost
+from bullpen.queue._outages import note_back, note_lost, note_refused
 from bullpen.queue._redis import Connection
-from bullpen.queue._wire import as_sent
+from bullpen.queue._wire import as_sent, reason_of
 from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS, Script
@@ -191,12 +191,16 @@ class Keepalive:
                 self._do_due(held, now)
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
+            was_in = place in self._wires
             self._forget_wire(place)
             if isinstance(error, ConnectionLost):
-                note_lost(self, where, error, time.monotonic())
+                note_lost(self, where, error, time.monotonic(), since=now)
             elif place not in self._told:
                 self._told.add(place)
-                logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, error)
+                if isinstance(error, ServerRefused) and not was_in:
+                    note_refused(where, error)
+                else:
+                    logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, reason_of(error))
             self._faulty.add(place)
         else:
             if place in self._faulty and place in self._wires:

@@ -38,7 +38,7 @@ from typing import Final, Literal, TypeVar
 
 from bullpen._kernel.ids import JOB_SUFFIXES, QUEUE_SUFFIXES, new_token
 from bullpen.errors import JobStateConflict
-from bullpen.queue._actions import QueueActions
+from bullpen.queue._actions import QueueActions, is_wrong_type
 from bullpen.queue._line import LineMoved, walk_line_strictly
 from bullpen.queue._part import literally
 from bullpen.wire.keys import QueueKeys
@@ -135,7 +135,8 @@ class _Court:
     async def judge(self, suspects: set[str]) -> None:
         """Delete the orphans among them; what was decided leaves the set. Raises LineMoved when some were not."""
         self._search = new_token()
-        marked, line = await self.delete([("job", job_id) for job_id in suspects])
+        order = await self._order(suspects)
+        marked, line = await self.delete([("job", job_id) for job_id in order])
         suspects &= marked
         if not suspects:
             return
@@ -146,9 +147,24 @@ class _Court:
             raise
         await self._unmark(met)
         suspects -= met
-        await self.delete([("job", job_id) for job_id in suspects], not_met=True)
+        await self.delete([("job", job_id) for job_id in order if job_id in suspects], not_met=True)
         await self._unmark(suspects)  # those that were taken meanwhile and are there
         suspects.clear()
+
+    async def _order(self, suspects: set[str]) -> list[str]:
+        """Those that go back in line do so in the order in which they were added: by time, then by id."""
+        if self._mode != "restore":
+            return list(suspects)
+        ids, added = list(suspects), list[tuple[int, int, str]]()
+        for page in _pages(ids, _IDS_PER_READ):
+            keys = [_raw(self._keys.base + job_id) for job_id in page]
+            times = await self._actions.commands([("HMGET", key, "timestamp") for key in keys], or_none=is_wrong_type)
+            for job_id, fields in zip(page, times, strict=True):
+                raw = (fields or [None])[0] or b""
+                # Ids that the server counts are numbers: 9 came before 10.
+                number = int(job_id) if job_id.isascii() and job_id.isdecimal() else 0
+                added.append((int(raw) if raw.isdigit() else 0, number, job_id))
+        return [job_id for _, _, job_id in sorted(added)]
 
     async def delete(self, candidates: Sequence[tuple[str, str]], *, not_met: bool = False) -> tuple[set[str], str]:
         """Returns the ids that are marked now and the key of the line in which jobs wait."""

@@ -26,8 +26,7 @@ from bullpen.wire.scripts import SCRIPTS
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
 ADD_DEADLINE_S: Final = 5.0
-"""How long an add waits for a server that is away: whoever serves a request must not hang."""
-READ_DEADLINE_S: Final = 60.0
+"""How long an add or a read waits for a server that is away: whoever serves a request must not hang."""
 CALL_TTL_MS: Final = 600_000
 VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 

@@ -40,7 +40,7 @@ from bullpen.queue._address import (
     verified_tls,
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
-from bullpen.queue._outages import forget, note_back, note_lost
+from bullpen.queue._outages import forget, note_back, note_lost, note_refused
 from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._wire import (
     FOREIGN_KEY,
@@ -54,6 +54,7 @@ from bullpen.queue._wire import (
     Wire,
     new_reader,
     pack,
+    reason_of,
     translate,
 )
 from bullpen.queue.checks import Facts, Verdict, judge_facts
@@ -358,7 +359,7 @@ class Connection:
         except (OSError, TimeoutError) as error:
             if wire is not None:
                 wire.close()
-            raise ConnectionLost(f"cannot connect to {endpoint}: {error or 'no answer in time'}") from error
+            raise ConnectionLost(f"cannot connect to {endpoint}: {reason_of(error)}") from error
         except BaseException:
             if wire is not None:
                 wire.close()
@@ -435,7 +436,7 @@ class Connection:
         except TimeoutError:
             reason = f"{self._address} did not answer within {timeout_ms} ms"
         except Exception as error:  # noqa: BLE001 - whoever asks for health wants an answer, not an exception
-            reason = str(error) or type(error).__name__
+            reason = reason_of(error)
         else:
             return True
         logger.error("BullMQ health check failed: %s", reason)
@@ -571,7 +572,6 @@ class Door:
         self._opening: asyncio.Lock = asyncio.Lock()
         self._failures = 0
         self._lost_at: str | None = None
-        self._refused_with = ""
         self._was_in = False
 
     @property
@@ -594,7 +594,8 @@ class Door:
             if self._wire is not None and not self._wire.broken:
                 return self._wire
             if self._wire is not None and self._lost_at is None:
-                self._note_lost(self._wire.why_broken, self._wire.broken_at)
+                self._note_lost(self._wire.why_broken, self._wire.broken_at, self._wire.silent_since)
+            began = time.monotonic()
             if self.connection.revive is not None:
                 await self.connection.locate()  # outside of what counts as lost: nobody is there yet to be lost
             try:
@@ -610,9 +611,10 @@ class Door:
                 self._failures += 1
                 self._moved_to = self._new_home(error, None)
                 was_lost = self._lost_at is not None
-                self._note_lost(error)
+                self._note_lost(error, since=began)
                 if was_lost and isinstance(error, ServerRefused):
-                    self._note_refused(error)
+                    assert self._lost_at is not None
+                    note_refused(self._lost_at, error)
                 if self._was_in and isinstance(error, ServerRefused):
                     # A password that is being changed, a certificate: whoever was let in once may be again.
                     raise ConnectionLost(str(error)) from error
@@ -624,7 +626,7 @@ class Door:
             self._was_in = True
             self._failures = 0
             self._moved_to, self._in_doubt = None, False
-            self._note_back(wire)
+            self._note_back(wire, began)
             return wire
 
     async def _revive(self, revive: Callable[[], None]) -> None:
@@ -632,7 +634,7 @@ class Door:
             await asyncio.get_running_loop().run_in_executor(None, revive)
         except Exception as error:
             # It may work the next time (a full disk, a port in use): a server that is away is no reason to crash.
-            raise ConnectionLost(f"the server could not be started again: {error}") from error
+            raise ConnectionLost(f"the server could not be started again: {reason_of(error)}") from error
 
     async def call(self, *command: str | bytes | int | float, within_s: float | None = None) -> Any:
         """One command, once."""
@@ -805,21 +807,14 @@ class Door:
             self._note_lost(reason)
 
     # A lasting fault is told when it begins and when it ends, not on every attempt, and once for all doors.
-    def _note_lost(self, reason: object, at: float | None = None) -> None:
+    def _note_lost(self, reason: object, at: float | None = None, since: float | None = None) -> None:
         if self._lost_at is None:
             # On a cluster each node comes and goes by itself.
             is_node = self.connection.is_cluster and self._wire is not None
             self._lost_at = str(self._wire.endpoint if is_node and self._wire else self.connection.address)
-        note_lost(self, self._lost_at, reason, time.monotonic() if at is None else at)
+        note_lost(self, self._lost_at, reason, time.monotonic() if at is None else at, since)
 
-    def _note_refused(self, error: ServerRefused) -> None:
-        """It is there, and does not let us in: somebody has to do something."""
-        if str(error) != self._refused_with:
-            self._refused_with = str(error)
-            logger.error("%s does not let us in (%s); trying again", self.connection.address, error)
-
-    def _note_back(self, wire: Wire) -> None:
-        self._refused_with = ""
+    def _note_back(self, wire: Wire, asked_at: float) -> None:
         if self._lost_at is not None:
-            note_back(self._lost_at, str(wire.endpoint))
+            note_back(self._lost_at, str(wire.endpoint), asked_at)
             self._lost_at = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from bullpen._kernel import json, telemetry
@@ -87,6 +87,10 @@ class Reports:
     def tell_suspect(self, job: Job) -> None:
         self._logs.suspect(job)
         self.tell("suspect", job)
+
+    def tell_dropped(self, dropped: Sequence[tuple[str, str]]) -> None:
+        """Ids that stood in line and have no job, each with what its key is."""
+        self._logs.dropped(dropped)
 
     def forget(self, job: Job) -> None:
         """Its outcome was refused, which was told as an error."""

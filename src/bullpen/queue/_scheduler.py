@@ -96,7 +96,14 @@ class Schedulers:
                     seed=seed if isinstance(seed, str) and seed else f"{scheduler_id} {pattern}",
                 )
             except NeverMatches:
-                return  # as Node ends it
+                # As Node ends it, but not without a word.
+                logger.error(
+                    "queue %r: scheduler %r ends with job %r: no day is like its pattern %r. Store it again with "
+                    "another pattern, where it is made",
+                    *(self._keys.name, scheduler_id, job.id, pattern),
+                    extra={"jobId": job.id, "queue": self._keys.name},
+                )
+                return
             if end_ms is not None and next_ms > end_ms:
                 return
         elif not every or read_int(str(every)) < 1:

@@ -126,6 +126,11 @@ def translate(error: BaseException) -> Exception:
     return ServerRefused(f"the server refused the command: {text}")
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, and never nothing: a timeout, for one, has no text."""
+    return str(error).strip() or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
 class Receiver(Protocol):
     """What gets a reply, from within the loop: a future, or something that acts at once. It must not raise."""
 
@@ -236,6 +241,8 @@ class Wire(asyncio.Protocol):
         self.broken = False
         self.why_broken = ""
         self.broken_at = 0.0
+        self.silent_since: float | None = None
+        """When the call was sent, or should have been answered, whose answer did not come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no subclass of asyncio's
@@ -346,6 +353,8 @@ class Wire(asyncio.Protocol):
 
     def _look_for_silence(self) -> None:
         if self._waiting and monotonic() > self._waiting[0][1]:
+            if math.isfinite(self._ping_within_s):  # the limit of all calls; those that block have more
+                self.silent_since = self._waiting[0][1] - self._ping_within_s
             self.close(f"{self.endpoint} did not answer in time")
         elif self._is_retired and not self._waiting:
             self.close()

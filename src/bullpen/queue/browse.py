@@ -16,7 +16,7 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
-from bullpen.queue._actions import QueueActions
+from bullpen.queue._actions import QueueActions, is_wrong_type
 from bullpen.queue._line import walk_line
 from bullpen.queue._part import QueuePart, id_of, literally
 from bullpen.queue._redis import Connection, Door
@@ -195,6 +195,26 @@ class Browsing(QueuePart):
         held = await actions.commands([("EXISTS", self._keys.lock(job_id)) for job_id in ids]) if ids else []
         return [job_id for job_id, is_held in zip(ids, held, strict=True) if not is_held]
 
+    async def ids_without_job(self, *, count: int = 100) -> dict[str, str]:
+        """Ids that stand in line with no job behind them, among the first `count` of each state that can run; and what
+        is wrong with each. Workers drop them. They come from deleting by hand, eviction, and foreign programs."""
+        check_int("count", count, minimum=1)
+        actions, base, found = self._ready(), self._keys.base.encode(), dict[str, str]()
+        for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED):
+            for line in _lines_of(self._keys, state):
+                ids = await line.page(actions, 0, count, newest_first=False)
+                if not ids:
+                    continue
+                names = await actions.commands([("HMGET", base + raw, "name") for raw in ids], or_none=is_wrong_type)
+                there = await actions.commands([("EXISTS", base + raw) for raw in ids])
+                for raw, name, is_there in zip(ids, names, there, strict=True):
+                    if name is None or name[0] is None:
+                        why = (
+                            "its key is no hash" if name is None else "its hash has no name" if is_there else "no hash"
+                        )
+                        found[raw.decode("utf-8", "replace")] = why
+        return {job_id: why for job_id, why in found.items() if not job_id.startswith("0:")}  # a marker of old clients
+
     async def oldest_age_ms(self) -> int | None:
         """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
         job waits. A retried job counts from its creation."""
@@ -202,7 +222,7 @@ class Browsing(QueuePart):
         if not next_in_line:
             return None
         now_ms = await _server_now_ms(self._ready())
-        return max(0, now_ms - min(job.timestamp + job.delay for job in next_in_line))
+        return max(0, now_ms - min(job.record.due_ms for job in next_in_line))
 
     async def counts_per_priority(self, priorities: Iterable[int] | None = None) -> dict[int, int]:
         """How many jobs wait with each priority; without arguments, with each that has any. 0 is none."""
@@ -453,12 +473,13 @@ def _check_states(states: JobState | Iterable[JobState] | None) -> tuple[JobStat
 
 
 async def _read(actions: QueueActions, keys: QueueKeys, ids: list[bytes]) -> list[Job | None]:
-    """The jobs of these ids; None for those that vanished meanwhile."""
+    """The jobs of these ids; None for those that vanished meanwhile, or whose key is no hash."""
     base = keys.base.encode()
     jobs: list[Job | None] = []
     for first in range(0, len(ids), _HASHES_PER_PAGE):
         page = ids[first : first + _HASHES_PER_PAGE]
-        for raw_id, flat in zip(page, await actions.commands([("HGETALL", base + raw) for raw in page]), strict=True):
+        hashes = await actions.commands([("HGETALL", base + raw) for raw in page], or_none=is_wrong_type)
+        for raw_id, flat in zip(page, hashes, strict=True):
             job_id = raw_id.decode("utf-8", "surrogateescape")
             jobs.append(Job(actions, JobRecord.parse(job_id, flat)) if flat else None)
     return jobs

@@ -24,7 +24,7 @@ from bullpen._kernel.duration import check_int
 from bullpen.errors import CorruptJob, JobNotFound, JobStateConflict, NotJson, require
 from bullpen.ports.dead_letters import DeadLetterChanged
 from bullpen.ports.edits import Edit, payload_fingerprint
-from bullpen.queue._actions import QueueActions
+from bullpen.queue._actions import QueueActions, is_wrong_type
 from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, original_data
 from bullpen.queue._line import walk_line
@@ -354,7 +354,7 @@ class DeadLetters:
     async def _read(self, ids: Sequence[bytes]) -> Sequence[DeadLetter]:
         """The entries of these ids; those that vanished are passed over."""
         base = self._entries.base.encode()
-        hashes = await self._actions.commands([("HGETALL", base + raw) for raw in ids])
+        hashes = await self._actions.commands([("HGETALL", base + raw) for raw in ids], or_none=is_wrong_type)
         return [
             self._letter(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
             for raw, flat in zip(ids, hashes, strict=True)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from bullpen._kernel import json, telemetry
+from bullpen._kernel import json
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ServerRefused
@@ -27,6 +27,7 @@ from bullpen.queue._late_results import PATIENCE_S, Circumstances, late_result, 
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue._wire import HOLE, Form, Receiver
 from bullpen.queue.job import JobState, Mark
+from bullpen.queue.late_wakeups import note_late_result
 from bullpen.wire.events import Event
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
@@ -281,6 +282,7 @@ class ResultListener:
         self._patience: deque[tuple[float, weakref.ref[asyncio.Future[Any]]]] = deque()
         self._patience_ends: asyncio.TimerHandle | None = None
         self._expecting: set[asyncio.TimerHandle] = set()
+        self._noting: set[asyncio.Task[None]] = set()
         self.heard: int | None = None
         """How many finished jobs were heard of so far; None while the position is not fixed."""
         self._ready: asyncio.Task[None] | None = None
@@ -382,7 +384,9 @@ class ResultListener:
                 self._expect(job_id, expected)  # the reader has fallen behind, and comes nearer
                 return
             if not expected.done():
-                telemetry.late_wakeup("results", queue=self._keys.name, job_id=job_id)
+                noting = expected.get_loop().create_task(note_late_result(self._actions, self._keys, job_id))
+                self._noting.add(noting)
+                noting.add_done_callback(self._noting.discard)
             self._forget(job_id, expected)
 
         handle = expected.get_loop().call_later(_EVENT_WITHIN_S, judge)
@@ -430,6 +434,8 @@ class ResultListener:
             self._patience_ends.cancel()
         for handle in self._expecting:
             handle.cancel()
+        if self._noting:
+            await asyncio.wait(self._noting)
         for task in (self._ready, self._reading):
             if task is not None:
                 task.cancel()

@@ -22,7 +22,7 @@ from bullpen.errors import JobStateConflict
 from bullpen.ports.dead_letters import DeadLetter, DeadLetterChanged, DeadLetterNotFound, check_unchanged
 from bullpen.ports.edits import Edit
 from bullpen.queue import dead_letter
-from bullpen.queue._actions import QueueActions
+from bullpen.queue._actions import QueueActions, is_wrong_type
 from bullpen.queue._actor import check_actor
 from bullpen.queue._letter import DeadLetterWriter, entry_id
 from bullpen.queue._packing import VERSION_FIELD
@@ -92,10 +92,9 @@ class FailedSetStore:
         for first in range(0, len(ids), _HASHES_PER_PAGE):
             page = ids[first : first + _HASHES_PER_PAGE]
             base = self._keys.base.encode()
-            for raw, flat in zip(
-                page, await self._actions.commands([("HGETALL", base + raw) for raw in page]), strict=True
-            ):
-                record = JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat)
+            hashes = await self._actions.commands([("HGETALL", base + raw) for raw in page], or_none=is_wrong_type)
+            for raw, flat in zip(page, hashes, strict=True):
+                record = JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat or [])
                 if record.exists:  # else it was removed meanwhile
                     letters.append(self._letter_of(Job(self._actions, record)))
         return letters

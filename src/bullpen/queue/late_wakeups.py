@@ -1,7 +1,8 @@
-"""Late wake-ups of workers: counted in the process, and noted at the queue, where an operator's command sees them.
+"""Late wake-ups of workers and of waits for results: counted in the process, and noted at the queue, where an
+operator's command sees them.
 
-In: jobs that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and a field of the queue's
-`meta`.
+In: jobs, and ends of jobs, that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and a field
+of the queue's `meta`.
 Clients that set no marker (BullMQ 4.x and older) wake nobody: what they leave as the version of the queue, or do not
 leave, exempts its jobs.
 """
@@ -20,28 +21,50 @@ from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")
 
-LATE_FIELD: Final = "bplate"
-"""Of `meta`: how many there were, and when the last one was."""
+LATE_FIELDS: Final = {"worker": "bplate", "results": "bplateres"}
+"""Of `meta`, by the loop that waited: how many there were, and when the last one was."""
 
 
 async def note_late_wakeup(
     actions: QueueActions, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
 ) -> None:
+    """A worker found so many jobs late."""
     try:
-        version, before = await actions.command("HMGET", keys.meta, "version", LATE_FIELD)
+        (version,) = await actions.command("HMGET", keys.meta, "version")
         if not _sets_markers(version):
             return
-        total = count + int((before or b"0").split()[0])
-        await actions.command("HSET", keys.meta, LATE_FIELD, f"{total} {now_ms}")
+        await _note(actions, keys, LATE_FIELDS["worker"], count, now_ms)
     except (BullpenError, ValueError) as error:
         logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
     telemetry.late_wakeup("worker", count, queue=keys.name, jobs=list(job_ids[:3]))
 
 
-def read_late_wakeups(meta: Mapping[str, str]) -> tuple[int, datetime] | None:
-    """How many there were at a queue, and when the last one was; None: none, or the field cannot be read."""
+async def note_late_result(actions: QueueActions, keys: QueueKeys, job_id: str) -> None:
+    """No event told whoever waits for this job that it has ended."""
+    telemetry.late_wakeup("results", queue=keys.name, job_id=job_id)
     try:
-        count, at_ms = map(int, meta.get(LATE_FIELD, "").split())
+        seconds, micros = map(int, await actions.command("TIME"))
+        await _note(actions, keys, LATE_FIELDS["results"], 1, seconds * 1000 + micros // 1000)
+    except (BullpenError, ValueError) as error:
+        logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
+
+
+async def _note(actions: QueueActions, keys: QueueKeys, field: str, count: int, now_ms: int) -> None:
+    (before,) = await actions.command("HMGET", keys.meta, field)
+    total = count + int((before or b"0").split()[0])
+    await actions.command("HSET", keys.meta, field, f"{total} {now_ms}")
+
+
+def read_late_wakeups(meta: Mapping[str, str]) -> dict[str, tuple[int, datetime]]:
+    """How many there were at a queue, and when the last one was, by the loop that waited."""
+    found = {where: read_note(meta.get(field, "")) for where, field in LATE_FIELDS.items()}
+    return {where: note for where, note in found.items() if note is not None}
+
+
+def read_note(text: str) -> tuple[int, datetime] | None:
+    """How many, and when the last one was; None: there is no note, or it cannot be read."""
+    try:
+        count, at_ms = map(int, text.split())
         return count, datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -22,7 +22,7 @@ from bullpen.errors import InvalidOption, QueueClosed, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._adder import Adder
 from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._packing import ADD_DEADLINE_S, READ_DEADLINE_S, pack_job, pack_jobs, read_add_deadline
+from bullpen.queue._packing import ADD_DEADLINE_S, PackedJob, pack_job, pack_jobs, read_add_deadline
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue.browse import Browsing
 from bullpen.queue.dead_letter import DeadLetters
@@ -59,8 +59,8 @@ class Queue(Browsing, Maintenance, Limits):
     """A named queue in Redis, shared with every BullMQ client that uses the same name and prefix.
 
     `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`. `add_deadline`
-    (ms or timedelta, 5 s by default) is how long an add waits for a server that is
-    away.
+    (ms or timedelta, 5 s by default) is how long an add, and every other call of this object, waits for a server that
+    is away.
     """
 
     def __init__(
@@ -86,8 +86,7 @@ class Queue(Browsing, Maintenance, Limits):
         if events_max_len is not None:
             check_int("events_max_len", events_max_len, minimum=1)
         self._events_max_len = events_max_len
-        self._add_deadline_s = ADD_DEADLINE_S if given_s is None else given_s
-        self._read_deadline_s = READ_DEADLINE_S if given_s is None else given_s
+        self._deadline_s = ADD_DEADLINE_S if given_s is None else given_s
         self._max_buffered = max_buffered
         self._dead_letter_keys = QueueKeys(self._keys.prefix, self._keys.dead_letter_name(dead_letter_suffix))
         self._connection = connection_for(connection, self._keys.base, self._dead_letter_keys.base)
@@ -141,7 +140,7 @@ class Queue(Browsing, Maintenance, Limits):
             with self._sending("add", name) as span:
                 packed = pack_job(name, data, self._defaults, options)
                 level = self._durability if durability is None else Durability.read(durability)
-                job = await self._sender().add(packed, level)
+                job = await self._add(packed, level, add_deadline)
                 span.note("messaging.message.id", job.id)
                 return job
         sender = self._sender()
@@ -149,7 +148,12 @@ class Queue(Browsing, Maintenance, Limits):
         if add_deadline is None:  # nearly all
             return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
         level = self._durability if durability is None else Durability.read(durability)
-        return (await sender.add_many([packed], level, read_add_deadline(add_deadline)))[0]
+        return await self._add(packed, level, add_deadline)
+
+    async def _add(self, packed: PackedJob, level: Durability, add_deadline: int | timedelta | None) -> Job:
+        if add_deadline is None:
+            return await self._sender().add(packed, level)
+        return (await self._sender().add_many([packed], level, read_add_deadline(add_deadline)))[0]
 
     async def add_many(
         self,
@@ -168,7 +172,8 @@ class Queue(Browsing, Maintenance, Limits):
                 sender, packed = self._sender(), pack_jobs(jobs, self._defaults)
                 span.note("messaging.batch.message_count", len(packed))
                 level = self._durability if durability is None else Durability.read(durability)
-                return await sender.add_many(packed, level) if packed else []
+                deadline_s = read_add_deadline(add_deadline)
+                return await sender.add_many(packed, level, deadline_s) if packed else []
         sender = self._sender()
         packed = pack_jobs(jobs, self._defaults)
         level = self._durability if durability is None else Durability.read(durability)
@@ -191,12 +196,12 @@ class Queue(Browsing, Maintenance, Limits):
             # First use, or first use in another loop (a test, a new asyncio.run): connections belong to one loop.
             self._loop = loop
             self._door: Door = self._connection.shared_door(self._keys.base)
-            self._actions = QueueActions(self._door, self._keys, deadline_s=self._read_deadline_s)
+            self._actions = QueueActions(self._door, self._keys, deadline_s=self._deadline_s)
             self._adder = Adder(
                 self._door,
                 self._keys,
                 self._actions,
-                deadline_s=self._add_deadline_s,
+                deadline_s=self._deadline_s,
                 max_buffered=self._max_buffered,
                 clock_offset_ms=self._clock_offset_ms,
                 before_first=None if self._events_max_len is None else self._write_options,

@@ -33,11 +33,12 @@ from bullpen.errors import (
     InvalidOption,
     JobFailed,
     JobNotFound,
-    OutcomeUnknown,
     QueueClosed,
     ServerRefused,
 )
+from bullpen.queue._actions import RESULT_PATIENCE_S
 from bullpen.queue._blocking import BlockingWire, open_wire
+from bullpen.queue._caller import outcome_unknown
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._late_results import Circumstances, late_result, lists_worker
@@ -46,7 +47,6 @@ from bullpen.queue._packing import (
     ADD_DEADLINE_S,
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
-    READ_DEADLINE_S,
     PackedJob,
     Stored,
     add_arguments,
@@ -141,8 +141,7 @@ class Queue:
         _fill_default()
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
-        self._add_deadline_s = ADD_DEADLINE_S if given_s is None else given_s
-        self._read_deadline_s = READ_DEADLINE_S if given_s is None else given_s
+        self._deadline_s = ADD_DEADLINE_S if given_s is None else given_s
         self._connection = connection_for(connection, self._keys.base)
         self._lock = threading.Lock()
         self._closed = False
@@ -174,7 +173,7 @@ class Queue:
         **options: Any,
     ) -> Job:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
-        deadline_s = read_add_deadline(add_deadline) or self._add_deadline_s
+        deadline_s = read_add_deadline(add_deadline) or self._deadline_s
         if replace_finished:
             options["replace_finished"] = replace_finished
         if tracing.tracer is None or "tm" in options:
@@ -190,7 +189,9 @@ class Queue:
             self._number += 1
             command = command_for_one(job, self._add_keys[0], self._keys.base, self._number)
             until = self._watch.begin(time.monotonic())
-            reply = self._call(lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until), deadline_s)
+            reply = self._call(
+                lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until), deadline_s, [job]
+            )
             self._watch.end(time.monotonic())
         stored = read_stored(reply)
         return self._stored_jobs(stored, (job,))[0] if stored.taken else Job(self, stored.record(job))
@@ -200,7 +201,7 @@ class Queue:
     ) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
         the whole is not."""
-        deadline_s = read_add_deadline(add_deadline) or self._add_deadline_s
+        deadline_s = read_add_deadline(add_deadline) or self._deadline_s
         with tracing.sending(*("bullmq", self.name, "addBulk"), bullmq__queue__name=self.name) as span:
             packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
             span.note("messaging.batch.message_count", len(packed))
@@ -215,7 +216,7 @@ class Queue:
             self._ready()
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
-            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args), deadline_s)
+            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args), deadline_s, adds=batch)
         return self._stored_jobs(read_stored(reply), batch)
 
     def _stored_jobs(self, stored: Stored, batch: Sequence[PackedJob]) -> list[Job]:
@@ -252,7 +253,8 @@ class Queue:
         # A client of its own: whoever waits must not keep other threads from adding.
         with contextlib.closing(_Listener(self._connection, self._keys)) as events:
             while True:
-                finished, value = self._read_result(job_id)
+                left_s = RESULT_PATIENCE_S if give_up_at is None else give_up_at - time.monotonic()
+                finished, value = self._read_result(job_id, within_s=min(RESULT_PATIENCE_S, max(left_s, 0)))
                 if finished:
                     return value
                 left_ms = _LISTEN_MS if give_up_at is None else int((give_up_at - time.monotonic()) * 1000)
@@ -304,12 +306,10 @@ class Queue:
             except StopIteration as end:
                 return JobState(end.value)
 
-    def _read_result(self, job_id: str) -> tuple[bool, Any]:
+    def _read_result(self, job_id: str, *, within_s: float) -> tuple[bool, Any]:
         keys = [self._keys.job(job_id), self._keys.completed, self._keys.failed]
-        kind, value = (
-            *self._locked(lambda wire: wire.evaluate(SCRIPTS["read_result"], keys, [job_id])),
-            None,
-        )[:2]
+        reply = self._locked(lambda wire: wire.evaluate(SCRIPTS["read_result"], keys, [job_id]), within_s)
+        kind, value = (*reply, None)[:2]
         match kind:
             case b"completed":
                 return True, json.decode(value, what="return value")
@@ -348,10 +348,10 @@ class Queue:
 
     # ---- talking to the server --------------------------------------------------------------------------------
 
-    def _locked(self, ask: Callable[[BlockingWire], Any]) -> Any:
+    def _locked(self, ask: Callable[[BlockingWire], Any], within_s: float | None = None) -> Any:
         with self._lock:
             self._ready()
-            return self._call(ask, self._read_deadline_s)
+            return self._call(ask, self._deadline_s if within_s is None else within_s)
 
     def _ready(self) -> None:
         if self._closed:
@@ -360,8 +360,13 @@ class Queue:
             # The parent's socket stays open in the parent; here it is only forgotten.
             self._begin()
 
-    def _call(self, ask: Callable[[BlockingWire], Any], deadline_s: float) -> Any:
-        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered."""
+    def _call(
+        self, ask: Callable[[BlockingWire], Any], deadline_s: float, adds: Sequence[PackedJob] | None = None
+    ) -> Any:
+        """Ask until the server answers or time is up. What is asked changes nothing when repeated, or is numbered.
+
+        `adds`: the jobs that this call stores. Then the error says whether it may have done so.
+        """
         now = time.monotonic()
         give_up_at = now + deadline_s
         if now > self._stale_at:
@@ -391,12 +396,11 @@ class Queue:
             self._drop()
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
+                if adds is None:
+                    raise ConnectionLost(f"queue {self.name!r}: no answer within {deadline_s:g} s; {cause}") from cause
                 if may_have_run:
-                    raise OutcomeUnknown(
-                        f"queue {self.name!r}: no answer within {deadline_s:g} s, the outcome is unknown; "
-                        "look the job up by its id before adding it again",
-                        queue=self.name,
-                    ) from cause
+                    job_id = adds[0].job_id if len(adds) == 1 else None
+                    raise outcome_unknown(self.name, deadline_s, job_id) from cause
                 raise ConnectionLost(f"queue {self.name!r}: nothing was written; {cause}") from cause
             time.sleep(min(wait_s, left_s))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

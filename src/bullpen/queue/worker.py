@@ -75,7 +75,7 @@ from bullpen.queue._scheduler import Schedulers
 from bullpen.queue._suspects import Suspects, Verdict, is_suspect
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
-from bullpen.queue._wire import Prompt
+from bullpen.queue._wire import Prompt, reason_of
 from bullpen.queue.job import Job
 from bullpen.queue.late_wakeups import note_late_wakeup
 from bullpen.queue.worker_options import RateLimit, WorkerOptions
@@ -236,6 +236,11 @@ class Worker:
         return self._has_begun
 
     @property
+    def is_closing(self) -> bool:
+        """True from the first `close` on: it takes no more jobs."""
+        return self._stopping
+
+    @property
     def is_ready(self) -> bool:
         """True while it is alive, its server is not known to be away, and it took or polled recently or may not: all
         its slots are taken, or it is limited or paused. An open TCP connection is no proof."""
@@ -389,6 +394,7 @@ class Worker:
             dead_letters=self._dead_letters,
             metrics_minutes=options.metrics_minutes,
             clock_offset_ms=options.clock_offset_ms,
+            on_dropped=self._reports.tell_dropped,
         )
 
     def _dead_letter_writer(self) -> DeadLetterWriter | None:
@@ -466,7 +472,7 @@ class Worker:
             logger.warning(
                 "queue %r: a last look has no answer (%s); a job it took returns when its lock ends",
                 self.queue_name,
-                error or "no answer in time",
+                reason_of(error),
             )
             return
         self._start_all(reply.taken)
@@ -627,7 +633,7 @@ class Worker:
     def _note_late_wakeup(self, reply: ExchangeReply) -> None:
         """The blocked read has waited for nothing, and the look after it found jobs. One that was added in that very
         moment was not overlooked by anybody."""
-        count = sum(reply.now_ms - job.timestamp - job.delay > _OVERLOOKED_MS for job in reply.taken)
+        count = sum(reply.now_ms - job.record.due_ms > _OVERLOOKED_MS for job in reply.taken)
         if count:
             noting = note_late_wakeup(self._actions, self._keys, [job.id for job in reply.taken], count, reply.now_ms)
             task = self._loop.create_task(noting, name="bullpen late wake-up")

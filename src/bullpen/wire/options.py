@@ -156,6 +156,8 @@ class JobOptions:
             wire["backoff"] = self.backoff.to_wire()
         if self.delay_ms:
             wire["delay"] = self.delay_ms
+        if (at_ms := self.at_ms) is not None:
+            wire["bpat"] = at_ms  # the hash keeps a delay only until it has passed
         if priority := self.wire_priority:
             wire["priority"] = priority
         if self.lifo:
@@ -434,6 +436,10 @@ class WireOptions:
     tm: str | None = None
     has_repeat: bool = False
     """Made by a job scheduler of the old kind."""
+    delay_ms: int = 0
+    """As given when the job was added."""
+    at_ms: int | None = None
+    """The instant that was given instead of a delay."""
     raw: bytes = field(default=b"{}", repr=False, compare=False)
 
     @staticmethod
@@ -486,6 +492,8 @@ def _parse(raw: bytes) -> WireOptions:
         stack_trace_limit=_read_bound(stored.get("stackTraceLimit")),
         tm=trace if isinstance(trace, str) else None,
         has_repeat=bool(stored.get("repeat")),
+        delay_ms=max(0, _read_int(stored.get("delay"), 0)),
+        at_ms=_read_bound(stored.get("bpat")),
         raw=raw,
     )
 

@@ -107,6 +107,15 @@ class JobRecord:
         return self._int(b"delay")
 
     @property
+    def due_ms(self) -> int:
+        """When the job could first run. The field `delay` is 0 again as soon as it is due; its options keep what was
+        asked for."""
+        opts = self.opts
+        if opts.at_ms is not None:
+            return max(self.timestamp, opts.at_ms)
+        return self.timestamp + max(self.delay, opts.delay_ms)
+
+    @property
     def priority(self) -> int:
         return self._int(b"priority")
 

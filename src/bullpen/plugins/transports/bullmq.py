@@ -334,7 +334,7 @@ def _delivery_of(job: Job, handed: _Handed) -> Delivery:
 
 
 def _waited_ms(job: Job, handed: _Handed) -> int:
-    return max(0, handed.consumer.now_ms() - job.timestamp - job.delay)
+    return max(0, handed.consumer.now_ms() - job.record.due_ms)
 
 
 def _headers_of(carried: str | None) -> dict[str, str]:

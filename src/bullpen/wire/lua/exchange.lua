@@ -27,7 +27,7 @@
            waiting-children
          rule is "all", "none" or "<count>:<age ms>:<limit>"
   Reply  { lines, { taken: values of the fields that read_taken reads, of a job that was tried before also its last error and
-         its stacks, id } }
+         its stacks, id }, and only where ids without a job were dropped: { id, why ("gone", "name", "type"), ... } }
          lines: call_number   now   code per settled job, with commas   limited_ms   next_due_ms   more ("1" or "0")   and what is
          for the next call. In one text: a number in a reply costs the server more than all of them written.
          codes: 0 done, 2 done, but the dead letter could not be written, -1 no job, -2 no lock, -3 not active,
@@ -48,6 +48,7 @@ end
 local wait_key, active_key, prioritized_key, delayed_key = base .. "wait", base .. "active", base .. "prioritized", base .. "delayed"
 local limiter_key, pc_key, events_key = base .. "limiter", base .. "pc", base .. "events"
 local MANUAL_LIMIT, SHORT, LOOK_AT_FULL_MS = 9007199254740991, 500, 200
+local MOST_TOLD = 20 -- ids that were dropped, each with its reason
 local MOST_BYTES = 8388608 -- of data per call; what does not fit is put back
 
 -- A call about one job costs the server more for Lua and for each way into a command than for the commands themselves. So what can be
@@ -112,7 +113,7 @@ if record then
         end
       end
     end
-    return { record, taken }
+    return { record, taken, dropped }
   elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
@@ -409,7 +410,7 @@ if settle_count > 0 then
 end
 
 -- Take.
-local taken, taken_ids = {}, {}
+local taken, taken_ids, dropped = {}, {}, nil
 local limited_ms, next_due_ms, more = 0, 0, 0
 local stopped, is_full = meta[1] and true or false, false -- is_full: by the limit of all workers together
 if take > 0 then
@@ -492,7 +493,13 @@ if take > 0 then
       local job_id = candidates[index]
       local job_key = base .. job_id
       local fields = read_taken(job_key)
-      if not fields.err and fields[1] then -- else an id without a job: dropped, since Node would run it nameless
+      if fields.err or not fields[1] then -- an id without a job: dropped, since Node would run it nameless
+        dropped = dropped or {}
+        if #dropped < MOST_TOLD and string.sub(job_id, 1, 2) ~= "0:" then -- (that is a marker of clients before BullMQ 5)
+          dropped[#dropped + 1] = job_id
+          dropped[#dropped + 1] = fields.err and "type" or redis.call("EXISTS", job_key) == 1 and "name" or "gone"
+        end
+      else
         bytes = bytes + #(fields[2] or "")
         if bytes > MOST_BYTES and #taken > 0 then
           -- Over the budget: this one and the rest go back to their places.
@@ -558,4 +565,4 @@ record = call_number .. (active_length and active_length <= SHORT and "s\n" or "
   .. table.concat(codes, ",") .. "\n" .. outlook
 if #taken > 0 then record = record .. table.concat(taken_ids, "\n") .. "\n" end
 redis.pcall("SET", call_key, record, "PX", call_ttl_ms)
-return { record, taken }
+return { record, taken, dropped }

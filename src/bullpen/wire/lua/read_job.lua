@@ -11,6 +11,10 @@
 local job_key = KEYS[1]
 local base, job_id = ARGV[1], ARGV[2]
 
-local hash = redis.call("HGETALL", job_key)
+local hash = redis.pcall("HGETALL", job_key)
+if hash.err then
+  if string.sub(hash.err, 1, 9) ~= "WRONGTYPE" then return hash end
+  hash = {} -- no client writes a job as anything but a hash, so this is none
+end
 if #hash == 0 then return { "unknown", hash } end
 return { state_of(base, job_id) or "", hash }
