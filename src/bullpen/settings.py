@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
 from bullpen.errors import InvalidOption, NotConfigured, require
@@ -110,12 +111,6 @@ def _one_of(*choices: str) -> _Kind:
     return _Kind(" or ".join(map(repr, choices)), lambda value: value in choices, str.strip)
 
 
-def _without_password(url: object) -> str:
-    """The address as it may be shown: up to the last @ everything after the user name is hidden."""
-    hidden = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
-
-
 _SCHEMES = (
     *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
     "embedded",
@@ -125,7 +120,7 @@ _ADDRESS = _Kind(
     "an address that starts with " + ", ".join(f"{scheme}://" for scheme in _SCHEMES),
     lambda value: isinstance(value, str) and _is_address(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 
 
@@ -134,7 +129,7 @@ _DATABASE = _Kind(
     "postgresql://user@host/database or sqlite:///path",
     lambda value: isinstance(value, str) and _is_database(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _is_name = re.compile(r"[a-z_][a-z0-9_]{0,62}").fullmatch
 _NAME = _Kind(
@@ -147,7 +142,7 @@ _AMQP = _Kind(
     "an address that starts with amqp:// or amqps://, or several with commas between them",
     lambda value: isinstance(value, str) and _is_amqp(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _BROKERS = _Kind(
     "host:port, or several with commas between them",
@@ -159,7 +154,7 @@ _EVENT_STORE = _Kind(
     "esdb+discover://host:port, or esdb:// or kurrentdb://",
     lambda value: isinstance(value, str) and _is_event_store(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _PREFIXES = _Kind(
     "the beginning of event types, such as 'payment.', or several with commas between them",
@@ -190,14 +185,14 @@ _SMTP = _Kind(
     "smtp://user:password@host:587 (STARTTLS), smtps://… (TLS) or smtp+plain://… (no encryption)",
     lambda value: isinstance(value, str) and _is_smtp(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _is_https = re.compile(r"https?://[^\x00-\x20]+").fullmatch
 _HTTPS = _Kind(
     "an address that starts with https://",
     lambda value: isinstance(value, str) and _is_https(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _WORDS = _Kind(
     "printable text", lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "", str.strip
@@ -682,7 +677,8 @@ class _Sources:
 
 def _checked(kind: _Kind, value: object, origin: Origin, base: Path) -> tuple[object, Origin]:
     if not kind.accepts(value):
-        raise InvalidOption(str(origin), kind.expected, _without_password(value) if isinstance(value, str) else value)
+        shown = show_address(value) if isinstance(value, str) and "://" in value else kind.shown(value)
+        raise InvalidOption(str(origin), kind.expected, shown if isinstance(value, str) else value)
     if kind.is_path:
         # Relative to the file that says it, or to where we were started; never to where a process happens to be later.
         return base / Path(str(value)).expanduser(), origin

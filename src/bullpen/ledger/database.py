@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.duration import check_int
 from bullpen.errors import (
     DatabaseUnavailable,
@@ -92,7 +93,7 @@ class Database:
     @property
     def address(self) -> str:
         """Where it is, without the password."""
-        return self.url.render_as_string(hide_password=True)
+        return show_address(self.url.render_as_string(hide_password=True))
 
     @property
     def now(self) -> str:
@@ -274,19 +275,19 @@ def _parse(url: str) -> tuple[sa.URL, DialectName]:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
-        raise InvalidOption("url", _FORMS, _without_password(url)) from None
+        raise InvalidOption("url", _FORMS, show_address(url)) from None
     dialect = {"postgres": "postgresql"}.get(name := parsed.get_backend_name(), name)
     if dialect == "postgresql":
         _need_driver("postgresql")
         return parsed.set(drivername=_DRIVERS["postgresql"][0]), "postgresql"
     if dialect == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
-            raise InvalidOption("url", "a file: connections do not share a database in memory", _without_password(url))
+            raise InvalidOption("url", "a file: connections do not share a database in memory", show_address(url))
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise LedgerError(f"SQLite {sqlite3.sqlite_version} is too old; the ledger needs 3.35 or newer")
         _need_driver("sqlite")
         return parsed.set(drivername=_DRIVERS["sqlite"][0]), "sqlite"
-    raise InvalidOption("url", _FORMS, _without_password(url))
+    raise InvalidOption("url", _FORMS, show_address(url))
 
 
 def _need_driver(dialect: DialectName) -> None:
@@ -295,7 +296,3 @@ def _need_driver(dialect: DialectName) -> None:
     _, module, extra = _DRIVERS[dialect]
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(extra, f"a ledger in {dialect}")
-
-
-def _without_password(url: object) -> str:
-    return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))

@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from bullpen._kernel.addresses import hide_path, show_address
 from bullpen.errors import InvalidOption, MissingExtra
 
 try:
@@ -122,20 +123,16 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
         fits = False
     if not fits:
         raise InvalidOption(
-            "url", f"an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}", url
+            "url", f"an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}", show_address(url)
         )
     if parts.username is not None or parts.password is not None:
         raise InvalidOption("url", "an address without user and password", "***")
     if any(not 32 < ord(character) < 127 for character in url):
         # Characters of other scripts may become digits and dots on the way to the resolver.
-        raise InvalidOption("url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", url)
+        raise InvalidOption(
+            "url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", hide_path(url)
+        )
     return url
-
-
-def hide_path(url: str) -> str:
-    """An address for people: many carry their secret in the path or the query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}/…"
 
 
 class HttpClient:
