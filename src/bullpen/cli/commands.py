@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bullpen import _version
+from bullpen._kernel.printable import printable
 from bullpen.cli import (
     alerts,
     common,
@@ -133,7 +134,7 @@ def run(arguments: list[str]) -> int:
 
 def _say(text: str, code: int) -> int:
     if text:
-        print(f"bullpen: {text}", file=sys.stderr)
+        print(f"bullpen: {printable(text)}", file=sys.stderr)
     return code
 
 
