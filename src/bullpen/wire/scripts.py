@@ -169,7 +169,7 @@ _TABLE = (
     Script(
         "commit_entity",
         keys=("entity", "applied", "outcomes", "history"),
-        args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
+        args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count", "tenant"),
     ),
     Script("take_turn", keys=("turns",), args=("most", "window_ms")),
     Script(
