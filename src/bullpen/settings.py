@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 from bullpen._kernel.addresses import show_address
 from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
+from bullpen._kernel.logs import get_logger
+from bullpen._kernel.ownership import distrust, distrust_directory
 from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
@@ -77,6 +79,8 @@ class Setting:
     variable: str | None
     """The environment variable that sets it, if there is one."""
 
+
+_logger: Final = get_logger("bullpen.settings")
 
 # What kinds of values there are ------------------------------------------------------------------------------------
 
@@ -267,6 +271,8 @@ _PROJECT_MARKS = (".bullpen", "pyproject.toml", ".git")
 def _project_data_dir(start: Path) -> tuple[Path, Origin]:
     """`.bullpen` in the nearest directory that looks like a project, so that all its processes share one server."""
     for directory in (start, *start.parents):
+        if distrust_directory(directory) is not None:
+            break
         for mark in _PROJECT_MARKS:
             if (directory / mark).exists():
                 return directory / ".bullpen", Origin("default", f"beside {directory / mark}")
@@ -699,9 +705,15 @@ def _refuse_unknown(name: str, known: list[str], what: str) -> None:
 
 
 def _find_file(start: Path) -> _File | None:
-    """The nearest file upwards that configures us; the search ends with the repository it begins in."""
+    """The nearest file upwards that configures us. The search ends with the repository it begins in, and where another
+    user of the machine could have written what is found."""
     for directory in (start, *start.parents):
+        if (reason := distrust_directory(directory)) is not None:
+            _logger.warning("no settings are read from %s or above: it %s", directory, reason)
+            return None
         own, project = directory / "bullpen.toml", directory / "pyproject.toml"
+        if any(each.is_file() and _is_foreign(each) for each in (own, project)):
+            return None
         if own.is_file():
             return _check_names(own, _read_toml(own), within="")
         if project.is_file():
@@ -711,6 +723,13 @@ def _find_file(start: Path) -> _File | None:
         if (directory / ".git").exists():
             return None
     return None
+
+
+def _is_foreign(path: Path) -> bool:
+    reason = distrust(path.stat())
+    if reason is not None:
+        _logger.warning("no settings are read from %s: it %s", path, reason)
+    return reason is not None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

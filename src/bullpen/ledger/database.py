@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from bullpen._kernel.addresses import show_address
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ownership import check_directory, prepare_directory, prepare_file
 from bullpen.errors import (
     DatabaseUnavailable,
     InvalidOption,
@@ -83,8 +84,8 @@ class Database:
         # The same connections. SQLite is in autocommit mode anyway until somebody says BEGIN.
         options = {"isolation_level": "AUTOCOMMIT"} if self.is_postgres else {_NO_BEGIN: True}
         self._autocommit = self.engine.execution_options(**options)
-        if make_directory and not self.is_postgres:
-            _make_directory_of(self.engine.sync_engine, Path(str(parsed.database)))
+        if not self.is_postgres:
+            _prepare_place(self.engine.sync_engine, Path(str(parsed.database)), make_directory=make_directory)
 
     @property
     def is_postgres(self) -> bool:
@@ -264,9 +265,21 @@ def _use_wal(cursor: Any, give_up_at: float) -> None:
             time.sleep(0.005)
 
 
-def _make_directory_of(engine: sa.Engine, file: Path) -> None:
+def _prepare_place(engine: sa.Engine, file: Path, *, make_directory: bool) -> None:
+    """Refuse a place of somebody else, and make the file private before SQLite makes it for all to read."""
+
     def before_connect(*_: Any) -> None:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if str(file).startswith("file:"):
+            return  # a URI of SQLite's own, with options that only it can read
+        try:
+            if make_directory:
+                prepare_directory(file.parent)
+            elif not file.parent.exists():
+                return  # SQLite says so
+            check_directory(file.parent)
+            prepare_file(file)
+        except OSError as error:
+            raise LedgerError(f"the ledger cannot be kept in {file}: {error}; choose another place") from error
 
     sa.event.listen(engine, "do_connect", before_connect)
 
