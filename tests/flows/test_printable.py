@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,10 @@ def spoil(server: RedisServer, database: Path) -> None:
     for key in list(client.scan_iter("bull:*")):
         if client.type(key) != b"hash" or key.endswith((b":meta", b"metrics:completed", b"metrics:failed")):
             continue
-        fields = client.hgetall(key)
-        spoilt = {name: fields[name] + EVIL.encode() for name in (b"name", b"failedReason", b"bpx") if name in fields}
+        fields: dict[Any, Any] = client.hgetall(key)
+        spoilt: dict[Any, Any] = {
+            name: fields[name] + EVIL.encode() for name in (b"name", b"failedReason", b"bpx") if name in fields
+        }
         spoilt[b"progress"] = json.dumps({"at": EVIL}).encode()
         if b"data" in fields and b":emails-dlq:" not in key and b"workflow-execution" not in key:
             spoilt[b"data"] = json.dumps({"x": EVIL}).encode()
@@ -64,7 +67,7 @@ def spoil(server: RedisServer, database: Path) -> None:
             spoilt[b"returnvalue"] = json.dumps(EVIL).encode()
         if b"stacktrace" in fields:
             spoilt[b"stacktrace"] = json.dumps([EVIL]).encode()
-        client.hset(key, mapping=spoilt)  # type: ignore[arg-type]  # bytes are names too
+        client.hset(key, mapping=spoilt)
         client.rpush(key + b":logs", EVIL)
     client.lpush("bull:emails:wait", f"id{EVIL}")
     client.hset(f"bull:emails:id{EVIL}", mapping={"name": EVIL, "data": EVIL, "opts": "{}", "timestamp": "1"})

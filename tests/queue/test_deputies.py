@@ -38,7 +38,15 @@ class Tenant:
 
     def write_job(self, job_id: str, *, to: str = "wait", **fields: str) -> str:
         """A job of A as the tenant likes it, in a state of its choice."""
-        stored = {"name": "x", "data": "{}", "opts": "{}", "timestamp": "1", "delay": "0", "priority": "0", **fields}
+        stored: Any = {
+            "name": "x",
+            "data": "{}",
+            "opts": "{}",
+            "timestamp": "1",
+            "delay": "0",
+            "priority": "0",
+            **fields,
+        }
         self.redis.hset(self.a + job_id, mapping=stored)
         if to in ("wait", "active"):
             self.redis.lpush(self.a + to, job_id)
@@ -105,7 +113,7 @@ class TestDeduplication:
         for parent_key in (tenant.b + "b-waiting-children", tenant.b[:-1], tenant.a + "own"):
             tenant.write_job("owner", deid="d")
             tenant.redis.set(tenant.a + "de:d", "owner")
-            stored = {"name": "next", "data": "{}", "opts": "{}", "pk": parent_key, "pdk": tenant.b + key}
+            stored: Any = {"name": "next", "data": "{}", "opts": "{}", "pk": parent_key, "pdk": tenant.b + key}
             tenant.redis.hset(tenant.a + "dn:d", mapping=stored)
 
             await unharmed(tenant, lambda: kit.drain(nothing, 2))
@@ -119,7 +127,13 @@ class TestDeduplication:
         tenant.write_job("owner", deid="d")
         tenant.redis.set(tenant.a + "de:d", "owner")
         parent_key = tenant.a + "parent"
-        stored = {"name": "next", "data": "{}", "opts": "{}", "pk": parent_key, "pdk": f"{parent_key}:dependencies"}
+        stored: Any = {
+            "name": "next",
+            "data": "{}",
+            "opts": "{}",
+            "pk": parent_key,
+            "pdk": f"{parent_key}:dependencies",
+        }
         tenant.redis.hset(tenant.a + "dn:d", mapping=stored)
 
         told = await kit.drain(nothing, 3)
@@ -135,7 +149,13 @@ class TestDeduplication:
         kit.redis.zadd(tenant.b + "waiting-children", {"b-alone": 1})
         tenant.write_job("owner", deid="d")
         tenant.redis.set(tenant.a + "de:d", "owner")
-        stored = {"name": "next", "data": "{}", "opts": "{}", "pk": parent_key, "pdk": f"{parent_key}:dependencies"}
+        stored: Any = {
+            "name": "next",
+            "data": "{}",
+            "opts": "{}",
+            "pk": parent_key,
+            "pdk": f"{parent_key}:dependencies",
+        }
         tenant.redis.hset(tenant.a + "dn:d", mapping=stored)
 
         await kit.drain(nothing, 2)
