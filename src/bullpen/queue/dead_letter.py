@@ -411,8 +411,9 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _whole(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= json.MAX_SAFE_INTEGER
-    return value if is_whole else 0
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > json.MAX_SAFE_INTEGER:
+        return 0
+    return value
 
 
 def _starts(entry_id: str, fields: dict[str, Any]) -> int:
