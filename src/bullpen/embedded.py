@@ -45,6 +45,7 @@ from urllib.parse import quote
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.ownership import NO_FOLLOW, prepare_directory
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
 __all__ = ["USED", "EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path", "was_used"]
@@ -110,7 +111,7 @@ def tell(text):
         pass  # whoever started us no longer listens
 
 def open_lock(name):
-    return os.open(os.path.join(directory, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(os.path.join(directory, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 supervising, serving, users = open_lock("supervisor.lock"), open_lock("server.lock"), open_lock("users.lock")
 fcntl.flock(supervising, fcntl.LOCK_EX)
@@ -470,7 +471,7 @@ def _refuse_if_forbidden() -> None:
 def _prepare(directory: Path) -> None:
     """Make the directory ours: private, ignored by git, and refused if it holds what is not ours."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare_directory(directory)
         status = directory.stat()
         if status.st_uid != os.geteuid():
             raise EmbeddedError(f"{directory} belongs to another user (uid {status.st_uid}); {_ELSEWHERE}")
@@ -563,7 +564,7 @@ def _lock_file(path: Path, *, shared: bool, deadline_s: float) -> int:
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     give_up = time.monotonic() + deadline_s
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_FOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             if _holds_file(descriptor, path):
@@ -713,7 +714,7 @@ def _settings(directory: Path, socket_path: Path, tcp: _Tcp | None, appendfsync:
     else:
         # In a private file and not on the command line, where every user of the machine could read it.
         escaped = "".join(f"\\x{byte:02x}" for byte in tcp.password.encode())
-        descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f'requirepass "{escaped}"\n')
         first = [str(config)]

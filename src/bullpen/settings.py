@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
+from bullpen._kernel.logs import get_logger
+from bullpen._kernel.ownership import distrust, distrust_directory
 from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
@@ -77,6 +80,8 @@ class Setting:
     """The environment variable that sets it, if there is one."""
 
 
+_logger: Final = get_logger("bullpen.settings")
+
 # What kinds of values there are ------------------------------------------------------------------------------------
 
 
@@ -110,12 +115,6 @@ def _one_of(*choices: str) -> _Kind:
     return _Kind(" or ".join(map(repr, choices)), lambda value: value in choices, str.strip)
 
 
-def _without_password(url: object) -> str:
-    """The address as it may be shown: up to the last @ everything after the user name is hidden."""
-    hidden = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
-
-
 _SCHEMES = (
     *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
     "embedded",
@@ -125,7 +124,7 @@ _ADDRESS = _Kind(
     "an address that starts with " + ", ".join(f"{scheme}://" for scheme in _SCHEMES),
     lambda value: isinstance(value, str) and _is_address(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 
 
@@ -134,7 +133,7 @@ _DATABASE = _Kind(
     "postgresql://user@host/database or sqlite:///path",
     lambda value: isinstance(value, str) and _is_database(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _is_name = re.compile(r"[a-z_][a-z0-9_]{0,62}").fullmatch
 _NAME = _Kind(
@@ -147,7 +146,7 @@ _AMQP = _Kind(
     "an address that starts with amqp:// or amqps://, or several with commas between them",
     lambda value: isinstance(value, str) and _is_amqp(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _BROKERS = _Kind(
     "host:port, or several with commas between them",
@@ -159,7 +158,7 @@ _EVENT_STORE = _Kind(
     "esdb+discover://host:port, or esdb:// or kurrentdb://",
     lambda value: isinstance(value, str) and _is_event_store(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _PREFIXES = _Kind(
     "the beginning of event types, such as 'payment.', or several with commas between them",
@@ -190,14 +189,14 @@ _SMTP = _Kind(
     "smtp://user:password@host:587 (STARTTLS), smtps://… (TLS) or smtp+plain://… (no encryption)",
     lambda value: isinstance(value, str) and _is_smtp(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _is_https = re.compile(r"https?://[^\x00-\x20]+").fullmatch
 _HTTPS = _Kind(
     "an address that starts with https://",
     lambda value: isinstance(value, str) and _is_https(value) is not None,
     str.strip,
-    _without_password,
+    show_address,
 )
 _WORDS = _Kind(
     "printable text", lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "", str.strip
@@ -272,6 +271,8 @@ _PROJECT_MARKS = (".bullpen", "pyproject.toml", ".git")
 def _project_data_dir(start: Path) -> tuple[Path, Origin]:
     """`.bullpen` in the nearest directory that looks like a project, so that all its processes share one server."""
     for directory in (start, *start.parents):
+        if distrust_directory(directory) is not None:
+            break
         for mark in _PROJECT_MARKS:
             if (directory / mark).exists():
                 return directory / ".bullpen", Origin("default", f"beside {directory / mark}")
@@ -682,7 +683,8 @@ class _Sources:
 
 def _checked(kind: _Kind, value: object, origin: Origin, base: Path) -> tuple[object, Origin]:
     if not kind.accepts(value):
-        raise InvalidOption(str(origin), kind.expected, _without_password(value) if isinstance(value, str) else value)
+        shown = show_address(value) if isinstance(value, str) and "://" in value else kind.shown(value)
+        raise InvalidOption(str(origin), kind.expected, shown if isinstance(value, str) else value)
     if kind.is_path:
         # Relative to the file that says it, or to where we were started; never to where a process happens to be later.
         return base / Path(str(value)).expanduser(), origin
@@ -703,9 +705,15 @@ def _refuse_unknown(name: str, known: list[str], what: str) -> None:
 
 
 def _find_file(start: Path) -> _File | None:
-    """The nearest file upwards that configures us; the search ends with the repository it begins in."""
+    """The nearest file upwards that configures us. The search ends with the repository it begins in, and where another
+    user of the machine could have written what is found."""
     for directory in (start, *start.parents):
+        if (reason := distrust_directory(directory)) is not None:
+            _logger.warning("no settings are read from %s or above: it %s", directory, reason)
+            return None
         own, project = directory / "bullpen.toml", directory / "pyproject.toml"
+        if any(each.is_file() and _is_foreign(each) for each in (own, project)):
+            return None
         if own.is_file():
             return _check_names(own, _read_toml(own), within="")
         if project.is_file():
@@ -715,6 +723,13 @@ def _find_file(start: Path) -> _File | None:
         if (directory / ".git").exists():
             return None
     return None
+
+
+def _is_foreign(path: Path) -> bool:
+    reason = distrust(path.stat())
+    if reason is not None:
+        _logger.warning("no settings are read from %s: it %s", path, reason)
+    return reason is not None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

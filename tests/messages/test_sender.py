@@ -539,6 +539,38 @@ async def test_what_an_answer_means(
         assert error.delay == answer.after_ms
 
 
+@pytest.mark.requirement("W-74")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Accepted("sent to +4930123456 with token=hunter2"),
+        Refused("no such mailbox: ada.lovelace@example.com, password=hunter2", "550"),
+        Unavailable("Authorization: Token hunter2 is over its limit", "503"),
+        NotTried("https://ada:hunter2@provider is away", after_ms=2_000),
+        Unknown("no answer to Bearer hunter2", "NO_ANSWER"),
+        ConnectionError("https://ada:hunter2@provider is away"),
+    ],
+)
+async def test_what_a_provider_says_is_scrubbed_before_it_is_kept_or_raised(
+    make_messages: MakeMessages, ledger: Ledger, answer: Any
+) -> None:
+    """Providers repeat addresses, numbers and keys, and a row lives for years."""
+    messages = make_messages(Provider(answer))
+    row = await queued(messages, ledger)
+
+    raised = ""
+    try:
+        await sender_of(messages).handle(order_for(row))
+    except Exception as error:
+        raised = f"{error} {getattr(error, 'reason', '')}"
+
+    (found,) = await rows(messages)
+    kept = repr(found.last_error) + repr(found.response)
+    assert "***" in kept
+    for secret in ("hunter2", "lovelace", "4930123456"):
+        assert secret not in kept + raised
+
+
 async def test_a_provider_that_always_asks_for_patience_is_not_believed_for_ever(
     make_messages: MakeMessages, ledger: Ledger
 ) -> None:

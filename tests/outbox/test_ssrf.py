@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
@@ -73,7 +74,8 @@ HOSTS = [
     *("①②⑦.⓪.⓪.①", "１２７.0.0.1", "127。0。0。1", "127%2e0%2e0%2e1", "%31%32%37.0.0.1", "①27.0.0.1"),
     # What others keep for themselves.
     *("169.254.169.254", "169.254.170.2", "100.100.100.200", "192.168.0.1", "10.0.0.1", "172.31.255.255"),
-    *("0251.0376.0251.0376", "0xa9fea9fe", "2852039166"),
+    *("0251.0376.0251.0376", "0xa9fea9fe", "2852039166", "168.63.129.16", "0xa83f8110"),
+    *("[::ffff:0:127.0.0.1]", "[::ffff:0:a9fe:a9fe]"),
 ]  # fmt: skip
 
 SHAPES = [
@@ -177,7 +179,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
     asked: list[str] = []
     queue = list(answers)
 
-    async def answer(self: object, host: str, port: int, **_: object) -> list[Any]:
+    def answer(host: str, port: int, **_: object) -> list[Any]:
         asked.append(host)
         addresses = queue.pop(0) if len(queue) > 1 else queue[0]
         return [
@@ -185,12 +187,23 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
             for address in addresses
         ]
 
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     return asked
 
 
 @pytest.mark.parametrize(
-    "bad", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "0.0.0.0", "169.254.169.254", "fe80::1%lo"]
+    "bad",
+    [
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "0.0.0.0",
+        "169.254.169.254",
+        "fe80::1%lo",
+        "168.63.129.16",
+        "::ffff:0:7f00:1",
+    ],
 )
 async def test_no_name_leads_to_the_trap(trap: Trap, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
     resolving(monkeypatch, [bad])
@@ -199,6 +212,76 @@ async def test_no_name_leads_to_the_trap(trap: Trap, monkeypatch: pytest.MonkeyP
 
     assert isinstance(result, Refused)
     assert (trap.hits, result.code) == (0, "ADDRESS_REFUSED")
+    assert bad.partition("%")[0] not in result.reason, "whoever reads the row would map our network"
+
+
+async def test_an_address_inside_is_not_told_when_nobody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ["127.0.0.1"])
+
+    result = await attempt("webhook", "http://partner.example:1/", allowed_networks=["127.0.0.0/8"])
+
+    assert isinstance(result, Unavailable)
+    assert "partner.example does not accept connections" in result.reason
+    assert "127.0.0.1" not in result.reason
+
+
+class SlowNames:
+    """A resolver of the system that does not answer for some names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.release = threading.Event()
+
+        def answer(host: str, port: int, **_: object) -> list[Any]:
+            self.asked.append(host)
+            if host.startswith("slow"):
+                self.release.wait(30)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ALLOWED, port))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
+async def test_names_that_nobody_resolves_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of them filled the default executor of the loop, and with it all that needs a thread in this process."""
+    names = SlowNames(monkeypatch)
+    async with OtherReceiver() as receiver:
+        options: dict[str, Any] = {"allow_http": True, "allowed_networks": [f"{ALLOWED}/32"], "timeout_ms": 20_000}
+        channels = [Webhook(f"http://slow-{number % 40}.example:{receiver.port}/", **options) for number in range(80)]
+        waiting = [asyncio.create_task(channel.send(message())) for channel in channels]
+        try:
+            async with asyncio.timeout(10):
+                while len(set(names.asked)) < 40:  # noqa: ASYNC110 - threads tell nobody
+                    await asyncio.sleep(0.005)
+                good = await attempt(
+                    "webhook", f"http://good.example:{receiver.port}/", allowed_networks=[f"{ALLOWED}/32"]
+                )
+                thread = await asyncio.get_running_loop().run_in_executor(None, lambda: "free")
+        finally:
+            names.release.set()
+            results = await asyncio.gather(*waiting)
+            for channel in channels:
+                await channel.aclose()
+
+    assert (isinstance(good, Accepted), thread) == (True, "free")
+    assert all(isinstance(result, Accepted) for result in results)
+    assert len(names.asked) == 41, "one question at a time for one name"
+
+
+async def test_one_that_gives_up_waiting_for_a_name_ends_it_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = SlowNames(monkeypatch)
+    async with OtherReceiver() as receiver:
+        url = f"http://slow.example:{receiver.port}/"
+        options: dict[str, Any] = {"allow_http": True, "allowed_networks": [f"{ALLOWED}/32"]}
+        patient, hasty = Webhook(url, timeout_ms=20_000, **options), Webhook(url, timeout_ms=50, **options)
+        waiting = asyncio.create_task(patient.send(message()))
+        gave_up = await hasty.send(message())
+        names.release.set()
+        result = await waiting
+        await patient.aclose()
+        await hasty.aclose()
+
+    assert isinstance(gave_up, Unavailable)
+    assert isinstance(result, Accepted)
 
 
 async def test_a_name_server_that_changes_its_mind_wins_nothing(trap: Trap, monkeypatch: pytest.MonkeyPatch) -> None:

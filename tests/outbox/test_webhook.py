@@ -22,7 +22,7 @@ from standardwebhooks import Webhook as Verifier
 from bullpen.errors import InvalidOption
 from bullpen.plugins._http import AddressGuard, HttpClient, HttpFailed, check_url
 from bullpen.plugins.channels.webhook import Webhook
-from bullpen.ports.channel import Accepted, Channel, Message, Refused, Unavailable, Unknown
+from bullpen.ports.channel import Accepted, Channel, Message, Refused, SendResult, Unavailable, Unknown
 from bullpen.testing import need
 from bullpen.testing.receivers import Answer, HttpReceiver
 
@@ -184,6 +184,11 @@ async def test_what_may_pass_is_unavailable(webhook: Webhook, receiver: HttpRece
         ("soon", None),
         ("-5", None),
         ("1e9", None),
+        ("999999999", 86_400_000),
+        ("9" * 5_000, 86_400_000),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400_000),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 86_400_000),
+        ("Fri, 99 Dec 99999999999999999999 23:59:59 GMT", None),
     ],
 )
 async def test_a_target_may_say_when_to_come_back(receiver: HttpReceiver, value: str, after_ms: int | None) -> None:
@@ -198,16 +203,53 @@ async def test_a_target_may_say_when_to_come_back(receiver: HttpReceiver, value:
 
 
 @pytest.mark.requirement("O-63")
-@pytest.mark.parametrize("answer", [Answer(delay_s=60), Answer(body=b"x", headers={"content-length": "9"})])
-async def test_the_time_is_for_the_whole_exchange(receiver: HttpReceiver, answer: Answer) -> None:
-    """A target that sends one byte a second would otherwise hold a place for ever."""
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        (Answer(delay_s=60), Unknown("no answer within 150 ms", "NO_ANSWER")),
+        (Answer(202, body=b"x", headers={"content-length": "9"}), Accepted("202")),
+        (Answer(404, body=b"x", headers={"content-length": "9"}), Refused("the target answered 404", "HTTP_404")),
+    ],
+)
+async def test_the_time_is_for_the_whole_exchange(receiver: HttpReceiver, answer: Answer, meaning: SendResult) -> None:
+    """A target that sends one byte a second would otherwise hold a place for ever. Once it has answered, the answer
+    counts, whatever becomes of its body."""
     receiver.default = answer
     channel = Webhook(receiver.url, allow_http=True, allowed_networks=LOOPBACK, timeout_ms=150)
 
     result = await channel.send(message())
     await channel.aclose()
 
-    assert result == Unknown("no answer within 150 ms", "NO_ANSWER")
+    assert result == meaning
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"transfer-encoding": "chunked"}, b"no chunk\r\n"),
+        ({"transfer-encoding": "chunked"}, b"ffffffffffffffffffffffff\r\n"),
+        ({"content-length": "5"}, b"x"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_after_acceptance_is_accepted(headers: dict[str, str], body: bytes) -> None:
+    """Sent again it would be delivered twice."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(f"HTTP/1.1 200 OK\r\n{head}\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    channel = Webhook(f"http://127.0.0.1:{port}/", allow_http=True, allowed_networks=LOOPBACK)
+
+    result = await channel.send(message())
+    await channel.aclose()
+    server.close()
+
+    assert result == Accepted("200")
 
 
 async def test_a_target_that_hangs_up_may_have_it(webhook: Webhook, receiver: HttpReceiver) -> None:
@@ -299,13 +341,13 @@ async def test_a_name_with_one_bad_address_is_refused(receiver: HttpReceiver, mo
     """A name server of an attacker mixes a good answer with a bad one, or changes its mind between two questions."""
     asked: list[str] = []
 
-    async def answer(self: object, host: str, port: int, **_: object) -> list[Any]:
+    def answer(host: str, port: int, **_: object) -> list[Any]:
         asked.append(host)
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("93.184.216.34", "127.0.0.1")
         ]
 
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     channel = Webhook(f"http://partner.example:{receiver.port}/", allow_http=True)
 
     result = await channel.send(message())
@@ -321,11 +363,11 @@ async def test_the_checked_address_is_the_one_that_is_called(
     """The name is asked for once. A second answer, which could be another, is never used."""
     asked: list[str] = []
 
-    async def answer(self: object, host: str, port: int, **_: object) -> list[Any]:
+    def answer(host: str, port: int, **_: object) -> list[Any]:
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     channel = Webhook(f"http://partner.example:{receiver.port}/", allow_http=True, allowed_networks=LOOPBACK)
 
     result = await channel.send(message())
@@ -356,7 +398,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_tls_checks_the_name_although_the_address_is_pinned(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, accepted: bool
 ) -> None:
-    async def answer(self: object, name: str, port: int, **_: object) -> list[Any]:
+    def answer(name: str, port: int, **_: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -369,7 +411,7 @@ async def test_tls_checks_the_name_although_the_address_is_pinned(
     server_context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_context)
     port = server.sockets[0].getsockname()[1]
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     trusting = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
     channel = Webhook(f"https://{host}:{port}/", allowed_networks=LOOPBACK, tls=trusting)
 
@@ -416,6 +458,12 @@ def test_a_bad_secret_is_refused_and_not_shown(secret: Any) -> None:
     [
         {"headers": {"webhook-id": "x"}},
         {"headers": {"bad name": "x"}},
+        {"headers": {"Transfer-Encoding": "chunked"}},
+        {"headers": {"connection": "upgrade"}},
+        {"headers": {"TE": "trailers"}},
+        {"headers": {"Upgrade": "h2c"}},
+        {"headers": {"expect": "100-continue"}},
+        {"headers": {"proxy-authorization": "Basic eA=="}},
         {"headers": {"x-a": "line\nbreak"}},
         {"body": "xml"},
         {"timeout_ms": 0},
@@ -428,10 +476,10 @@ def test_options_are_checked_at_the_door(options: dict[str, Any]) -> None:
 
 
 async def test_a_name_that_nobody_knows_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(self: object, host: str, port: int, **_: object) -> list[Any]:
+    def answer(host: str, port: int, **_: object) -> list[Any]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     client = HttpClient()
 
     with pytest.raises(HttpFailed, match="cannot be resolved"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 from bullpen.errors import BullpenError, DelayJob, PermanentError
 from bullpen.queue import Job
+from bullpen.queue._child import run_plainly
 
 
 class Overdrawn(Exception):
@@ -155,3 +157,62 @@ def logging_plain(job: Job) -> None:
 
 async def logging_async(job: Job) -> None:
     logging.getLogger("shop").warning("charging")
+
+
+def _links() -> dict[int, str]:
+    """What this process talks to its worker with, by the numbers of its files."""
+    return {int(number): os.readlink(f"/proc/self/fd/{number}") for number in sys.argv[1:3]}
+
+
+def starting_programs(job: Job) -> dict[str, list[str]]:
+    """Which of its own links what it starts can use."""
+    links = set(_links().values())
+    started = subprocess.run(
+        "ls -l /proc/self/fd", shell=True, close_fds=False, capture_output=True, text=True, check=True
+    )
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        seen = [os.readlink(f"/proc/self/fd/{number}") for number in sys.argv[1:3]]
+        os.write(writing, "\n".join(seen).encode())
+        os._exit(0)
+    os.wait()
+    forked = os.read(reading, 10_000).decode().split("\n")
+    return {"started": [link for link in links if link in started.stdout], "forked": sorted(links & set(forked))}
+
+
+def leaving_a_heir(job: Job) -> None:
+    """Dies, and somebody lives on who has all its files: a fork that Python knows nothing of."""
+    libc = ctypes.CDLL(None)
+    if libc.fork() == 0:
+        libc.sleep(60)
+        libc._exit(0)
+    os._exit(3)
+
+
+def misbehaving(job: Job) -> Any:
+    """Speaks to the worker as no handler of ours would."""
+    actions: Any = job.actions
+    link: Any = actions._link
+    match job.data["how"]:
+        case "action":
+            return run_plainly(actions._ask("evaluate", "script", [], []))
+        case "attribute":
+            return run_plainly(actions._ask("__class__"))
+        case "other job":
+            return run_plainly(actions._ask("add_log", job.data["other"], "not mine", 10))
+        case "arguments":
+            return run_plainly(actions._ask("add_log", "line", "many"))
+        case "garbage":
+            link.socket.sendall(b"\xff" * 100)
+        case "no message":
+            link.socket.sendall(b"\x00\x00\x00\x01\x07")
+        case "unknown kind":
+            link.send({"kind": "shutdown"})
+        case "wrong types":
+            link.send({"kind": "raised", "reason": 1, "stack": None, "classes": "x", "signal": 7})
+        case "no json":
+            link.send({"kind": "returned", "value": b"{"})
+        case _:
+            return os.getpid()
+    time.sleep(60)
+    return None

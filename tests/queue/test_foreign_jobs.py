@@ -233,3 +233,26 @@ async def test_the_doctor_says_what_such_keys_are(kit: Kit, redis_url: str) -> N
     assert wrong
     assert {advice.level for advice in wrong} == {Level.BROKEN}
     assert not any("let this user" in advice.fix for advice in broken)
+
+
+@pytest.mark.requirement("X-101")
+async def test_a_dead_letter_with_fields_of_any_type_keeps_no_other_from_going_back(kit: Kit) -> None:
+    """Anybody may put jobs into that queue."""
+    base = kit.base[:-1] + "-dlq:"
+    odd: list[Any] = [None, {}, [], {"a": 1}, 1e300, -5, True, "x" * 300, 10**30]
+    for number, value in enumerate(odd):
+        entry = dict.fromkeys(("originalTimestamp", "originalPriority", "originalJobName", "attemptsStarted"), value)
+        stored = {"originalJobId": f"odd-{number}", "originalOpts": value, "redriven": value, "error": value, **entry}
+        fields = {"name": "x", "data": json.dumps(stored), "opts": "{}", "timestamp": 1, "delay": 0, "priority": 0}
+        kit.redis.hset(f"{base}dl-odd-{number}-1", mapping=fields)  # type: ignore[arg-type]  # numbers are fields too
+        kit.redis.lpush(base + "wait", f"dl-odd-{number}-1")
+    last = {"originalJobId": "good", "originalJobName": "good", "originalData": {"n": 1}}
+    kit.redis.hset(f"{base}dl-good-1", mapping={"name": "x", "data": json.dumps(last), "opts": "{}", "timestamp": 1})
+    kit.redis.lpush(base + "wait", "dl-good-1")
+    kit.redis.hset(base + "meta", "opts.maxLenEvents", 10_000)
+
+    report = await kit.queue().dead_letters.redrive_all()
+
+    assert report.examined == len(odd) + 1
+    assert kit.fields("good")["data"] == '{"n": 1}'
+    await kit.drain(nothing, report.done)

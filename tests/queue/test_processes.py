@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -236,6 +237,68 @@ class TestFailures:
             worker.kill()
 
             wait_until_gone(child_pid)
+
+
+class TestBorders:
+    """What a handler starts, and what is left of a child, has no say in the worker."""
+
+    @pytest.mark.requirement("W-86")
+    @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the files of a process are told by /proc")
+    async def test_what_a_handler_starts_or_forks_cannot_speak_to_the_worker(self, kit: Kit) -> None:
+        """A converter that an uploaded file took over would give orders to the server with the worker's rights."""
+        job = await kit.queue().add("start")
+
+        await kit.drain(handlers.starting_programs, 1, processes=True)
+
+        stored = (await kit.queue().get_job(job.id)) or pytest.fail("job is gone")
+        assert stored.return_value == {"started": [], "forked": []}
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_dead_child_is_noticed_although_somebody_holds_its_socket_open(self, kit: Kit) -> None:
+        """The process is watched, not the socket."""
+        job = await kit.queue().add("die", attempts=1)
+        told = await kit.work(handlers.leaving_a_heir, processes=True)
+
+        await told.wait("failed", within_s=10)
+
+        stored = (await kit.queue().get_job(job.id)) or pytest.fail("job is gone")
+        assert "exit code 3" in (stored.failed_reason or "")
+
+    @pytest.mark.requirement("W-86")
+    async def test_a_child_that_died_while_idle_is_replaced_before_the_next_job(self, kit: Kit) -> None:
+        """The job that came next failed without having run."""
+        told = await kit.work(handlers.where, processes=True)
+        before = children()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await kit.until(lambda: len(children()) == 1 and children() != before, "another child")
+
+        job = await kit.queue().add("where", attempts=1)
+        await told.finished(1)
+
+        assert await job.state() == "completed"
+
+    @pytest.mark.requirement("W-86")
+    @pytest.mark.parametrize(
+        "how",
+        [
+            *("action", "attribute", "other job", "arguments", "garbage", "no message", "unknown kind", "wrong types"),
+            "no json",
+        ],
+    )
+    async def test_a_child_that_misbehaves_ends_and_nobody_else(self, kit: Kit, how: str) -> None:
+        """It may ask for six things, and only for the job that it runs."""
+        queue = kit.queue()
+        other = await queue.add("other", {"how": "well"}, delay=3_600_000)
+        bad = await queue.add("bad", {"how": how, "other": other.id}, attempts=1)
+        good = await queue.add("good", {"how": "well"})
+
+        await kit.drain(handlers.misbehaving, 2, processes=True)
+
+        stored = (await queue.get_job(bad.id)) or pytest.fail("job is gone")
+        assert "because of what it sent" in (stored.failed_reason or "")
+        assert await good.state() == "completed"
+        assert await other.logs() == []
 
 
 class TestStart:

@@ -253,6 +253,28 @@ async def test_what_cannot_be_used_is_told(
     assert problem["message"]
 
 
+@pytest.mark.parametrize("depth", [101, 400, 900, 975, 990, 5_000, 200_000])
+async def test_a_body_that_is_nested_too_deeply_is_the_clients_fault(lite: Stage, client: Client, depth: int) -> None:
+    """At the door, with one limit: what reads it later has limits of its own, which are lower than the reader's."""
+    nested = b'{"versionId": "v1", "definition": {"a": ' + b"[" * depth + b"]" * depth + b'}, "contextInputs": {}}'
+
+    status, answer = await client("POST", "/runs", body=nested, headers={"Idempotency-Key": f"deep-{depth}"})
+
+    assert status == 422, answer
+    assert answer["message"]
+
+
+async def test_a_body_as_deep_as_allowed_is_taken(lite: Stage, client: Client) -> None:
+    deep: Any = []
+    for _ in range(90):
+        deep = [deep]
+    await lite.service.grant(ALICE, 15, reference="g", actor="bank")
+
+    status, answer = await start(client, key="deep", definition={"a": deep})
+
+    assert status == 201, answer
+
+
 async def test_a_database_that_is_away_is_not_the_clients_fault(lite: Stage, client: Client) -> None:
     async def away(tenant_id: str, fn: Any) -> Any:
         from bullpen.errors import DatabaseUnavailable

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError
 from bullpen.ledger import Ledger
 from bullpen.ledger.entities import SqlEntities
-from bullpen.ports.entity import Change, EntityChanged, EntityStore, Move
+from bullpen.ports.entity import Change, EntityChanged, EntityNotFound, EntityStore, Move
 from bullpen.queue import Connection
 from bullpen.testing import RedisServer
 from bullpen.workflow.batch import Batch
@@ -20,6 +20,7 @@ from bullpen.workflow.context import step
 from bullpen.workflow.definition import Transition
 from bullpen.workflow.engine import EntityFailed
 from bullpen.workflow.machine import NoTransition
+from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores import RedisEntities
 from tests.databases import ROLES, MakeLedger
 from tests.workflow.kit import Event, Status, call, delivery, failing, states
@@ -444,6 +445,77 @@ async def test_what_is_kept_in_redis_is_bounded(redis_url: str, redis_server: Re
         assert await stored.store.delete("urn:1")
         assert not await stored.store.delete("urn:1")
         assert redis_server.client().keys("*") == []
+
+
+@pytest.mark.requirement("W-74")
+async def test_an_entity_in_redis_exists_for_its_tenant_only(redis_url: str, redis_server: RedisServer) -> None:
+    """Nobody else reads it, moves it, sees its past, has it explained, deletes it, or makes another in its place."""
+    async with opened(redis_url) as connection:
+        stored = redis_orders(connection)
+        store: Any = stored.store
+        await store.create({"urn": "urn:1", "status": "new", "amount": 0}, tenant_id="t-1")
+        engine = engine_on(stored)
+        workflow: Workflow[Any, Any, Any, Any] = Workflow("order", engine.definition, store)
+        of_one, of_two = ({"tenantId": tenant} for tenant in ("t-1", "t-2"))
+
+        await engine.emit(Event.PAY, "urn:1", 5, delivery(key="a", headers=of_one))
+        for headers in (of_two, {}):
+            with pytest.raises(EntityNotFound):
+                await engine.emit(Event.PAY, "urn:1", 5, delivery(key="b", headers=headers))
+
+        assert (await store.load("urn:1", tenant_id="t-1"))["amount"] == 5
+        assert len(await workflow.history("urn:1", tenant_id="t-1")) == 1
+        assert "urn:1 is new" in str(await workflow.explain("urn:1", tenant_id="t-1"))
+        for other in ("t-2", None):
+            assert await workflow.load("urn:1", tenant_id=other) is None
+            assert await workflow.history("urn:1", tenant_id=other) == []
+            with pytest.raises(EntityNotFound):
+                await workflow.explain("urn:1", tenant_id=other)
+            assert not await store.delete("urn:1", tenant_id=other)
+            with pytest.raises(EntityChanged):
+                await store.create({"urn": "urn:1", "status": "new"}, tenant_id=other)
+        assert await store.delete("urn:1", tenant_id="t-1")
+    redis_server.flush()
+
+
+async def test_a_change_that_was_read_for_another_tenant_is_not_stored(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """The script looks again: between reading and writing the entity may have become another's."""
+    async with opened(redis_url) as connection:
+        store: Any = redis_orders(connection).store
+        await store.create({"urn": "urn:1", "status": "new"}, tenant_id="t-1")
+        change = Change(
+            workflow="order",
+            urn="urn:1",
+            entity={"urn": "urn:1", "status": "paid"},
+            version=1,
+            moves=(),
+            keys=(),
+            tenant_id="t-2",
+        )
+
+        with pytest.raises(EntityChanged):
+            await store.commit(change)
+
+        assert (await store.load("urn:1", tenant_id="t-1"))["status"] == "new"
+    redis_server.flush()
+
+
+async def test_an_entity_of_nobody_is_everybodys_and_tenants_do_not_see_each_others_moves(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with opened(redis_url) as connection:
+        stored = redis_orders(connection)
+        await stored.create("urn:1")
+        engine = engine_on(stored)
+        for tenant in ("t-1", "t-2"):
+            await engine.emit(Event.PAY, "urn:1", 5, delivery(key=tenant, headers={"tenantId": tenant}))
+
+        past = [await stored.store.history("order", "urn:1", tenant_id=tenant) for tenant in ("t-1", "t-2", None)]
+
+        assert [[entry.tenant_id for entry in each] for each in past] == [["t-1"], ["t-2"], ["t-1", "t-2"]]
+    redis_server.flush()
 
 
 async def test_entities_in_redis_have_a_urn_and_a_status_and_are_made_once(

@@ -8,7 +8,6 @@ the fields of the job that runs (`bullpen._kernel.logs`), what is logged, at eac
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from bullpen._kernel.logs import ID_FIELDS, JobFilter, id_values, is_id, is_scrubbed
+from bullpen._kernel.printable import printable, printable_json
 from bullpen._kernel.scrub import scrub_around, scrub_lines
 
 FIELDS: Final = (
@@ -74,7 +74,14 @@ class JsonFormatter(logging.Formatter):
         }
         if (stack := _stack(record)) is not None:
             line["stack"] = stack
-        return json.dumps(line, ensure_ascii=False)
+        return printable_json(line)
+
+
+class PrintableFormatter(logging.Formatter):
+    """What the standard formatter writes, without what a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -93,11 +100,11 @@ class ConsoleFormatter(logging.Formatter):
             for name, value in _fields_of(record).items()
             if name in ID_FIELDS or not _tells(text, str(value))
         ]
-        line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
+        line = printable(" ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told)))
         if self._colour and (code := _COLOURS.get(record.levelno)):
             line = f"\x1b[{code}m{line}\x1b[0m"
         stack = _stack(record)
-        return line if stack is None else f"{line}\n{stack}"
+        return line if stack is None else f"{line}\n{printable(stack)}"
 
 
 def _tells(text: str, value: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bullpen import _version
+from bullpen._kernel.printable import printable
 from bullpen.cli import common
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
@@ -138,7 +139,7 @@ def run(arguments: list[str]) -> int:
 
 def _say(text: str, code: int) -> int:
     if text:
-        print(f"bullpen: {text}", file=sys.stderr)
+        print(f"bullpen: {printable(text)}", file=sys.stderr)
     return code
 
 

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from bullpen import embedded
+from bullpen._kernel.log_formats import PrintableFormatter
+from bullpen._kernel.printable import printable, printable_json
 from bullpen.app import Bullpen
 from bullpen.ops.logs import configure
 from bullpen.queue.browse import find_queues
@@ -42,8 +45,21 @@ LogFormatOption = Annotated[str, typer.Option(metavar="FORMAT", help="console, o
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+class SafeConsole(Console):
+    """Prints nothing that a terminal would obey, except what we wrote ourselves: colours and movements of the cursor
+    are no text of a segment, and all else is."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
+out = SafeConsole(soft_wrap=True, highlight=False)
+err = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
 
 _MOST_NAMED: Final = 10
 WIDE: Final = 10_000
@@ -101,7 +117,9 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 def speak_plainly(*, as_json: bool) -> None:
     """Log lines of a short command: errors, and which embedded server is used, when that is new. Advice is for programs
     that stay."""
-    logging.basicConfig(level=logging.ERROR, format="bullpen: %(message)s", stream=sys.stderr, force=True)
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(PrintableFormatter("bullpen: %(message)s"))
     logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.WARNING)
     logging.getLogger("bullpen.embedded").addFilter(_only_first_use)
 
@@ -140,7 +158,12 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
         return
     if as_json or not sys.stdin.isatty():
         raise WrongCommand("this deletes for good and needs --yes where nobody can be asked")
-    typer.confirm(question, abort=True, err=True)
+    ask(question)
+
+
+def ask(question: str, *, default: bool = False) -> None:
+    """Ask a person, and end the command unless the answer is yes."""
+    typer.confirm(printable(question), default=default, abort=True, err=True)
 
 
 class QueueFirst(TyperGroup):
@@ -200,7 +223,12 @@ def read_json(option: str, text: str) -> Any:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+    print(printable_json(value, indent=2 if sys.stdout.isatty() else None, default=str))
+
+
+def print_line(value: Any) -> None:
+    """One JSON document on one line, at once: of those that come as things happen."""
+    print(printable_json(value, default=str), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[str] = ()) -> None:
@@ -212,9 +240,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, num
     for row in rows:
         table.add_row(*(Text(printable(str(cell))) for cell in row))  # as Text: brackets in data are no markup
     if out.is_terminal:
-        Console(highlight=False).print(table)
+        SafeConsole(highlight=False).print(table)
     else:
-        Console(width=WIDE, highlight=False).print(table)
+        SafeConsole(width=WIDE, highlight=False).print(table)
 
 
 def when(epoch_ms: int) -> str:
@@ -222,13 +250,6 @@ def when(epoch_ms: int) -> str:
     if not epoch_ms:
         return ""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
-
-
-def printable(text: str) -> str:
-    """Text that somebody else stored, without what a terminal would obey: an escape sequence is shown, not done."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
 def short(value: Any, limit: int = 80) -> str:

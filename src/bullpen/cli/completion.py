@@ -125,7 +125,7 @@ def completion(
     for candidate in candidates(tree(), written[:-1], written[-1]):
         if candidate is _FILES:
             print("@files")
-        else:
+        elif candidate.value.isprintable():  # else no shell could take it as it is, and a terminal would obey it
             print(candidate.value if shell is Shell.BASH else f"{candidate.value}\t{candidate.help}")
 
 

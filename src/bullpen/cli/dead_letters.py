@@ -191,7 +191,7 @@ def discard(
     if everything and not yes and not dry_run:
         if as_json or not sys.stdin.isatty():
             raise WrongCommand("discarding --all entries needs --yes where nobody can be asked")
-        typer.confirm(f"Delete all dead letters of {queue!r} for good?", abort=True, err=True)
+        common.ask(f"Delete all dead letters of {queue!r} for good?")
 
     async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
         if where is not None:

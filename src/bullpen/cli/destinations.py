@@ -103,7 +103,7 @@ def replay(
     """Send again what was sent to a destination. The sent rows stay as they are; copies of them are delivered."""
     options = {"since": _instant("--since", since), "before": _instant("--before", before), "tenant_id": tenant}
     if not yes:
-        typer.confirm(f"Send again everything that {integration_type} got in that time?", abort=True, err=True)
+        common.ask(f"Send again everything that {integration_type} got in that time?")
     count = common.wait_for(
         _replay(database, integration_type, label=label, new_key=new_key, limit=limit, quiet=as_json, **options)
     )

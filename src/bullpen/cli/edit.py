@@ -75,7 +75,7 @@ def edit(
     if not as_json:
         _show(found.letter.data, made.data)
     if may_ask and not yes and not dry_run:
-        typer.confirm(f"Send {entry} back to {found.letter.source!r} with this payload?", abort=True, err=True)
+        common.ask(f"Send {entry} back to {found.letter.source!r} with this payload?")
     identity = None if dry_run else common.wait_for(_send(found, made, by or whoami(), tenant, redis, prefix))
     _tell(found, made, identity, as_json)
 
@@ -115,7 +115,7 @@ def _from_editor(found: Found) -> Any:
             try:
                 return json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                typer.confirm(f"This is no JSON: {error}. Edit it again?", default=True, abort=True, err=True)
+                common.ask(f"This is no JSON: {error}. Edit it again?", default=True)
 
 
 def _show(before: Any, after: Any) -> None:

@@ -6,7 +6,6 @@ Elsewhere: what workflows are, and their past (`workflows`).
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Annotated, Any
 
@@ -137,7 +136,7 @@ def check(target: TargetArgument, as_json: JsonOption = False) -> None:
 
 def _print(move: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(move, ensure_ascii=False), flush=True)
+        common.print_line(move)
     else:
         reason = f"  {common.short(move['reason'])}" if move["reason"] else ""
         line = f"{move['at']}  {move['from']} --{move['event'] or ''}--> {move['to']} ({move['kind']}){reason}"

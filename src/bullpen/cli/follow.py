@@ -19,6 +19,7 @@ import typer
 from rich.text import Text
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.printable import printable
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, PrefixOption, QueueArgument, RedisOption, TimeUp, WrongCommand
@@ -293,16 +294,16 @@ def _telling_of_the_server() -> Iterator[None]:
 
 def _print_event(happening: Happening, *, with_queue: bool, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(happening.to_json(), ensure_ascii=False), flush=True)
+        common.print_line(happening.to_json())
         return
     event = happening.event
     assert event is not None
     line = Text(common.when(event.timestamp), style="dim")
     line.append(f"  {happening.queue}" if with_queue else "")
     style = _STYLES.get(EventName(event.event), "") if event.event in set(EventName) else "magenta"
-    line.append(f"  {common.printable(event.event):<17}", style=style)
-    line.append(f"  {common.printable(event.job_id or '-'):<8}  {common.printable(happening.name or '')}")
-    line.append(f"  {common.printable(common.short(_detail(event.data)))}")
+    line.append(f"  {printable(event.event):<17}", style=style)
+    line.append(f"  {printable(event.job_id or '-'):<8}  {printable(happening.name or '')}")
+    line.append(f"  {printable(common.short(_detail(event.data)))}")
     common.out.print(Text(line.plain.rstrip(), spans=line.spans, style=line.style))
 
 
@@ -322,14 +323,14 @@ def _print_known(queue: str, ended: Mapping[str, Outcome], as_json: bool) -> Non
         state = "completed" if outcome.is_good else "failed"
         if as_json:
             known = {"queue": queue, "jobId": job_id, "state": state, "value": outcome.value}
-            print(json.dumps(known, ensure_ascii=False, default=str), flush=True)
+            common.print_line(known)
         else:
             common.out.print(f"job {job_id} is {state}: {common.short(outcome.value)}", markup=False)
 
 
 def _print_log(line: str, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"line": line}, ensure_ascii=False), flush=True)
+        common.print_line({"line": line})
     else:
-        common.out.print(common.printable(line), markup=False)
+        common.out.print(printable(line), markup=False)
         sys.stdout.flush()

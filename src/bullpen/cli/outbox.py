@@ -136,7 +136,7 @@ def discard(
     if not rows:
         raise WrongCommand("name the rows")
     if not yes:
-        typer.confirm(f"Delete {len(rows)} rows for good?", abort=True, err=True)
+        common.ask(f"Delete {len(rows)} rows for good?")
     done = common.wait_for(_discard(database, rows))
     _tell("discarded", done, len(rows), as_json)
 

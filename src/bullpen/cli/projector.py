@@ -73,7 +73,7 @@ def backfill(
     """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
     begin = _since(since)
     if not yes:
-        typer.confirm(f"Send events since {since} through {route!r}? Its target gets all of them", abort=True, err=True)
+        common.ask(f"Send events since {since} through {route!r}? Its target gets all of them")
     done = common.wait_for(_backfill(load_app(target), name, route, begin, restart, quiet=as_json))
     result = {
         "events": done.done.events,
@@ -163,7 +163,7 @@ def skip(
 ) -> None:
     """Pass over parked events for good: no message will ever come of them."""
     if not yes:
-        typer.confirm("Pass over these events for good?", abort=True, err=True)
+        common.ask("Pass over these events for good?")
     _decide("skip", events, everything, database, as_json)
 
 

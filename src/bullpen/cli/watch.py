@@ -8,7 +8,6 @@ exit code tells how it ended. A database that goes away is told on stderr and wa
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
@@ -143,7 +142,7 @@ async def _until_settled(
 
 def _print(before: Fields, found: Fields, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, default=str), flush=True)
+        common.print_line(found)
         return
     news = {name: value for name, value in found.items() if name not in _NOT_NEWS and before.get(name) != value}
     if before and not news and before["status"] == found["status"]:

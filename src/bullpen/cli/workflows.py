@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bullpen._kernel.printable import printable
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, WrongCommand
@@ -93,7 +94,7 @@ def diagram(
     workflow = find(load_app(target), name)
     text = workflow.svg() if picture == "svg" else workflow.mermaid()
     if output is None:
-        print(text, end="")
+        print(printable(text), end="")
     else:
         output.write_text(text, encoding="utf-8")
         common.err.print(f"written to {output}", markup=False)

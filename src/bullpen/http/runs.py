@@ -253,9 +253,31 @@ async def _body(request: Request) -> bytes:
 
 def _decode(body: bytes, kind: type[StartRun]) -> StartRun:
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded = msgspec.json.decode(body, type=kind)
+        if _is_deeper(decoded, _MOST_DEPTH):
+            raise InvalidOption("body", f"JSON that is nested at most {_MOST_DEPTH} deep", f"{len(body)} bytes")
+        return decoded
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidOption("body", f"JSON as described ({error})", f"{len(body)} bytes") from None
+
+
+_MOST_DEPTH: Final = 100
+"""Of a body. What reads the value later does so by recursion, and would end in an error of ours."""
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether lists and tables stand in each other more often. Level by level: nothing here is limited itself."""
+    level: list[Any] = [msgspec.structs.asdict(value)] if isinstance(value, msgspec.Struct) else [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _cursor(row: RunRow) -> str:

@@ -19,7 +19,9 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ownership import check_directory, prepare_directory, prepare_file
 from bullpen.errors import (
     DatabaseUnavailable,
     InvalidOption,
@@ -82,8 +84,8 @@ class Database:
         # The same connections. SQLite is in autocommit mode anyway until somebody says BEGIN.
         options = {"isolation_level": "AUTOCOMMIT"} if self.is_postgres else {_NO_BEGIN: True}
         self._autocommit = self.engine.execution_options(**options)
-        if make_directory and not self.is_postgres:
-            _make_directory_of(self.engine.sync_engine, Path(str(parsed.database)))
+        if not self.is_postgres:
+            _prepare_place(self.engine.sync_engine, Path(str(parsed.database)), make_directory=make_directory)
 
     @property
     def is_postgres(self) -> bool:
@@ -92,7 +94,7 @@ class Database:
     @property
     def address(self) -> str:
         """Where it is, without the password."""
-        return self.url.render_as_string(hide_password=True)
+        return show_address(self.url.render_as_string(hide_password=True))
 
     @property
     def now(self) -> str:
@@ -263,9 +265,21 @@ def _use_wal(cursor: Any, give_up_at: float) -> None:
             time.sleep(0.005)
 
 
-def _make_directory_of(engine: sa.Engine, file: Path) -> None:
+def _prepare_place(engine: sa.Engine, file: Path, *, make_directory: bool) -> None:
+    """Refuse a place of somebody else, and make the file private before SQLite makes it for all to read."""
+
     def before_connect(*_: Any) -> None:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if str(file).startswith("file:"):
+            return  # a URI of SQLite's own, with options that only it can read
+        try:
+            if make_directory:
+                prepare_directory(file.parent)
+            elif not file.parent.exists():
+                return  # SQLite says so
+            check_directory(file.parent)
+            prepare_file(file)
+        except OSError as error:
+            raise LedgerError(f"the ledger cannot be kept in {file}: {error}; choose another place") from error
 
     sa.event.listen(engine, "do_connect", before_connect)
 
@@ -274,19 +288,19 @@ def _parse(url: str) -> tuple[sa.URL, DialectName]:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
-        raise InvalidOption("url", _FORMS, _without_password(url)) from None
+        raise InvalidOption("url", _FORMS, show_address(url)) from None
     dialect = {"postgres": "postgresql"}.get(name := parsed.get_backend_name(), name)
     if dialect == "postgresql":
         _need_driver("postgresql")
         return parsed.set(drivername=_DRIVERS["postgresql"][0]), "postgresql"
     if dialect == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
-            raise InvalidOption("url", "a file: connections do not share a database in memory", _without_password(url))
+            raise InvalidOption("url", "a file: connections do not share a database in memory", show_address(url))
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise LedgerError(f"SQLite {sqlite3.sqlite_version} is too old; the ledger needs 3.35 or newer")
         _need_driver("sqlite")
         return parsed.set(drivername=_DRIVERS["sqlite"][0]), "sqlite"
-    raise InvalidOption("url", _FORMS, _without_password(url))
+    raise InvalidOption("url", _FORMS, show_address(url))
 
 
 def _need_driver(dialect: DialectName) -> None:
@@ -295,7 +309,3 @@ def _need_driver(dialect: DialectName) -> None:
     _, module, extra = _DRIVERS[dialect]
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(extra, f"a ledger in {dialect}")
-
-
-def _without_password(url: object) -> str:
-    return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", str(url))

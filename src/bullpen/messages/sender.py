@@ -15,6 +15,7 @@ Elsewhere: retries and dead letters (the messaging client's policy), what an ord
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,6 +27,7 @@ from bullpen._kernel import json, telemetry
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger.message_records import MessageOutcome, MessageRow, MessageStatus
 from bullpen.ledger.messages import SqlMessages
@@ -284,6 +286,7 @@ class Sender:
             result: SendResult = Refused(str(error), "TEMPLATE")
         else:
             result = await self._call(message, route, look_first=send.may_have_left and route.after_crash == "look_up")
+        result = _scrubbed(result)
         telemetry.emit("messages.answered", **_ids(row), result=type(result).__name__)
         outcome, error_to_raise = self._judge(row, route, result, is_last=is_last)
         if outcome is None:
@@ -408,6 +411,13 @@ class Sender:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
+
+
+def _scrubbed(result: SendResult) -> SendResult:
+    """The answer as a row may keep it: providers repeat addresses, numbers and keys in their texts."""
+    if isinstance(result, Accepted):
+        return dataclasses.replace(result, detail=scrub(result.detail))
+    return dataclasses.replace(result, reason=scrub(result.reason))
 
 
 def _log_fields(row: MessageRow) -> dict[str, Any]:

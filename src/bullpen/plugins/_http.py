@@ -5,7 +5,8 @@ HttpFailed. No redirects, no cookies, no proxy from the environment, no hidden r
 
 A URL of a customer must not lead into our own network. Checking the name and then connecting by name would leave a
 moment in which the answer of the name server can change, so the name is resolved once, every address of it is checked,
-and the connection goes to a checked address, while TLS and the Host header still use the name.
+and the connection goes to a checked address, while TLS and the Host header still use the name. Names are resolved in
+threads of their own, one per name at a time: a name server that lets us wait holds up nobody else.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 import ssl
+import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from bullpen._kernel.addresses import hide_path, show_address
 from bullpen.errors import InvalidOption, MissingExtra
 
 try:
@@ -43,9 +48,20 @@ _NOT_PUBLIC: Final = tuple(
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
         *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
         *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        # ::/96 holds "compatible" IPv4 addresses, 2001::/23 Teredo and the like, 2002::/16 6to4: all can carry a
-        # private IPv4 address inside.
-        *("::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16"),
+        "168.63.129.16/32",  # a public address, behind which Azure answers every machine with its own secrets
+        # ::/96 holds "compatible" IPv4 addresses, ::ffff:0:0:0/96 translated ones, 2001::/23 Teredo and the like,
+        # 2002::/16 6to4: all can carry a private IPv4 address inside.
+        *(
+            "::/96",
+            "::ffff:0:0:0/96",
+            "64:ff9b:1::/48",
+            "100::/64",
+            "2001::/23",
+            "2001:db8::/32",
+            "2002::/16",
+            "3fff::/20",
+            "5f00::/16",
+        ),
         *("fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
     )
 )
@@ -122,20 +138,16 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
         fits = False
     if not fits:
         raise InvalidOption(
-            "url", f"an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}", url
+            "url", f"an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}", show_address(url)
         )
     if parts.username is not None or parts.password is not None:
         raise InvalidOption("url", "an address without user and password", "***")
     if any(not 32 < ord(character) < 127 for character in url):
         # Characters of other scripts may become digits and dots on the way to the resolver.
-        raise InvalidOption("url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", url)
+        raise InvalidOption(
+            "url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", hide_path(url)
+        )
     return url
-
-
-def hide_path(url: str) -> str:
-    """An address for people: many carry their secret in the path or the query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}/…"
 
 
 class HttpClient:
@@ -163,10 +175,10 @@ class HttpClient:
                 return await self._exchange(url, headers, content, timeout_s, progress)
         except AddressRefused:
             raise
-        except (TimeoutError, httpcore2.TimeoutException) as error:
-            raise HttpFailed(f"no answer within {timeout_ms} ms", was_sent=progress.was_sent) from error
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, OSError, ssl.SSLError) as error:
-            raise HttpFailed(f"{type(error).__name__}: {error}", was_sent=progress.was_sent) from error
+        except _FAILURES as error:
+            if progress.answer is not None:  # it answered: what the rest of the body would have said changes nothing
+                return progress.answer
+            raise _failed(error, timeout_ms, was_sent=progress.was_sent) from error
 
     async def _exchange(
         self, url: str, headers: Mapping[str, str], content: bytes, timeout_s: float, progress: _Progress
@@ -180,14 +192,16 @@ class HttpClient:
             extensions={"timeout": timeouts, "trace": progress},
         ) as response:
             body = b""
+            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            progress.answer = HttpAnswer(response.status, decoded, b"")
             # Closed explicitly: a body that is not read to its end must give up its connection now, not when collected.
             async with contextlib.aclosing(response.aiter_stream()) as parts:
                 async for part in parts:
                     body += part
+                    progress.answer = HttpAnswer(response.status, decoded, body[:_MOST_BODY_BYTES])
                     if len(body) >= _MOST_BODY_BYTES:
                         break
-            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-            return HttpAnswer(response.status, decoded, body[:_MOST_BODY_BYTES])
+            return progress.answer
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -200,13 +214,96 @@ def _default_tls() -> ssl.SSLContext:
 
 
 class _Progress:
-    """Watches one request: has any of it left?"""
+    """Watches one request: has any of it left, and what has come back so far?"""
 
     was_sent = False
+    answer: HttpAnswer | None = None
 
     async def __call__(self, event: str, _info: Mapping[str, Any]) -> None:
         if event.endswith("send_request_headers.started"):
             self.was_sent = True
+
+
+_FAILURES: Final = (
+    *(TimeoutError, httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError),
+    *(httpcore2.ProxyError, OSError, ssl.SSLError),
+)
+
+
+def _failed(error: BaseException, timeout_ms: int, *, was_sent: bool) -> HttpFailed:
+    if isinstance(error, TimeoutError | httpcore2.TimeoutException):
+        return HttpFailed(f"no answer within {timeout_ms} ms", was_sent=was_sent)
+    return HttpFailed(f"{type(error).__name__}: {error}", was_sent=was_sent)
+
+
+def _errno_of(error: BaseException) -> str:
+    """Why, as the system says it, without the address that its own text has."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return f" ({os.strerror(cause.errno)})"
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+AddressInfo = list[tuple[Any, ...]]
+
+
+class _Resolver:
+    """Asks the system for the addresses of names. The default executor of the loop is for everybody: a few names whose
+    servers do not answer would hold up all that needs a thread. Here a name has one thread at a time, whoever asks for
+    it, and the threads end with the process."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], asyncio.Future[AddressInfo]] = {}
+
+    async def resolve(self, host: str, port: int) -> AddressInfo:
+        """As `socket.getaddrinfo`. Raises OSError."""
+        key = (host, port)
+        if key not in self._asked:
+            if len(self._asked) >= _MOST_LOOKUPS:
+                raise OSError(f"{_MOST_LOOKUPS} names are being resolved already")
+            self._ask(key)
+        # Shielded: one that gives up must not end it for others, nor let a second thread wait for the same name.
+        return await asyncio.shield(self._asked[key])
+
+    def _ask(self, key: tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AddressInfo] = loop.create_future()
+        self._asked[key] = answer
+
+        def settle(found: AddressInfo | None, error: Exception | None) -> None:
+            self._asked.pop(key, None)
+            if answer.cancelled():
+                return
+            if error is None and found is not None:
+                answer.set_result(found)
+            else:
+                answer.set_exception(error or OSError("no answer"))
+                answer.exception()  # whoever asked may be gone
+
+        def ask() -> None:
+            found: AddressInfo | None = None
+            problem: Exception | None = None
+            try:
+                found = list(socket.getaddrinfo(*key, type=socket.SOCK_STREAM))
+            except OSError as error:
+                problem = error
+            except Exception as error:  # noqa: BLE001 - such as a name that cannot be encoded
+                problem = OSError(str(error))
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, found, problem)
+
+        threading.Thread(target=ask, name="bullpen name", daemon=True).start()
+
+
+_MOST_LOOKUPS: Final = 200
+_resolvers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Resolver] = weakref.WeakKeyDictionary()
+
+
+def _resolver() -> _Resolver:
+    """One for all channels of a loop."""
+    return _resolvers.setdefault(asyncio.get_running_loop(), _Resolver())
 
 
 class _PinnedBackend(httpcore2.AsyncNetworkBackend):
@@ -230,8 +327,11 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
                 return await self._inner.connect_tcp(
                     address, port, timeout=timeout, local_address=local_address, socket_options=socket_options
                 )
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+            except httpcore2.ConnectTimeout as error:
                 failure = error
+            except httpcore2.ConnectError as error:
+                # In words of our own: theirs name the address, which may be one of our network.
+                failure = httpcore2.ConnectError(f"{host} does not accept connections{_errno_of(error)}")
         raise failure
 
     async def connect_unix_socket(
@@ -244,13 +344,13 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
 
     async def _resolve(self, host: str, port: int) -> list[str]:
         """Addresses of a name, all of them allowed: one forbidden among them is a trap, not bad luck."""
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await _resolver().resolve(host, port)
         except OSError as error:
             raise httpcore2.ConnectError(f"{host} cannot be resolved: {error.strerror or error}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         for address in addresses:
             if not self._guard.allows(ipaddress.ip_address(address.partition("%")[0])):
-                raise AddressRefused(f"{host} leads to {address}, which is no public address")
+                # Without the address: a customer who reads the stored error would map our network with it.
+                raise AddressRefused(f"{host} leads to an address that is not public")
         return addresses

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.logs import showable
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import ConnectionLost, InvalidOption, require
@@ -187,9 +188,10 @@ def parse_url(url: str) -> Address:
         raise
     except ValueError:
         raise _unreadable(url) from None  # the cause would show a part of the URL, perhaps of the password
+    shown = show_address(url)
     match scheme:
         case "redis+sentinel":
-            require("connection", bool(path), "the name of the service after the sentinels: /service", _hidden(url))
+            require("connection", bool(path), "the name of the service after the sentinels: /service", shown)
             watcher = dataclasses.replace(
                 node, username=query.get("sentinel_username"), password=query.get("sentinel_password")
             )
@@ -199,9 +201,9 @@ def parse_url(url: str) -> Address:
                 node=dataclasses.replace(node, db=_number(query.get("db", "0"), url)),
             )
         case "redis+cluster":
-            require("connection", path in ("", "0"), "no database number: a cluster has only number 0", _hidden(url))
+            require("connection", path in ("", "0"), "no database number: a cluster has only number 0", shown)
             return ClusterAddress(seeds=tuple(node.at(*host) for host in hosts))
-    require("connection", len(hosts) == 1, f"one host, or {URL_FORMS}", _hidden(url))
+    require("connection", len(hosts) == 1, f"one host, or {URL_FORMS}", shown)
     return dataclasses.replace(node, db=_number(path or query.get("db", "0"), url))
 
 
@@ -219,19 +221,12 @@ def _is_whole(value: object) -> bool:
 
 
 def _unreadable(url: str) -> InvalidOption:
-    return InvalidOption("connection", URL_FORMS, _hidden(url))
-
-
-def _hidden(url: str) -> str:
-    """The URL as it may be shown."""
-    before, at, after = url.rpartition("@")
-    shown = f"{before.partition('://')[0]}://…@{after}" if at else url
-    return shown if "password=" not in shown else shown.partition("?")[0] + "?…"
+    return InvalidOption("connection", URL_FORMS, show_address(url))
 
 
 def _number(text: str, url: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise InvalidOption("connection", "a database number: a whole number from 0", _hidden(url))
+        raise InvalidOption("connection", "a database number: a whole number from 0", show_address(url))
     return int(text)
 
 

@@ -54,23 +54,25 @@ class ParentActions(ABC):
     async def _ask(self, action: str, *args: Any) -> Any:
         """Have the parent do this, and return its answer."""
 
+    # Without the job's id: the parent knows which job runs here, and takes nobody's word for it.
+
     async def update_progress(self, job_id: str, progress: bytes) -> None:
-        await self._ask("update_progress", job_id, progress)
+        await self._ask("update_progress", progress)
 
     async def add_log(self, job_id: str, line: str, keep: int) -> int:
-        return int(await self._ask("add_log", job_id, line, keep))
+        return int(await self._ask("add_log", line, keep))
 
     async def update_data(self, job_id: str, data: bytes) -> None:
-        await self._ask("update_data", job_id, data)
+        await self._ask("update_data", data)
 
     async def state_of(self, job_id: str) -> JobState:
-        return JobState(await self._ask("state_of", job_id))
+        return JobState(await self._ask("state_of"))
 
     async def read_logs(self, job_id: str) -> list[str]:
-        return list(await self._ask("read_logs", job_id))
+        return list(await self._ask("read_logs"))
 
     async def remove_unprocessed_children(self, job_id: str) -> int:
-        return int(await self._ask("remove_unprocessed_children", job_id))
+        return int(await self._ask("remove_unprocessed_children"))
 
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
@@ -217,6 +219,20 @@ def _leave_signals_to_parent() -> None:
     os.register_at_fork(before=hold_back, after_in_parent=let_go, after_in_child=give_back)
 
 
+def _keep_to_ourselves(*numbers: int) -> None:
+    """What a handler starts or forks must not speak for it, nor keep the parent from seeing that this process ended.
+    Programs do not get these files, because they are closed with `exec`; a fork gets nothing in their place, under the
+    same numbers, so that nobody closes somebody else's file later."""
+
+    def replace() -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in numbers:
+            os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
+
+    os.register_at_fork(after_in_child=replace)
+
+
 async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
     messages = await LoopLink.open(link)
     running: set[asyncio.Task[None]] = set()  # held here, or the loop might forget it; never more than one
@@ -252,6 +268,7 @@ def _job(actions: ParentActions, message: Message) -> Job:
 
 def main() -> None:
     socket_fd, life_fd = (int(text) for text in sys.argv[1:3])
+    _keep_to_ourselves(socket_fd, life_fd)
     _leave_signals_to_parent()
     threading.Thread(target=_die_with_parent, args=(life_fd,), daemon=True).start()
     link = BlockingLink(socket.socket(fileno=socket_fd))

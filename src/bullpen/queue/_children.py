@@ -43,16 +43,16 @@ async def remove_pending_children(server: Server, parent_key: str, *, clock_offs
     while True:
         cursor, found = await server.command("SSCAN", f"{parent_key}:dependencies", cursor, "COUNT", _SCAN_COUNT)
         for raw in found:
-            removed += await _remove_child(server, raw.decode("utf-8", "surrogateescape"), clock_offset_ms)
+            removed += await _remove_child(server, raw.decode("utf-8", "surrogateescape"), parent_key, clock_offset_ms)
         if cursor == b"0":
             return removed
 
 
-async def _remove_child(server: Server, key: str, clock_offset_ms: int) -> int:
+async def _remove_child(server: Server, key: str, parent_key: str, clock_offset_ms: int) -> int:
     base, _, child_id = key.rpartition(":")
     arguments = [f"{base}:", clock_offset_ms, child_id]
-    reply = await server.evaluate("remove", [key], [*arguments, "1", "1"])
+    reply = await server.evaluate("remove", [key], [*arguments, "1", "1", parent_key])
     if reply == _TOO_LARGE:  # then from the leaves up, so that each step is small
         await remove_pending_children(server, key, clock_offset_ms=clock_offset_ms)
-        reply = await server.evaluate("remove", [key], [*arguments, "", "1"])
+        reply = await server.evaluate("remove", [key], [*arguments, "", "1", parent_key])
     return int(reply == 1)

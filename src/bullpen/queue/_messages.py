@@ -19,12 +19,18 @@ Message = dict[str, Any]
 
 _LENGTH: Final = struct.Struct(">I")
 _READ_BYTES: Final = 65_536
+_MOST_BYTES: Final = 1 << 28
+"""Of one message. A length beyond it was never written by us, and would be waited for until memory ends."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class EndOfMessages(Exception):
     """The other side is gone."""
+
+
+class NoMessage(Exception):
+    """What came is no message: somebody else wrote to the socket, or the other side is broken."""
 
 
 def frame(message: Message) -> bytes:
@@ -41,7 +47,7 @@ class Splitter:
         self._needed = _LENGTH.size
 
     def feed(self, piece: bytes) -> list[Message]:
-        """The messages that are complete with this piece."""
+        """The messages that are complete with this piece. Raises NoMessage for what is none."""
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size < self._needed:
@@ -52,10 +58,16 @@ class Splitter:
             self._needed = _LENGTH.size
             if len(received) - begin < self._needed:
                 break
-            self._needed += _LENGTH.unpack_from(received, begin)[0]
+            length = _LENGTH.unpack_from(received, begin)[0]
+            if length > _MOST_BYTES:
+                raise NoMessage(f"a message of {length} bytes was announced")
+            self._needed += length
             if len(received) - begin < self._needed:
                 break
-            messages.append(_decode(memoryview(received)[begin + _LENGTH.size : begin + self._needed]))
+            try:
+                messages.append(_decode(memoryview(received)[begin + _LENGTH.size : begin + self._needed]))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise NoMessage(str(error)) from None
             begin += self._needed
         rest = received[begin:]
         self._pieces, self._size = ([rest] if rest else []), len(rest)
@@ -91,11 +103,14 @@ class LoopLink(asyncio.Protocol):
         self._received: deque[Message] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._has_ended = False
+        self._broken: NoMessage | None = None
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
 
     @classmethod
     async def open(cls, link: socket.socket) -> Self:
         _, opened = await asyncio.get_running_loop().create_connection(cls, sock=link)
+        opened._socket = link
         return opened
 
     def send(self, message: Message) -> None:
@@ -104,13 +119,28 @@ class LoopLink(asyncio.Protocol):
             self._transport.write(frame(message))
 
     async def receive(self) -> Message:
-        """The next message; raises EndOfMessages."""
+        """The next message; raises EndOfMessages, and NoMessage for what is none."""
         while not self._received:
+            if self._broken is not None:
+                raise self._broken
             if self._has_ended:
                 raise EndOfMessages
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         return self._received.popleft()
+
+    def end(self) -> None:
+        """The process at the other end is gone. What it sent is still there to be received; then this is the end,
+        whoever else holds the socket open."""
+        if self._has_ended or self._socket is None or self._transport is None:
+            return
+        try:
+            while piece := self._socket.recv(_READ_BYTES):
+                self.data_received(piece)
+        except OSError:  # nothing more, or the loop has closed it already
+            pass
+        self.connection_lost(None)
+        self._transport.close()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -122,7 +152,11 @@ class LoopLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        self._received.extend(self._splitter.feed(data))
+        if self._broken is None:
+            try:
+                self._received.extend(self._splitter.feed(data))
+            except NoMessage as error:
+                self._broken = error
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -13,35 +13,121 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Final
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
 
 from bullpen import errors
 from bullpen._kernel import json, log_formats
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen._kernel.remote import RemoteError
-from bullpen.errors import BullpenError, InvalidOption
+from bullpen.errors import BullpenError, InvalidOption, NotJson
 from bullpen.queue._execute import Handler, JobTimeout
-from bullpen.queue._messages import EndOfMessages, LoopLink, Message
-from bullpen.queue.job import Job, JobActions
+from bullpen.queue._messages import EndOfMessages, LoopLink, Message, NoMessage
+from bullpen.queue.job import Job
 
 logger = get_logger("bullpen.worker")
 
 _START_TIMEOUT_S: Final = 30.0
-_CHILD: Final = "from bullpen.queue._child import main; main()"
+# Close-on-exec before anything else runs, the module of the handler above all.
+_CHILD: Final = (
+    "import os, sys\n"
+    "for number in sys.argv[1:3]: os.set_inheritable(int(number), False)\n"
+    "from bullpen.queue._child import main; main()"
+)
+
+
+class Ask(msgspec.Struct, frozen=True, tag_field="kind", tag="ask"):
+    """A handler wants something done to its job."""
+
+    number: int
+    action: str
+    args: list[Any]
+
+
+class ReturnedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
+    value: bytes
+
+
+class RaisedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="raised"):
+    reason: str
+    stack: str
+    classes: list[str]
+    signal: str | None
+    wait_ms: Any
+    """Whatever the handler gave; who judges the signal checks it."""
+
+
+_ACTIONS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {
+        "update_progress": (bytes,),
+        "add_log": (str, int),
+        "update_data": (bytes,),
+        "state_of": (),
+        "read_logs": (),
+        "remove_unprocessed_children": (),
+    }
+)
+"""All that a child may ask for, and with what; always of the job that runs there."""
 
 
 class ChildDied(Exception):
     """The child process ended in the middle of a job."""
 
 
+class ChildMisbehaved(Exception):
+    """The child process sent what no child of ours sends: its handler, or something that it started, wrote to its
+    socket. It was killed."""
+
+
 class _Child:
     def __init__(self, process: subprocess.Popen[bytes], link: LoopLink, life_fd: int) -> None:
         self.process, self.link, self._life_fd = process, link, life_fd
+        self._loop = asyncio.get_running_loop()
+        self._pid_fd: int | None = None
+
+    def watch(self, on_end: Callable[[_Child], None]) -> None:
+        """Notice the end of the process itself. Its socket may be open for longer: somebody that the handler started
+        may hold it."""
+
+        def ended() -> None:
+            self._unwatch()
+            self.link.end()
+            on_end(self)
+
+        try:
+            self._pid_fd = os.pidfd_open(self.process.pid)
+            self._loop.add_reader(self._pid_fd, ended)
+        except (AttributeError, OSError, NotImplementedError):  # not Linux, or forbidden there
+            self._unwatch()
+
+            def wait() -> None:
+                self.process.wait()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                    self._loop.call_soon_threadsafe(ended)
+
+            threading.Thread(target=wait, name="bullpen child", daemon=True).start()
+
+    def _unwatch(self) -> None:
+        if self._pid_fd is not None:
+            self._loop.remove_reader(self._pid_fd)
+            os.close(self._pid_fd)
+            self._pid_fd = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):
+        """May be called twice."""
+        self._unwatch()
+        if self._life_fd >= 0:
             os.close(self._life_fd)
+            self._life_fd = -1
         self.process.kill()
         self.link.close()
 
@@ -57,6 +143,8 @@ class ProcessPool:
         self._setup = _locate(handler)
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def start(self, slots: int) -> None:
         """Start one child, so that a handler that cannot be imported is told at once and not at the first job; then as
@@ -72,7 +160,7 @@ class ProcessPool:
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """One job in one child. Cancelling kills the child."""
         try:
-            child = self._idle.pop() if self._idle else await self._spawn()
+            child = await self._next()
         except BullpenError as error:
             return Raised(error)
         self._busy.add(child)
@@ -91,16 +179,53 @@ class ProcessPool:
             return Raised(
                 ChildDied(f"the child process died in the middle of the job (exit code {await child.reap()})")
             )
+        except (NoMessage, ChildMisbehaved) as error:
+            logger.error("a child process was killed: %s", error)
+            return Raised(ChildMisbehaved(f"the child process was killed, because of what it sent: {error}"))
         finally:
             self._busy.discard(child)
-            if finished:
+            if finished and child.is_alive:
                 self._idle.append(child)
             else:
                 job.cancelled = True
                 child.kill()
                 await asyncio.shield(child.reap())
 
+    async def _next(self) -> _Child:
+        """A child that is ready. One that died meanwhile is no reason to fail the next job."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            child.kill()
+            await child.reap()
+        return await self._spawn()
+
+    def _on_end(self, child: _Child) -> None:
+        """A process ended by itself. One that was idle is replaced at once, so that the next job need not wait."""
+        if child not in self._idle or self._is_closed:
+            return
+        self._idle.remove(child)
+        child.kill()
+        logger.warning(
+            "an idle child process ended by itself (exit code %s); another one is started", child.process.poll()
+        )
+        task = asyncio.get_running_loop().create_task(self._replace(child), name="bullpen child")
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, child: _Child) -> None:
+        await child.reap()
+        try:
+            self._idle.append(await self._spawn())
+        except BullpenError as error:
+            logger.warning("it did not start now, it is tried again for a job: %s", error)
+
     async def aclose(self) -> None:
+        self._is_closed = True
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         for child in (*self._idle, *self._busy):
             child.kill()
             await child.reap()
@@ -119,14 +244,18 @@ class ProcessPool:
             finally:
                 os.close(life_read)
         child = _Child(process, await LoopLink.open(ours), life_write)
+        child.watch(self._on_end)
         child.link.send({**self._setup, "logs": log_formats.chosen()})
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 message = await child.link.receive()
-        except (TimeoutError, EndOfMessages) as error:
+        except (TimeoutError, EndOfMessages, NoMessage) as error:
             child.kill()
             code = await child.reap()
             raise BullpenError(f"a child process for the handler did not start (exit code {code})") from error
+        except asyncio.CancelledError:
+            child.kill()
+            raise
         if message["kind"] == "broken":
             child.kill()
             await child.reap()
@@ -143,42 +272,57 @@ class ProcessPool:
         link, fields = child.link, list(job.record.fields().items())
         link.send({"kind": "run", "queue": job.queue_name, "id": job.id, "fields": fields})
         while True:
-            message = await link.receive()
-            match message["kind"]:
-                case "ask":
-                    link.send(await _answer(job.actions, message))
-                case "returned":
-                    value = message["value"]
-                    return RETURNED_NOTHING if value == b"null" else Returned(json.decode(value, what="return value"))
-                case _:
-                    return Raised(_error(message))
+            match _read(await link.receive()):
+                case Ask() as ask:
+                    link.send(await _answer(job, ask))
+                case ReturnedThere(value):
+                    return RETURNED_NOTHING if value == b"null" else Returned(_value(value))
+                case RaisedThere() as raised:
+                    return Raised(_error(raised))
 
 
-async def _answer(actions: JobActions, message: Message) -> Message:
-    answer: Message = {"kind": "answer", "number": message["number"], "value": None, "error": None}
+def _read(message: Message) -> Ask | ReturnedThere | RaisedThere:
     try:
-        answer["value"] = await getattr(actions, message["action"])(*message["args"])
+        return msgspec.convert(message, type=Ask | ReturnedThere | RaisedThere)
+    except msgspec.ValidationError as error:
+        raise ChildMisbehaved(str(error)) from None
+
+
+def _value(raw: bytes) -> Any:
+    try:
+        return json.decode(raw, what="return value")
+    except NotJson as error:
+        raise ChildMisbehaved(str(error)) from None
+
+
+async def _answer(job: Job, ask: Ask) -> Message:
+    kinds = _ACTIONS.get(ask.action)
+    if kinds is None or tuple(map(type, ask.args)) != kinds:
+        raise ChildMisbehaved(f"it asked for {ask.action[:40]!r}, which no handler can ask for")
+    answer: Message = {"kind": "answer", "number": ask.number, "value": None, "error": None}
+    try:
+        answer["value"] = await getattr(job.actions, ask.action)(job.id, *ask.args)
     except BullpenError as error:
         answer["error"] = str(error)
     return answer
 
 
-def _error(message: Message) -> BaseException:
+def _error(message: RaisedThere) -> BaseException:
     """The handler's error as it can be judged here: signals as themselves, all others with their text, stack and
     classes."""
-    match message["signal"]:
+    match message.signal:
         case None:
-            return RemoteError(message["reason"], message["stack"], message["classes"])
+            return RemoteError(message.reason, message.stack, message.classes)
         case "DelayJob":
-            return errors.DelayJob(message["wait_ms"])
+            return errors.DelayJob(message.wait_ms)
         case "RateLimited":
-            return errors.RateLimited(message["wait_ms"])
+            return errors.RateLimited(message.wait_ms)
         case "ReturnToWait":
-            return errors.ReturnToWait(message["reason"])
+            return errors.ReturnToWait(message.reason)
         case "WaitForChildren":
-            return errors.WaitForChildren(message["reason"])
+            return errors.WaitForChildren(message.reason)
         case _:
-            return errors.PermanentError(message["reason"])
+            return errors.PermanentError(message.reason)
 
 
 def _locate(handler: Handler) -> Message:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Self
@@ -66,15 +66,15 @@ class DeadLetter:
         error = entry["error"] if isinstance(entry.get("error"), dict) else {}
         return cls(
             id=entry_id,
-            job_id=entry.get("originalJobId", ""),
-            job_name=entry.get("originalJobName", ""),
-            queue=entry.get("originalQueue", queue),
+            job_id=_text(entry, "originalJobId"),
+            job_name=_text(entry, "originalJobName"),
+            queue=_text(entry, "originalQueue") or queue,
             data=entry.get("originalData"),
             error_message=str(error.get("message", "")),
-            error_stack=error.get("stack"),
-            failed_at=entry.get("failedAt", ""),
-            attempts_made=entry.get("attemptsMade", 0),
-            cause=entry.get("cause"),
+            error_stack=_text(error, "stack") or None,
+            failed_at=_text(entry, "failedAt"),
+            attempts_made=_whole(entry, "attemptsMade"),
+            cause=_text(entry, "cause") or None,
             entry=entry,
         )
 
@@ -220,8 +220,8 @@ class DeadLetters:
             [entries.job(entry_id), keys.job(job_id), keys.failed],
             [
                 *(keys.base, self._clock_offset_ms, entries.base, entry_id, job_id),
-                *(fields.get("originalJobName", ""), data, opts),
-                *(fields.get("originalTimestamp", 0), fields.get("originalPriority", 0)),
+                *(_text(fields, "originalJobName"), data, opts),
+                *(_whole(fields, "originalTimestamp"), _whole(fields, "originalPriority")),
                 "1" if WireOptions.parse(opts).lifo else "",
                 *(_starts(entry_id, fields), bytes(entry.get("redriven", msgspec.Raw(b""))), note),
                 "" if edit is None else "1",
@@ -403,10 +403,22 @@ class _Pace:
         self._next_at = max(self._next_at, now) + count / self._rate
 
 
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    """A field of an entry. Anybody may have written it: what is no text is none."""
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _whole(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > json.MAX_SAFE_INTEGER:
+        return 0
+    return value
+
+
 def _starts(entry_id: str, fields: dict[str, Any]) -> int:
     """How often the job had been started: told by the entry, or by the end of its id where older ones do not."""
-    told = fields.get("attemptsStarted")
-    if isinstance(told, int) and told >= 0:
+    if isinstance(fields.get("attemptsStarted"), int) and (told := _whole(fields, "attemptsStarted")) >= 0:
         return told
     last = entry_id.rpartition("-")[2]
-    return int(last) if last.isdecimal() else 0
+    return int(last) if last.isdecimal() and len(last) < 16 else 0

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, require
+from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, ServerRefused, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._children import children_of, remove_pending_children
 from bullpen.queue._orphans import find_orphans, remove_orphans
@@ -110,7 +110,7 @@ class Maintenance(QueuePart):
         reply, was_repeated = await actions.evaluate_noting_repeats(
             "remove",
             [keys.job(job_id)],
-            [keys.base, self._clock_offset_ms, job_id, "1" if children else "", ""],
+            [keys.base, self._clock_offset_ms, job_id, "1" if children else "", "", ""],
         )
         match reply:
             case -2:
@@ -123,13 +123,24 @@ class Maintenance(QueuePart):
 
     async def _remove_tree(self, actions: QueueActions, job_id: str) -> bool:
         """Parents before children, so that no parent is released in between."""
-        below = [child async for child in children_of(actions, self._keys.job(job_id))]
+        top = self._keys.job(job_id)
+        below = [(child, top) async for child in children_of(actions, top)]
         removed = await self.remove(job_id, children=False)
         while below:
-            key = below.pop()
+            key, parent = below.pop()
             base, _, child_id = key.rpartition(":")
-            below += [child async for child in children_of(actions, key)]
-            reply = await actions.evaluate("remove", [key], [f"{base}:", self._clock_offset_ms, child_id, "", ""])
+            try:
+                named = await actions.command("HGET", key, "parentKey")
+            except ServerRefused:  # no job at all, or one of somebody whose keys we may not read
+                continue
+            if named != parent.encode("utf-8", "surrogateescape"):
+                continue  # whoever wrote the list does not own this job, and what it names is not our business
+            children = [(child, key) async for child in children_of(actions, key)]
+            reply, was_repeated = await actions.evaluate_noting_repeats(
+                "remove", [key], [f"{base}:", self._clock_offset_ms, child_id, "", "", parent]
+            )
+            if reply == 1 or was_repeated:
+                below += children
             if reply == _LOCKED:
                 self._refuse(job_id, f"was removed, but not {key!r} below it, which began to run")
         return removed

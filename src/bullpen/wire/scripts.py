@@ -143,7 +143,9 @@ _TABLE = (
         keys=("finished",),
         args=("base", "clock_offset", "state", "until_ms", "most", "resets_attempts", "dead_letter_base"),
     ),
-    Script("remove", keys=("job",), args=("base", "clock_offset", "job_id", "with_children", "only_unfinished")),
+    Script(
+        "remove", keys=("job",), args=("base", "clock_offset", "job_id", "with_children", "only_unfinished", "parent")
+    ),
     Script("drain", keys=("state_key",), args=("base", "clock_offset", "is_list", "kept", "most")),
     Script(
         "clean",
@@ -167,7 +169,7 @@ _TABLE = (
     Script(
         "commit_entity",
         keys=("entity", "applied", "outcomes", "history"),
-        args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count"),
+        args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count", "tenant"),
     ),
     Script("take_turn", keys=("turns",), args=("most", "window_ms")),
     Script(

@@ -98,11 +98,9 @@ async def _may_be_used(app: Bullpen, sizes: Sizes, yes: bool) -> None:
     server = app.connection.address
     if not sys.stdin.isatty():
         raise common.WrongCommand(f"{server} {holds}; say --yes if the benchmark may put load on it")
-    typer.confirm(
+    common.ask(
         f"{server} {holds}. The benchmark adds {2 * sizes.jobs:,} jobs to a queue of its own and removes them; whoever "
-        "uses the server feels the load. Go on?",
-        abort=True,
-        err=True,
+        "uses the server feels the load. Go on?"
     )
 
 

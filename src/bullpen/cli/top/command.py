@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -88,7 +87,7 @@ class Documents:
         shown = ordered(view.looks, view.sort, view.limit)
         document: dict[str, Any] = {"at": instant, "total": len(view.looks), "problem": view.problem}
         document["queues"] = [] if view.problem else [look.to_json() for look in shown]
-        print(json.dumps(document, ensure_ascii=False), flush=True)
+        common.print_line(document)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -101,7 +100,7 @@ class Tables:
     redraws = False
 
     def show(self, view: View) -> None:
-        console = Console(highlight=False, soft_wrap=True)
+        console = common.SafeConsole(highlight=False, soft_wrap=True)
         width = console.width if console.is_terminal else common.WIDE
         lines = [*heading(view), *(() if view.problem else table(view, width, _ALL_LINES))]
         console.print(*lines, "", sep="\n")
@@ -135,7 +134,7 @@ class Screen:
 def _output(as_json: bool) -> Documents | Tables | Screen:
     if as_json:
         return Documents()
-    console = Console(highlight=False)
+    console = common.SafeConsole(highlight=False)
     return Screen(console) if console.is_terminal and not console.is_dumb_terminal else Tables()
 
 

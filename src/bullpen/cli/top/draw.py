@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from rich.text import Text
 
+from bullpen._kernel.printable import printable
 from bullpen.cli import common
 from bullpen.ops.overview import QueueLook
 
@@ -150,7 +151,7 @@ def table(view: View, width: int, height: int) -> list[Text]:
 
     def line(name: str, cells: Sequence[str], style: str) -> Text:
         numbers = "".join(f"{'':{_GAP}}{cell:>{widths[column]}}" for column, cell in zip(columns, cells, strict=True))
-        return Text(f"{_cut(common.printable(name), name_width):<{name_width}}{numbers}", style=style)
+        return Text(f"{_cut(printable(name), name_width):<{name_width}}{numbers}", style=style)
 
     lines = [line("queue", [column.title for column in columns], "bold")]
     lines += [line(look.queue, [column.cell(look) for column in columns], _style(view, look)) for look in fitting]

@@ -6,7 +6,6 @@ means "never". Without an answer it depends on whether the request had begun to 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -19,6 +18,8 @@ __all__ = ["read_answer", "read_failure"]
 
 TRY_AGAIN: Final = frozenset({408, 425, 429})
 """The 4xx that mean "not now"; all others mean "never"."""
+_MOST_WAIT_MS: Final = 86_400_000
+"""A target that asks for more time than a day gets a day: nobody means years."""
 
 
 def read_answer(answer: HttpAnswer, *, now: float, receipt: str = "", error: str = "") -> SendResult:
@@ -43,11 +44,11 @@ def read_failure(error: AddressRefused | HttpFailed) -> SendResult:
 
 def _retry_after_ms(headers: Mapping[str, str], now: float) -> int | None:
     value = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", value):
-        return int(value) * 1000
+    if value.isascii() and value.isdigit():
+        return min(int(value[:12]) * 1000, _MOST_WAIT_MS) if len(value) <= 12 else _MOST_WAIT_MS
     try:
         moment = parsedate_to_datetime(value)
-    except (ValueError, TypeError):
+        instant = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return min(max(0, int((instant.timestamp() - now) * 1000)), _MOST_WAIT_MS)
+    except (ValueError, TypeError, OverflowError):
         return None
-    instant = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return max(0, int((instant.timestamp() - now) * 1000))

@@ -39,6 +39,9 @@ _OURS: Final = frozenset(
         "webhook-id",
         "webhook-timestamp",
         "webhook-signature",
+        # Of one connection, not of a request: they would change how the body is read, or end in the receiver's proxy.
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "expect", "http2-settings"),
     }
 )
 _is_header_name = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch

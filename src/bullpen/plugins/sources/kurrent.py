@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from bullpen._kernel import json
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ending import end
 from bullpen.errors import BullpenError, InvalidOption, MissingExtra, require
@@ -88,7 +89,9 @@ class KurrentSource:
         checkpoint_window: int = 30,
         root_certificates: str | bytes | None = None,
     ) -> None:
-        require("url", isinstance(url, str) and _is_url(url) is not None, "esdb+discover://host:port", _hidden(url))
+        require(
+            "url", isinstance(url, str) and _is_url(url) is not None, "esdb+discover://host:port", show_address(url)
+        )
         require("group", group is None or (isinstance(group, str) and group != ""), "a name or None", group)
         self._url, self._group, self._root_certificates = _with_keepalive(url), group, root_certificates
         self._filter = EventFilter((prefixes,) if isinstance(prefixes, str) else tuple(prefixes), regex)
@@ -99,7 +102,7 @@ class KurrentSource:
 
     @property
     def name(self) -> str:
-        return _hidden(self._url).partition("?")[0]
+        return re.sub(r"(?<=://)[^/@]*@", "***@", show_address(self._url).partition("?")[0])
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -350,7 +353,3 @@ def _with_keepalive(url: str) -> str:
     if re.search(r"[?&]keepaliveinterval=", url, re.IGNORECASE):
         return url
     return f"{url}{'&' if '?' in url else '?'}KeepAliveInterval=10000&KeepAliveTimeout=10000"
-
-
-def _hidden(url: object) -> str:
-    return re.sub(r"(?<=://)[^/@]*@", "***@", str(url))

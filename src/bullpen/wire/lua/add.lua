@@ -58,7 +58,7 @@ local function clear_finished(job_id)
 --#include lib/remove
   local job_key = queue .. job_id
   local parent_key = redis.call("HGET", job_key, "parentKey")
-  if parent_key and redis.call("SISMEMBER", parent_key .. ":dependencies", job_key) == 1 then return false end
+  if parent_key and redis.pcall("SISMEMBER", parent_key .. ":dependencies", job_key) == 1 then return false end
   local state = "completed"
   if redis.call("ZREM", queue .. state, job_id) == 0 then
     state = "failed"

@@ -2,7 +2,7 @@
 
   Why a script: the version check and all writes must be one step, or two events both change what they have read.
 
-  KEYS   1 entity    hash: data (JSON), version
+  KEYS   1 entity    hash: data (JSON), version, tenant (whose it is; without one it is everybody's)
          2 applied   sorted set of event keys, scored by the version they led to
          3 outcomes  hash: event key -> reason, only of events that parked the entity
          4 history   list of JSON, newest last
@@ -13,17 +13,20 @@
          5 is_failed
          6 reason
          7 key_count
+         8 tenant    who changes it, or ""; whoever makes an entity owns it
          then per event key: the key; then per entry of the past: its JSON
-  Reply  the new version, or -1 when the version is not the present one
+  Reply  the new version, or -1 when the version is not the present one, or the entity another tenant's
 ]]
 local entity_key, applied_key, outcomes_key, history_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local version, data, keep_applied, keep_history = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local is_failed, reason, key_count = ARGV[5] == "1", ARGV[6], tonumber(ARGV[7])
+local is_failed, reason, key_count, tenant = ARGV[5] == "1", ARGV[6], tonumber(ARGV[7]), ARGV[8]
 
-if (redis.call("HGET", entity_key, "version") or "0") ~= version then return -1 end
+local present = redis.call("HMGET", entity_key, "version", "tenant")
+if (present[1] or "0") ~= version or (present[2] and present[2] ~= tenant) then return -1 end
 local next_version = tonumber(version) + 1
 redis.call("HSET", entity_key, "data", data, "version", next_version)
-for i = 8, 7 + key_count do
+if version == "0" and tenant ~= "" then redis.call("HSET", entity_key, "tenant", tenant) end
+for i = 9, 8 + key_count do
   redis.call("ZADD", applied_key, next_version, ARGV[i])
   if is_failed then
     redis.call("HSET", outcomes_key, ARGV[i], reason)
@@ -38,7 +41,7 @@ if surplus > 0 then
   redis.call("ZREM", applied_key, unpack(oldest))
   redis.call("HDEL", outcomes_key, unpack(oldest))
 end
-for i = 8 + key_count, #ARGV do
+for i = 9 + key_count, #ARGV do
   redis.call("RPUSH", history_key, ARGV[i])
 end
 redis.call("LTRIM", history_key, -keep_history, -1)

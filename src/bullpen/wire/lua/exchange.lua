@@ -66,7 +66,7 @@ local function read_taken(job_key)
 --#include lib/leave_line
 --#include lib/remove
 --#include lib/take_letter
-      pcall(take_letter_away, dead_letter_base, past[3])
+      pcall(take_letter_away, base, dead_letter_base, past[3])
       redis.call("HDEL", job_key, "bpdl")
     end
   end

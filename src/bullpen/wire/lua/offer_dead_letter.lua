@@ -23,5 +23,5 @@ local FIRST_OF_ENTRY = 1 -- write_dead_letter counts the arguments of an entry a
 if not redis.call("ZSCORE", failed_key, job_id) then return 0 end
 if (redis.call("HGET", job_key, "ats") or "0") ~= attempts_started then return 0 end
 local earlier = redis.call("HGET", job_key, "bpdl")
-if earlier and earlier ~= ARGV[6] then take_letter_away(dead_letter_base, earlier) end
+if earlier and earlier ~= ARGV[6] then take_letter_away(ARGV[1], dead_letter_base, earlier) end
 return write_dead_letter(dead_letter_base, FIRST_OF_ENTRY, job_key, server_now(ARGV[2])) and 1 or -1

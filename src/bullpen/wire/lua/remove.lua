@@ -3,11 +3,13 @@
   All or nothing: while the job or one of its pending descendants runs, nothing is removed. A tree that would take too long in one
   step is refused as well; the caller then removes job by job, the parent first, so that nobody runs it in between.
   A parent of the job loses a child it waited for, and is released when it was the last.
+  What a job lists as its children is whatever a producer wrote: only those that name it as their parent are.
 
   KEYS   1 job
   ARGV   1 base   2 clock_offset   3 job_id   4 with_children ("1" or "")   5 only_unfinished ("1" or "")
+         6 parent (the key that the job must name as its parent, or "")
   Reply  1 removed, 0 no such job, -2 it or a descendant is running, -3 it has finished and only_unfinished, -8 a scheduler's current
-         iteration, -20 too large for one step
+         iteration, -9 it has another parent, -20 too large for one step
 ]]
 --#include lib/clock
 --#include lib/trim
@@ -25,6 +27,7 @@
 
 local job_key = KEYS[1]
 local base, job_id, with_children, only_unfinished = ARGV[1], ARGV[3], ARGV[4] == "1", ARGV[5] == "1"
+local parent = ARGV[6] ~= "" and ARGV[6]
 local now_ms = server_now(ARGV[2])
 local MOST_PER_CALL = 1000
 local LISTED_LIKE_ONE_JOB = 1000
@@ -42,8 +45,10 @@ local function cost_of(job_base, id)
 end
 
 -- Collects a job and its descendants without writing anything.
-local function collect(key, is_pending)
+local function collect(key, is_pending, own_parent)
   if refused or seen[key] then return end
+  local fields = redis.pcall("HMGET", key, "name", "parentKey", "deid")
+  if fields.err or not fields[1] or (own_parent and fields[2] ~= own_parent) then return end
   seen[key] = true
   if redis.call("EXISTS", key .. ":lock") == 1 then
     if is_pending then refused = -2 end
@@ -51,8 +56,6 @@ local function collect(key, is_pending)
   end
   local own_base, id = split_key(key)
   if key == job_key then own_base, id = base, job_id end -- an id may contain colons
-  local fields = redis.call("HMGET", key, "name", "parentKey", "deid")
-  if not fields[1] then return end
   spent = spent + cost_of(own_base, id)
   if spent > MOST_PER_CALL and #tree > 0 then
     refused = -20
@@ -66,12 +69,13 @@ local function collect(key, is_pending)
     refused = -20
     return
   end
-  for _, child in ipairs(redis.call("SMEMBERS", key .. ":dependencies")) do collect(child, true) end
-  for _, child in ipairs(redis.call("HKEYS", key .. ":processed")) do collect(child, false) end
-  for _, child in ipairs(redis.call("HKEYS", key .. ":failed")) do collect(child, false) end
-  for _, child in ipairs(redis.call("ZRANGE", key .. ":unsuccessful", 0, -1)) do collect(child, false) end
+  for _, child in ipairs(redis.call("SMEMBERS", key .. ":dependencies")) do collect(child, true, key) end
+  for _, child in ipairs(redis.call("HKEYS", key .. ":processed")) do collect(child, false, key) end
+  for _, child in ipairs(redis.call("HKEYS", key .. ":failed")) do collect(child, false, key) end
+  for _, child in ipairs(redis.call("ZRANGE", key .. ":unsuccessful", 0, -1)) do collect(child, false, key) end
 end
 
+if parent and redis.pcall("HGET", job_key, "parentKey") ~= parent then return -9 end
 if redis.call("EXISTS", job_key) == 0 then
   leave_state(base, job_id, true) -- an id without a job helps nobody; one in the middle of a long line goes when it is taken
   return 0

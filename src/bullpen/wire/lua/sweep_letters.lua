@@ -24,7 +24,7 @@ for _, entry_id in ipairs(found) do
   for _, job_id in ipairs(written and { written, (string.gsub(written, "%%3A", ":")) } or {}) do
     -- The job itself names its letter, so no entry of somebody else is touched.
     if redis.pcall("HGET", base .. job_id, "bpdl") == entry_id and not redis.call("ZSCORE", failed_key, job_id) then
-      take_letter_away(dead_letter_base, entry_id)
+      take_letter_away(base, dead_letter_base, entry_id)
       redis.call("HDEL", base .. job_id, "bpdl")
       ended = ended + 1
       break

@@ -36,6 +36,8 @@ class RedisEntities(Generic[S]):
 
     orders = RedisEntities(app.connection, "orders", status_type=OrderStatus)
     await orders.create({"urn": "urn:order:1", "status": OrderStatus.NEW, "amount": 5})
+
+    An entity that was made with a `tenant_id` exists for that tenant only; one without is everybody's.
     """
 
     can_send = False
@@ -60,23 +62,27 @@ class RedisEntities(Generic[S]):
 
     # ---- for programs -------------------------------------------------------------------------------------------
 
-    async def create(self, entity: Entity) -> Entity:
-        """Store a new entity. Raises EntityChanged when its urn exists already."""
+    async def create(self, entity: Entity, *, tenant_id: str | None = None) -> Entity:
+        """Store a new entity. Raises EntityChanged when its urn exists already, also another tenant's."""
         urn = self.urn(entity)
         require("entity.status", entity.get("status") is not None, "a status", entity.get("status"))
         keys = self._keys(urn)
-        stored = await self._evaluate(keys, 0, entity, is_failed=False, reason="", applied=(), past=())
+        stored = await self._evaluate(
+            keys, 0, entity, is_failed=False, reason="", applied=(), past=(), tenant_id=tenant_id
+        )
         if stored < 0:
             raise EntityChanged(urn)
         return entity
 
-    async def delete(self, urn: str) -> bool:
-        """Forget an entity with its past. False when there was none."""
+    async def delete(self, urn: str, *, tenant_id: str | None = None) -> bool:
+        """Forget an entity with its past. False when there was none, or none of this tenant."""
         keys = self._keys(urn)
+        if not await self._may_see(keys[0], tenant_id):
+            return False
         return bool(await self._connection.shared_door(keys[0]).call("DEL", *keys))
 
-    async def load(self, urn: str) -> Entity | None:
-        loaded = await self.read("", urn)
+    async def load(self, urn: str, *, tenant_id: str | None = None) -> Entity | None:
+        loaded = await self.read("", urn, tenant_id=tenant_id)
         return None if loaded is None else loaded.entity
 
     # ---- the port -----------------------------------------------------------------------------------------------
@@ -98,15 +104,15 @@ class RedisEntities(Generic[S]):
     ) -> Loaded[Entity] | None:
         entity_key, applied_key, outcomes_key, _ = self._keys(urn)
         # In one transaction: an event that is applied between two reads would look like a new one.
-        commands: list[tuple[str | bytes | int, ...]] = [("MULTI",), ("HMGET", entity_key, "data", "version")]
+        commands: list[tuple[str | bytes | int, ...]] = [("MULTI",), ("HMGET", entity_key, "data", "version", "tenant")]
         for member in _members(workflow, keys):
             commands += [("ZSCORE", applied_key, member), ("HGET", outcomes_key, member)]
         replies = await self._connection.shared_door(entity_key).call_many([*commands, ("EXEC",)])
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        (data, version), *found = replies[-1]
-        if data is None:
+        (data, version, owner), *found = replies[-1]
+        if data is None or not _is_seen(owner, tenant_id):
             return None
         applied = {
             key: Applied("applied") if reason is None else Applied("failed", reason.decode())
@@ -143,6 +149,7 @@ class RedisEntities(Generic[S]):
             reason=change.reason,
             applied=_members(change.workflow, change.keys),
             past=past,
+            tenant_id=change.tenant_id,
         )
         if stored < 0:
             raise EntityChanged(change.urn)
@@ -151,11 +158,19 @@ class RedisEntities(Generic[S]):
     async def history(
         self, workflow: str, urn: str, *, limit: int = 100, tenant_id: str | None = None
     ) -> list[HistoryEntry]:
-        *_, history_key = self._keys(urn)
+        entity_key, *_, history_key = self._keys(urn)
+        if not await self._may_see(entity_key, tenant_id):
+            return []
         entries = await self._connection.shared_door(history_key).call("LRANGE", history_key, -limit, -1)
-        return [_entry(urn, json.decode(each)) for each in entries]
+        past = [_entry(urn, json.decode(each)) for each in entries]
+        # Of an entity that is everybody's, a tenant sees what it did itself, and what nobody in particular did.
+        return past if tenant_id is None else [each for each in past if each.tenant_id in (None, tenant_id)]
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _may_see(self, entity_key: str, tenant_id: str | None) -> bool:
+        owner = await self._connection.shared_door(entity_key).call("HGET", entity_key, "tenant")
+        return _is_seen(owner, tenant_id)
 
     def _keys(self, urn: str) -> tuple[str, str, str, str]:
         base = f"{self._base}{{{encode_segment(urn)}}}"  # in braces: one slot of a cluster
@@ -171,6 +186,7 @@ class RedisEntities(Generic[S]):
         reason: str,
         applied: Sequence[str],
         past: Sequence[Mapping[str, Any]],
+        tenant_id: str | None,
     ) -> int:
         data = json.encode({**entity, "status": word(entity["status"])}, what="entity")
         stored = await self._connection.shared_door(keys[0]).evaluate(
@@ -178,11 +194,16 @@ class RedisEntities(Generic[S]):
             keys,
             [
                 *(version, data, self._keep_applied, self._keep_history, int(is_failed), reason, len(applied)),
+                tenant_id or "",
                 *applied,
                 *(json.encode(each, what="history") for each in past),
             ],
         )
         return int(stored)
+
+
+def _is_seen(owner: bytes | None, tenant_id: str | None) -> bool:
+    return owner is None or owner == (tenant_id or "").encode()
 
 
 def _members(workflow: str, keys: Sequence[str]) -> list[str]:

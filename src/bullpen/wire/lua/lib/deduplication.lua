@@ -1,3 +1,20 @@
+-- follow_up_parent: the key of the parent that the follow-up may be a child of, or nil. The stored key is whatever a producer
+-- wrote, and may belong to somebody whose keys he may not write: a parent of this queue is his own; one of another queue
+-- gets a child only while it waits and has none, since nobody else would release it then.
+local function follow_up_parent(base, parent_key)
+  if not parent_key or redis.pcall("HEXISTS", parent_key, "name") ~= 1 then return nil end
+  if string.sub(parent_key, 1, #base) == base then return parent_key end
+  local parent_base, parent_id = split_key(parent_key)
+  if not parent_base or type(redis.pcall("ZSCORE", parent_base .. "waiting-children", parent_id)) ~= "string" then return nil end
+  return redis.pcall("SCARD", parent_key .. ":dependencies") == 0 and parent_key or nil
+end
+
+-- whole_ms: a duration of stored options; what no command takes is none.
+local function whole_ms(value)
+  local ms = tonumber(value) or 0
+  return ms > 0 and ms <= 9007199254740 and math.floor(ms) or 0
+end
+
 -- finish_deduplication: the owner of a deduplication id has finished. Free the id (unless a TTL does that), and create the
 -- job that was stored to follow it, in the same script, so that the last request is never lost.
 local function finish_deduplication(base, deduplication_id, job_id, now_ms)
@@ -5,7 +22,7 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
   local owner = redis.pcall("GET", owner_key) -- pcall: an id that a producer made up may meet a key of another type
   if owner and owner ~= job_id then return end
   if owner and redis.call("PTTL", owner_key) == -1 then redis.call("DEL", owner_key) end
-  local stored = redis.pcall("HMGET", next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
+  local stored = redis.pcall("HMGET", next_key, "name", "data", "opts", "jid", "pk", "pd", "rjk")
   if stored.err or not stored[1] then return end
 
   local readable, opts = pcall(cjson.decode, stored[3] or "{}")
@@ -13,7 +30,7 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
   local counter = redis.call("INCR", base .. "id")
   local next_id = stored[4] or tostring(counter)
   local job_key = base .. next_id
-  local delay_ms, priority = tonumber(opts.delay) or 0, priority_class(opts.priority)
+  local delay_ms, priority = whole_ms(opts.delay), priority_class(opts.priority)
   -- A kept job with the same custom id would be in two states at once; the follow-up then gets a number of its own.
   if redis.call("EXISTS", job_key) == 1 then
     next_id = tostring(counter)
@@ -23,9 +40,9 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
     "delay", delay_ms, "priority", priority, "deid", deduplication_id)
   if stored[5] then redis.call("HSET", job_key, "parentKey", stored[5]) end
   if stored[6] then redis.call("HSET", job_key, "parent", stored[6]) end
-  if stored[8] then redis.call("HSET", job_key, "rjk", stored[8]) end
+  if stored[7] then redis.call("HSET", job_key, "rjk", stored[7]) end
   local keep_last = type(opts.de) == "table" and opts.de.keepLastIfActive
-  local ttl_ms = type(opts.de) == "table" and tonumber(opts.de.ttl) or 0
+  local ttl_ms = type(opts.de) == "table" and whole_ms(opts.de.ttl) or 0
   if ttl_ms > 0 and not keep_last then
     redis.call("SET", owner_key, next_id, "PX", ttl_ms)
   else
@@ -40,6 +57,7 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
     wake(base)
     redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", next_id)
   end
-  if stored[7] then redis.pcall("SADD", stored[7], job_key) end
+  local parent_key = follow_up_parent(base, stored[5])
+  if parent_key then redis.pcall("SADD", parent_key .. ":dependencies", job_key) end
   redis.call("DEL", next_key)
 end

@@ -14,13 +14,13 @@ local function delete_job(base, job_id, deduplication_id)
   remove_job_keys(base .. job_id)
   if not deduplication_id then return end
   local owner_key = base .. "de:" .. deduplication_id
-  if redis.call("GET", owner_key) == job_id then redis.call("DEL", owner_key, base .. "dn:" .. deduplication_id) end
+  if redis.pcall("GET", owner_key) == job_id then redis.call("DEL", owner_key, base .. "dn:" .. deduplication_id) end
 end
 
 -- bury_with_parent: a child is gone for good. A parent of the same queue that has no other child goes with it, and so on
 -- upwards: it is part of the work that somebody threw away. A parent in another queue is not, and runs without the child.
 local function bury_with_parent(base, parent_key, child_key, now_ms)
-  if redis.call("SREM", parent_key .. ":dependencies", child_key) == 0 then return end
+  if redis.pcall("SREM", parent_key .. ":dependencies", child_key) ~= 1 then return end -- it never knew this child
   if redis.call("SCARD", parent_key .. ":dependencies") > 0 then return end
   local parent_base, parent_id = split_key(parent_key)
   if parent_base ~= base then return release_parent(parent_key, now_ms) end

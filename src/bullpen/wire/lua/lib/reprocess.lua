@@ -9,12 +9,13 @@ local function reprocess(base, job_id, state, resets_attempts, dead_letter_base)
   if resets_attempts then redis.call("HDEL", job_key, "atm", "attemptsMade") end
   local parent_key = fields[4]
   if parent_key then -- it counted the child as done or failed; a parent that has left already is not called back
-    local was_counted = redis.call("ZREM", parent_key .. ":unsuccessful", job_key)
-      + redis.call("HDEL", parent_key .. ":failed", job_key) + redis.call("HDEL", parent_key .. ":processed", job_key)
-    if was_counted > 0 then redis.call("SADD", parent_key .. ":dependencies", job_key) end
+    local was_counted = redis.pcall("ZREM", parent_key .. ":unsuccessful", job_key) == 1
+    was_counted = redis.pcall("HDEL", parent_key .. ":failed", job_key) == 1 or was_counted
+    was_counted = redis.pcall("HDEL", parent_key .. ":processed", job_key) == 1 or was_counted
+    if was_counted then redis.pcall("SADD", parent_key .. ":dependencies", job_key) end
   end
   local cost = 1
-  if fields[5] then cost = cost + take_letter_away(dead_letter_base, fields[5]) end
+  if fields[5] then cost = cost + take_letter_away(base, dead_letter_base, fields[5]) end
   local readable, opts = pcall(cjson.decode, fields[3] or "{}")
   place_ready(base, job_id, priority_class(fields[2]), readable and type(opts) == "table" and opts.lifo == true)
   redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", state)

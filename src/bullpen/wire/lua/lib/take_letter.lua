@@ -1,8 +1,12 @@
 -- take_letter_away: delete the dead letter of a job that goes back in line: left behind, it would ask again for a job that may be
 -- done by then. Needs lib/leave_line. Returns what it cost in jobs: to take one out of a long list, it is passed up to that place.
-local function take_letter_away(dead_letter_base, entry_id)
+-- Queues may share a store of letters, and which letter a job names, its producer may have written: only one of this queue goes.
+local function take_letter_away(base, dead_letter_base, entry_id)
   local wait_key, cost = dead_letter_base .. "wait", 1
-  if redis.call("EXISTS", dead_letter_base .. entry_id) == 0 then return 0 end
+  local data = redis.pcall("HGET", dead_letter_base .. entry_id, "data")
+  if type(data) ~= "string" then return 0 end
+  local readable, entry = pcall(cjson.decode, data)
+  if not readable or type(entry) ~= "table" or entry.originalQueue ~= string.match(base, "([^:]*):$") then return 0 end
   if not redis.call("LPOS", wait_key, entry_id, "RANK", -1, "MAXLEN", 1000) then
     cost = redis.call("LLEN", wait_key) / 1000
   end

@@ -1,0 +1,85 @@
+"""Whom a file or directory belongs to, and whether somebody else could have written it.
+
+In: a path. Out: why it cannot be trusted, in words, or None. A settings file says which server gets our jobs, and a
+data directory holds them: neither may be chosen by another user of the machine. Where there are no such users
+(Windows), everything is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+_HAS_USERS: Final = hasattr(os, "geteuid")
+
+
+def distrust(status: os.stat_result) -> str | None:
+    """Why what has this status may be somebody else's: it belongs neither to us nor to root, or others may write it.
+
+    A directory like /tmp, which all may write and in which each can remove only his own, is no reason.
+    """
+    if not _HAS_USERS:
+        return None
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to another user (uid {status.st_uid})"
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
+        return None
+    if mode & 0o002 or (mode & 0o020 and status.st_gid not in (0, os.getegid())):
+        return f"can be written by others (mode {mode:04o})"
+    return None
+
+
+def distrust_directory(directory: Path) -> str | None:
+    """The same for a directory. On a file system that nobody can write, its mode means nothing."""
+    try:
+        reason = distrust(directory.stat())
+        if reason is not None and "written" in reason and os.statvfs(directory).f_flag & os.ST_RDONLY:
+            return None
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return reason
+
+
+def prepare_directory(directory: Path) -> Path:
+    """Make a directory for what we store, with all above it, private where it is new. Returns its real path.
+
+    Raises PermissionError when it, or one above it, can be replaced by somebody else: what we store there would be his.
+    """
+    check_directory(next(each for each in (directory, *directory.absolute().parents) if each.exists()))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return check_directory(directory)
+
+
+def check_directory(directory: Path) -> Path:
+    """The same for one that exists."""
+    real = directory.resolve()
+    for each in (real, *real.parents):
+        if (reason := distrust_directory(each)) is not None:
+            raise PermissionError(f"{each} {reason}")
+    return real
+
+
+def prepare_file(path: Path) -> None:
+    """Make a private file before somebody less careful does, and take a file of ours away from all others.
+
+    Raises PermissionError when it is a link, or can be written by somebody else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_FOLLOW, 0o600)
+    except OSError as error:
+        if path.is_symlink():
+            raise PermissionError(f"{path} is a link; name the file itself") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if _HAS_USERS and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o007:
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~0o007)
+            status = os.fstat(descriptor)
+        if (reason := distrust(status)) is not None:
+            raise PermissionError(f"{path} {reason}")
+    finally:
+        os.close(descriptor)

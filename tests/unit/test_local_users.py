@@ -1,0 +1,154 @@
+"""Another user of the machine chooses neither our server nor the place of our data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import pytest
+
+from bullpen import embedded
+from bullpen.errors import EmbeddedError, LedgerError
+from bullpen.ledger import Ledger
+from bullpen.settings import Settings
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+NOBODY = pwd.getpwnam("nobody").pw_uid
+pytestmark = pytest.mark.requirement("O-64")
+
+
+def load(start: Path) -> Settings:
+    return Settings.load(environ={}, start=start)
+
+
+def settings_in(directory: Path, name: str = "bullpen.toml") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    head = "[redis]" if name == "bullpen.toml" else "[tool.bullpen.redis]"
+    path = directory / name
+    path.write_text(f'{head}\nurl = "redis://evil.example"\n')
+    return path
+
+
+@as_root
+@pytest.mark.parametrize("name", ["bullpen.toml", "pyproject.toml"])
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_settings_of_another_user_are_not_read(
+    tmp_path: Path, name: str, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file in a parent directory set root's Redis address."""
+    path = settings_in(tmp_path / "shared", name)
+    below = tmp_path / "shared" / "mine"
+    below.mkdir()
+    os.chown(path if what == "file" else path.parent, NOBODY, -1)
+
+    assert load(below).redis.url is None
+    assert "no settings are read from" in caplog.text
+    assert f"belongs to another user (uid {NOBODY})" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_settings_that_others_may_write_are_not_read(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = settings_in(tmp_path / "shared")
+    (path if what == "file" else path.parent).chmod(0o666 if what == "file" else 0o777)
+
+    assert load(tmp_path / "shared").redis.url is None
+    assert "can be written by others" in caplog.text
+
+
+def test_settings_of_our_own_are_read(tmp_path: Path) -> None:
+    """Also where all may write and each can remove only his own, as in /tmp, and through a link, as from a volume."""
+    path = settings_in(tmp_path / "shared")
+    (tmp_path / "shared").chmod(0o1777)
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "bullpen.toml").symlink_to(path)
+
+    assert load(tmp_path / "shared").redis.url == "redis://evil.example"
+    assert load(below).redis.url == "redis://evil.example"
+
+
+@as_root
+def test_the_data_directory_is_not_put_beside_the_project_of_another_user(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "mine").mkdir(parents=True)
+    (project / "pyproject.toml").write_text("")
+    os.chown(project, NOBODY, -1)
+
+    assert load(project / "mine").embedded.data_dir == project / "mine" / ".bullpen"
+
+
+@as_root
+@pytest.mark.parametrize("below", ["", "deeper"])
+async def test_no_ledger_is_made_in_the_directory_of_another_user(tmp_path: Path, below: str) -> None:
+    """Whoever owns a directory above can put another one in its place."""
+    theirs = tmp_path / "theirs"
+    (theirs / below).mkdir(parents=True)
+    os.chown(theirs, NOBODY, -1)
+
+    with pytest.raises(LedgerError, match="belongs to another user"):
+        async with Ledger(f"sqlite:///{theirs / below / 'ledger.sqlite3'}") as ledger:
+            await ledger.migrate()
+
+    assert not list(theirs.rglob("*.sqlite3*"))
+
+
+@as_root
+async def test_no_server_is_started_in_the_directory_of_another_user(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, -1)
+
+    with pytest.raises(EmbeddedError, match="belongs to another user"):
+        await asyncio.to_thread(embedded.acquire, theirs / ".bullpen")
+
+
+async def test_a_directory_that_others_may_write_holds_no_ledger(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+
+    with pytest.raises(LedgerError, match="can be written by others"):
+        async with Ledger(f"sqlite:///{shared / 'ledger.sqlite3'}") as ledger:
+            await ledger.migrate()
+
+
+async def test_the_files_of_a_ledger_are_private_from_their_first_moment(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir(mode=0o700)
+    before = os.umask(0)
+    try:
+        async with Ledger(f"sqlite:///{tmp_path / 'new' / 'ledger.sqlite3'}") as ledger:
+            await ledger.migrate()
+            files = sorted((tmp_path / "new").iterdir())
+            modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in files}
+    finally:
+        os.umask(before)
+
+    assert "ledger.sqlite3" in modes
+    assert all(mode & 0o077 == 0 for mode in modes.values()), modes
+
+
+async def test_a_ledger_that_all_could_read_is_taken_away_from_them(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite3"
+    file.touch()
+    file.chmod(0o644)
+
+    async with Ledger(f"sqlite:///{file}") as ledger:
+        await ledger.migrate()
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+async def test_a_link_in_place_of_the_ledger_is_not_followed(tmp_path: Path) -> None:
+    """It could lead to any file that we may write."""
+    (tmp_path / "ledger.sqlite3").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(LedgerError, match="is a link"):
+        async with Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite3'}") as ledger:
+            await ledger.migrate()
+
+    assert not (tmp_path / "elsewhere").exists()
