@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from bullpen._kernel.container import Container
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.ids import check_queue_name
 from bullpen._parts.running import ROLES, Service, Services
 from bullpen._parts.servers import connect
@@ -536,6 +537,7 @@ class Bullpen:
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
         """
+        only = check_texts("only", only)
         if self.settings.alerts.has_target:
             _ = self.alerts
         self._services.keep_only(only)

@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from bullpen._kernel.duration import check_texts
 from bullpen.errors import InvalidOption, MissingExtra
 
 try:
@@ -87,7 +88,7 @@ class AddressGuard:
     def allowing(cls, networks: Iterable[str]) -> AddressGuard:
         """`AddressGuard.allowing(["10.1.0.0/16"])`. Raises InvalidOption for what is no network."""
         parsed = []
-        for network in networks:
+        for network in check_texts("allowed_networks", networks):
             try:
                 parsed.append(ipaddress.ip_network(network))
             except ValueError as error:
