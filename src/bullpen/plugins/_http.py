@@ -156,7 +156,8 @@ class HttpClient:
     async def post(self, url: str, *, headers: Mapping[str, str], content: bytes, timeout_ms: int) -> HttpAnswer:
         """Send one request. The time is for everything: name, connection, TLS, sending, and the answer's beginning.
 
-        Raises AddressRefused before anything was sent, HttpFailed otherwise.
+        Raises AddressRefused before anything was sent, HttpFailed when no status came. An answer whose body is cut or
+        takes too long is an answer with less of a body: what the target decided has arrived.
         """
         timeout_s, progress = timeout_ms / 1000, _Progress()
         try:
@@ -165,8 +166,12 @@ class HttpClient:
         except AddressRefused:
             raise
         except (TimeoutError, httpcore2.TimeoutException) as error:
+            if progress.answer is not None:
+                return progress.answer
             raise HttpFailed(f"no answer within {timeout_ms} ms", was_sent=progress.was_sent) from error
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, OSError, ssl.SSLError) as error:
+            if progress.answer is not None:
+                return progress.answer
             raise HttpFailed(f"{type(error).__name__}: {error}", was_sent=progress.was_sent) from error
 
     async def _exchange(
@@ -180,15 +185,16 @@ class HttpClient:
             content=content,
             extensions={"timeout": timeouts, "trace": progress},
         ) as response:
-            body = b""
+            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            answer = progress.answer = HttpAnswer(response.status, decoded, b"")
             # Closed explicitly: a body that is not read to its end must give up its connection now, not when collected.
             async with contextlib.aclosing(response.aiter_stream()) as parts:
                 async for part in parts:
-                    body += part
-                    if len(body) >= _MOST_BODY_BYTES:
+                    body = (answer.body + part)[:_MOST_BODY_BYTES]
+                    answer = progress.answer = HttpAnswer(response.status, decoded, body)
+                    if len(body) == _MOST_BODY_BYTES:
                         break
-            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-            return HttpAnswer(response.status, decoded, body[:_MOST_BODY_BYTES])
+            return answer
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -201,9 +207,10 @@ def _default_tls() -> ssl.SSLContext:
 
 
 class _Progress:
-    """Watches one request: has any of it left?"""
+    """Watches one request: has any of it left, and what has come back?"""
 
     was_sent = False
+    answer: HttpAnswer | None = None
 
     async def __call__(self, event: str, _info: Mapping[str, Any]) -> None:
         if event.endswith("send_request_headers.started"):
