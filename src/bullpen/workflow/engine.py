@@ -93,6 +93,7 @@ class _Walk(Generic[T]):
     entity: T
     moves: list[Move] = field(default_factory=list)
     messages: list[Any] = field(default_factory=list)
+    follow_ups: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 class Engine(Generic[T, P, E, S]):
@@ -235,14 +236,25 @@ class Engine(Generic[T, P, E, S]):
         return await self._commit(walk, loaded.version, urn, trigger, keys())
 
     async def _walk(self, entity: T, event: E, urn: str, payload: Any, trigger: Trigger) -> _Walk[T]:
-        walk, status = _Walk(entity), self.store.status(entity)
-        holds = holds_for(self.definition, entity, payload)
+        walk = _Walk(entity)
+        refused = await self._move(walk, event, urn, payload, trigger)
+        if refused is not None:
+            walk.entity = refused
+        while walk.follow_ups:
+            event, payload = walk.follow_ups.pop(0)
+            await self._move(walk, event, urn, self._typed(event, payload), trigger)
+        return walk
+
+    async def _move(self, walk: _Walk[T], event: E, urn: str, payload: Any, trigger: Trigger) -> T | None:
+        """One event and its automatic steps. Returns what the fallback returned, which is not stored."""
+        refused, status = None, self.store.status(walk.entity)
+        holds = holds_for(self.definition, walk.entity, payload)
         try:
             step = first_step(self.definition, status, event, holds)
             if step is None:
                 self._tell_refused(event, status, urn, trigger)
                 if self.definition.fallback is not None:
-                    walk.entity = await self.definition.fallback(entity, event, payload)
+                    refused = await self.definition.fallback(walk.entity, event, payload)
         except NoTransition:
             if not self._is_recognised(event, status, trigger):
                 raise
@@ -254,7 +266,7 @@ class Engine(Generic[T, P, E, S]):
             await self._perform(step, walk, urn, payload, trigger)
             status = step.target
             step = next_step(self.definition, status, holds_for(self.definition, walk.entity, payload))
-        return walk
+        return refused
 
     def _is_recognised(self, event: E, status: S, trigger: Trigger) -> bool:
         """Access without a memory of events: a delivery that comes again after a crash finds the entity where the event
@@ -288,6 +300,7 @@ class Engine(Generic[T, P, E, S]):
             trigger=trigger,
             can_send=self.store.can_send,
             messages=walk.messages,
+            follow_ups=None if isinstance(self.store, DirectStore) else walk.follow_ups,
         )
         names: Counter[str] = Counter()
 

@@ -10,20 +10,66 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
-from bullpen.errors import ConnectionLost
+from bullpen.errors import BullpenError, ConnectionLost, PermanentError
 from bullpen.ports.entity import EntityBusy
 from bullpen.queue import Connection
 from bullpen.wire.scripts import SCRIPTS
 
-__all__ = ["LocalLocks", "RedisLocks"]
+__all__ = ["EmitsToItself", "LocalLocks", "RedisLocks"]
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+
+
+class EmitsToItself(BullpenError, PermanentError):
+    """An action emits to the entity that it is called for. It would wait for itself, so nothing was done.
+
+    Use `step().follow_up(event, payload)`: it is applied after the action's own transition and stored with it.
+    """
+
+    def __init__(self, urn: str) -> None:
+        super().__init__(
+            f"an action of entity {urn!r} emits to the same entity, which would wait for that action to end; "
+            "use step().follow_up(event, payload), which is applied after it"
+        )
+        self.urn = urn
+
+
+@dataclass(slots=True, eq=False)
+class _Hold:
+    """A lock that the code which runs now, or the code that started it, is inside of."""
+
+    key: tuple[object, str]
+    is_over: bool = False
+
+
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("bullpen_urn_locks", default=())
+
+
+@contextlib.contextmanager
+def _inside(place: object, urn: str) -> Iterator[None]:
+    """Around taking and holding a lock. Raises EmitsToItself when the lock is held by whoever waits for us.
+
+    Tasks inherit it, because an action may wait for a task. One that is still there when the lock was given back is
+    free again.
+    """
+    outer = _holds.get()
+    if any(hold.key == (place, urn) and not hold.is_over for hold in outer):
+        raise EmitsToItself(urn)
+    hold = _Hold((place, urn))
+    _holds.set((*(each for each in outer if not each.is_over), hold))
+    try:
+        yield
+    finally:
+        hold.is_over = True
+        _holds.set(outer)
 
 
 class LocalLocks:
@@ -38,8 +84,9 @@ class LocalLocks:
         lock = lock or asyncio.Lock()
         self._held[urn] = (lock, users + 1)
         try:
-            async with lock:
-                yield
+            with _inside(self, urn):
+                async with lock:
+                    yield
         finally:
             lock, users = self._held.pop(urn)
             if users > 1:
@@ -68,15 +115,16 @@ class RedisLocks:
     @asynccontextmanager
     async def hold(self, urn: str) -> AsyncIterator[None]:
         key, token = f"{self._prefix}{urn}", uuid.uuid4().hex
-        await self._take(urn, key, token)
-        renewing = asyncio.create_task(self._renew(key, token), name=f"bullpen lock of {urn}")
-        try:
-            yield
-        finally:
-            await end(renewing)
-            # If it cannot be given back, it ends by itself.
-            with contextlib.suppress(ConnectionLost):
-                await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])
+        with _inside(f"{self._connection!r} {self._prefix}", urn):
+            await self._take(urn, key, token)
+            renewing = asyncio.create_task(self._renew(key, token), name=f"bullpen lock of {urn}")
+            try:
+                yield
+            finally:
+                await end(renewing)
+                # If it cannot be given back, it ends by itself.
+                with contextlib.suppress(ConnectionLost):
+                    await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])
 
     async def _take(self, urn: str, key: str, token: str) -> None:
         give_up_at = time.monotonic() + self._wait_ms / 1000
