@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Generic, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
@@ -35,7 +35,7 @@ from bullpen.queue import Connection
 from bullpen.settings import Settings
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.locks import RedisLocks
+from bullpen.workflow.locks import RedisLocks, locks_of
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
@@ -82,8 +82,9 @@ class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
     """A client of your own; the app does not close it."""
     client_options: Mapping[str, Any] | None
     """For the client that is made."""
-    locks: UrnLocks | None
-    """Keeps events of one entity apart over several processes. None: where entities have no versions, Redis does."""
+    locks: UrnLocks | Literal[False] | None
+    """Lets events of one entity take turns over several processes. None: beside the entities (SqlEntities,
+    RedisEntities), else in the Redis that is configured. False: only within each process."""
     service: type[Workflow[T, P, E, S]] | None
     """A subclass of `Workflow` to make."""
     strict: bool
@@ -122,7 +123,7 @@ class Workflows:
         events: AnyTransport[E] | None = None,
         client: Messaging[Any] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        locks: UrnLocks | None = None,
+        locks: UrnLocks | Literal[False] | None = None,
         service: type[Workflow[T, P, E, S]] | None = None,
         strict: bool = False,
         with_client: bool = True,
@@ -139,8 +140,8 @@ class Workflows:
         if binding is not None and with_client:
             self._refuse_competition(name, binding)
         store = as_store(_made(container, definition.entity))
-        if isinstance(store, DirectStore) and locks is None and client is not None:
-            locks = self._locks(name, binding, client)
+        if locks is None:
+            locks = locks_of(store) or self._locks(name, store, binding, client)
         hooks = Hooks([_made(container, each) for each in definition.actions])
         kind = service or cast("type[Workflow[T, P, E, S]]", Workflow)
         workflow = kind(
@@ -151,7 +152,7 @@ class Workflows:
             binding=binding,
             client=client,
             owns_client=owns_client,
-            locks=locks,
+            locks=locks or None,
             strict=strict,
         )
         self._by_name[name] = workflow
@@ -239,14 +240,16 @@ class Workflows:
                 client = memory.from_binding(binding, broker=self._broker, **options)
         return cast("Messaging[Any]", client)
 
-    def _locks(self, name: str, binding: Binding[Any] | None, client: Any) -> UrnLocks | None:
-        """For access without versions only a lock that all processes see keeps two events of one entity apart."""
-        if isinstance(binding, Memory | None):
+    def _locks(self, name: str, store: Any, binding: Binding[Any] | None, client: Any) -> UrnLocks | None:
+        """For entities of which nobody knows where they are. Without versions nothing else keeps two events apart."""
+        if isinstance(binding, Memory | None) or client is None:
             return None  # one process
         if isinstance(binding, BullMQ):
             return RedisLocks(client.transport.connection)
         if self._settings.redis.url is not None:
             return RedisLocks(self._connection())
+        if not isinstance(store, DirectStore):
+            return None  # versions are checked
         logger.warning(
             "workflow %r: two processes may handle events of one entity at the same time; keep entities in an "
             "EntityStore, which checks versions, or give locks=RedisLocks(connection)",

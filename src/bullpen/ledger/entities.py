@@ -20,6 +20,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from bullpen.errors import InvalidOption, require
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
+from bullpen.ledger.turns import Turns
 from bullpen.ports.entity import Applied, Change, EntityChanged, HistoryEntry, Loaded, word
 
 __all__ = ["SqlEntities"]
@@ -72,6 +73,16 @@ class SqlEntities(Generic[T, S]):
             hint = "; add `version: Mapped[int] = mapped_column(default=1)`" if option == "version" else ""
             known = mapper is not None and name in mapper.column_attrs
             require(option, known, f"a column of {model.__name__}{hint}", name)
+
+    @property
+    def turns(self) -> Turns:
+        """Where events of one entity take turns."""
+        return self._ledger.turns
+
+    @property
+    def kind(self) -> str:
+        """Tells these entities from others of the same ledger."""
+        return str(self._model.__tablename__)  # type: ignore[attr-defined]  # checked above: it is mapped
 
     # ---- for programs -------------------------------------------------------------------------------------------
 

@@ -259,6 +259,15 @@ incidents = sa.Table(
     sa.Column("fix", sa.Text, nullable=False),
 )
 
+turns = sa.Table(
+    "bullpen_turns",
+    metadata,
+    # A digest of entity and kind: no tenant learns of the entities of others.
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("until", Instant, nullable=False),
+)
+
 checkpoints = sa.Table(
     "bullpen_checkpoints",
     metadata,

@@ -61,8 +61,8 @@ S = TypeVar("S")
 logger = get_logger("bullpen.workflow")
 
 _MOST_CONFLICTS: Final = 10
-"""How often a change is decided anew because somebody else was faster."""
-_LONGEST_PAUSE_S: Final = 0.05
+"""How often a change is decided anew because somebody else was faster, who did not take turns with us."""
+_PAUSE_PER_CONFLICT_S: Final = 0.05
 _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
@@ -181,12 +181,12 @@ class Engine(Generic[T, P, E, S]):
     # ---- one event ----------------------------------------------------------------------------------------------
 
     async def _repeating(self, urn: str, apply: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(_MOST_CONFLICTS - 1):
+        for conflict in range(1, _MOST_CONFLICTS):
             try:
                 return await apply()
             except EntityChanged:
                 telemetry.emit("workflow.conflict", workflow=self.name, urn=urn)
-                await asyncio.sleep(random.random() * _LONGEST_PAUSE_S)
+                await asyncio.sleep(random.random() * conflict * _PAUSE_PER_CONFLICT_S)
         return await apply()
 
     async def _apply(self, event: E, urn: str, payload: Any, trigger: Trigger, keys: list[str]) -> T:
