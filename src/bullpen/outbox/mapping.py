@@ -146,6 +146,10 @@ class EventRoutes:
     def __len__(self) -> int:
         return len(self._routes)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a route is called so."""
+        return name in self._routes
+
     def get(self, name: str) -> EventRoute:
         """A route by its name. Raises InvalidOption that lists the names there are."""
         route = self._routes.get(name)
