@@ -29,7 +29,7 @@ MADE_BY_US = {
     *("Change.__init__", "Change.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
     *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning"),
 }
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
     "EventRoute.__init__": {"name": "orders", "mapper": dict, "since": "now"},
     "QueueSpec.__init__": {"name": "orders"},
     "Sms.__init__": {"url": "https://sms.example", "account": "a", "token": "t", "sender": "s"},
@@ -117,7 +117,7 @@ async def call(function: Callable[..., Any], owner: type | None, given: dict[str
         if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     }
     if owner is not None and "self" in values:
-        values["self"] = owner.__new__(owner)
+        values["self"] = object.__new__(owner)
     if "cls" in values:
         values["cls"] = owner
     answer = function(**{**values, **given})

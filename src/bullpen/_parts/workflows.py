@@ -64,8 +64,9 @@ class BullMQRegistration(TypedDict):
     """What `register` takes about BullMQ; the events stand in the definition."""
 
     enabled: bool
-    config: NotRequired[Mapping[str, Any]]
-    """Fields of `BullMQ`: `connection`, `default_job_options`, `dead_letter_queue`, `concurrency`, …"""
+    config: NotRequired[Mapping[str, Any] | BullMQ[Any] | None]
+    """Fields of `BullMQ`: `connection`, `default_job_options`, `dead_letter_queue`, `concurrency`, …; or a whole
+    `BullMQ`, such as that of the definition. None: nothing to add."""
 
 
 class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
@@ -186,9 +187,7 @@ class Workflows:
             definition = replace(definition, kafka=replace(binding, **cast("dict[str, Any]", known)))
         if bullmq is not None and by_bullmq:
             _refuse_unknown("bullmq", bullmq, ("enabled", "config"))
-            definition = replace(
-                definition, bullmq=_configured(definition.bullmq or BullMQ(), bullmq.get("config", {}))
-            )
+            definition = replace(definition, bullmq=_configured(definition.bullmq or BullMQ(), bullmq.get("config")))
         enabled = by_kafka or by_bullmq or definition.rabbitmq is not None or definition.events is not None
         return self.add(definition, name=name, with_client=enabled, container=container, **options)
 
@@ -286,7 +285,14 @@ def _made(container: Container, given: Any) -> Any:
     return container.make(given) if isinstance(given, type) else given
 
 
-def _configured(binding: BullMQ[Any], config: Mapping[str, Any]) -> BullMQ[Any]:
+def _configured(binding: BullMQ[Any], config: Mapping[str, Any] | BullMQ[Any] | None) -> BullMQ[Any]:
+    if config is None:
+        return binding
+    if isinstance(config, BullMQ):
+        one = not config.events or not binding.events or list(config.events) == list(binding.events)
+        require("bullmq.config.events", one, "those of the definition, or none", config.events)
+        return replace(config, events=config.events or binding.events)
+    require("bullmq.config", isinstance(config, Mapping), "a mapping of fields of BullMQ, or a BullMQ", config)
     _refuse_unknown("bullmq.config", config, [each.name for each in fields(BullMQ) if each.name != "events"])
     records = {
         "connection": RedisAddress,
