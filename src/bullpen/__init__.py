@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from bullpen.queue.dead_letter import DeadLetterFilter
     from bullpen.queue.tasks import Task, TaskJob
     from bullpen.wire.events import Event
-    from bullpen.wire.options import KeepJobs
+    from bullpen.wire.options import JobMeta, KeepJobs
 
 __all__ = [
     "Added",
@@ -75,6 +75,7 @@ __all__ = [
     "Job",
     "JobCounts",
     "JobFailed",
+    "JobMeta",
     "JobNotFound",
     "JobState",
     "JobStateConflict",
@@ -114,7 +115,7 @@ _HOMES: Final = {
     "bullpen.queue.dead_letter": ("DeadLetterFilter",),
     "bullpen.queue.tasks": ("Task", "TaskJob"),
     "bullpen.wire.events": ("Event",),
-    "bullpen.wire.options": ("KeepJobs",),
+    "bullpen.wire.options": ("JobMeta", "KeepJobs"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,14 +16,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from bullpen._kernel.container import Container
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.ids import check_queue_name
+from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import ROLES, Service, Services
-from bullpen._parts.servers import connect
+from bullpen._parts.servers import command_line, connect
 from bullpen.errors import InvalidOption
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
 from bullpen.queue.tasks import Task, TaskMaker, TaskSet
-from bullpen.settings import Settings
+from bullpen.settings import Origin, Settings
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen._parts.channels import Channels
@@ -49,6 +51,9 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
 
 __all__ = ["ROLES", "Bullpen", "Service", "connect"]
 
+logger = get_logger("bullpen.app")
+
+_FROM_CODE: Final = Origin("argument", "redis_url")
 _TASK_WORKER: Final[dict[str, Any]] = {"concurrency": 20, "dead_letters": True}
 T = TypeVar("T")
 P = TypeVar("P")
@@ -76,9 +81,19 @@ class Bullpen:
         prefix: str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`connection` and `prefix` win over the settings, which are loaded unless given."""
+        """`connection` and `prefix` win over the settings, which are loaded unless given; what `bullpen run` was told
+        wins over both."""
+        told = command_line()
+        if told.redis is not None:
+            _report_replaced(connection, settings)
+            connection = told.redis
+        prefix = told.prefix or prefix
         url = connection if isinstance(connection, str) else None
-        self.settings = settings or Settings.load(redis_url=url, redis_prefix=prefix)
+        self.settings = (
+            Settings.load(redis_url=url, redis_prefix=prefix)
+            if settings is None
+            else settings.with_redis(url=told.redis, prefix=told.prefix)
+        )
         self.prefix = prefix or self.settings.redis.prefix
         """First part of every key of this app's queues."""
         self._url = url
@@ -123,6 +138,11 @@ class Bullpen:
 
             self._ledger = make_ledger(self.settings)
             check_ledger(self.health, self._ledger)
+        return self._ledger
+
+    @property
+    def made_ledger(self) -> Ledger | None:
+        """The ledger, if a part of this app has named it."""
         return self._ledger
 
     @property
@@ -536,6 +556,7 @@ class Bullpen:
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
         """
+        only = check_texts("only", only)
         if self.settings.alerts.has_target:
             _ = self.alerts
         self._services.keep_only(only)
@@ -579,3 +600,12 @@ class Bullpen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _report_replaced(connection: str | Connection | None, settings: Settings | None) -> None:
+    """A server that somebody wrote down and that is not used: nobody should have to find that out."""
+    if connection is None and settings is not None and settings.origins.get("redis.url") == _FROM_CODE:
+        connection = settings.redis.url
+    if connection is not None:
+        named = connection if isinstance(connection, Connection) else connect(connection)
+        logger.info("--redis is used instead of %r, which the code names", named)

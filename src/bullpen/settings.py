@@ -16,7 +16,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_type_hints
@@ -583,6 +583,14 @@ class Settings:
                 values[entry.name], origins[f"{name}.{entry.name}"] = sources.find(name, entry)
             sections[name] = section(**values)
         return cls(**sections, origins=MappingProxyType(origins))
+
+    def with_redis(self, *, url: str | None = None, prefix: str | None = None) -> Settings:
+        """The same with another server or prefix, as if they had been arguments."""
+        changes = {name: value for name, value in (("url", url), ("prefix", prefix)) if value is not None}
+        origins = {f"redis.{name}": Origin("argument", f"redis_{name}") for name in changes}
+        return replace(
+            self, redis=replace(self.redis, **changes), origins=MappingProxyType({**self.origins, **origins})
+        )
 
     def connection_url(self) -> str:
         """The server to use when a queue or worker was given none: the configured one, else the bundled one.

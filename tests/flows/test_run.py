@@ -65,17 +65,17 @@ def _modules_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def add(redis_url: str, queue: str, name: str, data: object = None, **options: Any) -> str:
+def add(redis_url: str, queue: str, name: str, data: object = None, *, prefix: str = "bull", **options: Any) -> str:
     async def run() -> str:
-        async with Queue(queue, connection=redis_url) as opened:
+        async with Queue(queue, connection=redis_url, prefix=prefix) as opened:
             return (await opened.add(name, data or {}, **options)).id
 
     return asyncio.run(run())
 
 
-def result(redis_url: str, queue: str, job_id: str) -> object:
+def result(redis_url: str, queue: str, job_id: str, *, prefix: str = "bull") -> object:
     async def run() -> object:
-        async with Queue(queue, connection=redis_url) as opened:
+        async with Queue(queue, connection=redis_url, prefix=prefix) as opened:
             job = await opened.get_job(job_id)
             assert job is not None
             return await job.result(timeout=20_000)
@@ -103,6 +103,52 @@ def wait_for_end_of(pid: int) -> None:
             return
         time.sleep(0.02)  # not our child: the system tells us only when we ask
     raise AssertionError(f"process {pid} is still there")
+
+
+# Which server -------------------------------------------------------------------------------------------------------
+
+NAMED = """
+from bullpen import Bullpen, Connection, Job
+from bullpen.settings import Settings
+
+NOWHERE = "redis://127.0.0.1:1"
+by_url = Bullpen(NOWHERE, prefix="code")
+by_connection = Bullpen(Connection(NOWHERE), prefix="code")
+by_settings = Bullpen(settings=Settings.load(redis_url=NOWHERE, redis_prefix="code"))
+
+for app in (by_url, by_connection, by_settings):
+    @app.handler("emails")
+    async def send(job: Job) -> str:
+        return "done"
+"""
+
+
+@pytest.mark.parametrize(("app", "processes"), [("by_url", 2), ("by_connection", 1), ("by_settings", 1)])
+def test_the_command_line_wins_over_the_code(tmp_path: Path, redis_url: str, app: str, processes: int) -> None:
+    """It was ignored without a word, and work was taken from another server than the one that was named."""
+    (tmp_path / "named.py").write_text(NAMED)
+    url = f"{redis_url}/0"
+
+    with child(
+        *("run", f"named:{app}", "--redis", url, "--prefix", "told", "--processes", str(processes)), cwd=tmp_path
+    ) as command:
+        line = command.wait_for("taking jobs")
+        assert result(url, "emails", add(url, "emails", "hello", prefix="told"), prefix="told") == "done"
+
+    host = redis_url.removeprefix("redis://")
+    assert f"taking jobs from emails on {host}, database 0, prefix told" in line
+    assert "--redis is used instead of Connection(127.0.0.1:1), which the code names" in command.output
+
+
+def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None:
+    (shop / "paid.py").write_text("from bullpen import Bullpen\napp = Bullpen()\napp.outbox\n")
+    env = {"BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
+
+    with child("run", "paid:app", "--redis", redis_url, cwd=shop, env=env) as command:
+        line = command.wait_for("taking jobs")
+
+    assert f"ledger sqlite:///{shop / 'ledger.sqlite3'}" in line
+    assert "instead of" not in command.output
 
 
 # Finding the app ----------------------------------------------------------------------------------------------------

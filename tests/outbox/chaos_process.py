@@ -72,7 +72,7 @@ def die_at(event: str, count: int) -> None:
 
 
 def projector(ledger: Ledger, events: str | None) -> Projector:
-    """Every event goes to two targets; a poisoned one goes to none."""
+    """Every event goes to two targets; a poisoned one fails on its way to the first."""
     routes = EventRoutes()
 
     @routes.on("payment.*", to="file:a", since="beginning")

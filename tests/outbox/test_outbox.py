@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from bullpen.ports.channel import Accepted, Message, NotTried, Refused
 from bullpen.queue import Connection, Job, JobState, Queue, Worker
 from bullpen.testing.receivers import HttpReceiver
 from bullpen.wire.deferred import options_from_json, options_to_json
-from bullpen.wire.options import KeepJobs
+from bullpen.wire.options import JobMeta, KeepJobs
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
 from tests.outbox.conftest import MakeOutbox
@@ -337,6 +338,49 @@ async def test_the_queue_channel_answers_for_redis(start_server: StartServer) ->
     assert (healthy.ok, sick.ok) == (True, False)
 
 
+@pytest.mark.requirement("O-54")
+async def test_a_job_knows_the_message_that_it_was(start_server: StartServer) -> None:
+    """Its data stay the payload, so that Node and typed tasks see no change."""
+    connection = Connection(start_server().url)
+    channel, queue = QueueChannel(connection), Queue("emails", connection=connection)
+    sent = queue_message(
+        tenant_id="acme",
+        user_id="u-1",
+        correlation_id="c-1",
+        headers={"region": "eu", "deep": {"a": [1]}, "jobOptions": {"attempts": 2}},
+    )
+
+    await channel.send(sent)
+    bare = await queue.add("bare")
+    job = await queue.get_job(sent.id)
+    await channel.aclose()
+    await queue.close()
+    await connection.aclose()
+
+    assert job is not None
+    assert job.data == {"order": 1}
+    assert job.opts.attempts == 2
+    assert job.meta == JobMeta(
+        tenant_id="acme",
+        user_id="u-1",
+        correlation_id="c-1",
+        source_stream_id="s",
+        source_event_id="e",
+        headers={"region": "eu", "deep": {"a": [1]}},
+    )
+    assert json.loads(job.record.raw_opts)["bpmeta"] == {
+        "tenantId": "acme",
+        "userId": "u-1",
+        "correlationId": "c-1",
+        "sourceStreamId": "s",
+        "sourceEventId": "e",
+        "headers": {"region": "eu", "deep": {"a": [1]}},
+    }
+    assert job.log_fields()["correlationId"] == "c-1"
+    assert bare.meta == JobMeta()
+    assert "bpmeta" not in json.loads(bare.record.raw_opts)
+
+
 def test_job_options_survive_the_detour_through_json() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     given = {
@@ -346,6 +390,7 @@ def test_job_options_survive_the_detour_through_json() -> None:
         "remove_on_complete": True,
         "remove_on_fail": KeepJobs(count=3),
         "lifo": None,
+        "meta": JobMeta(tenant_id="acme", headers={"a": 1}),
     }
 
     back = options_from_json(options_to_json(given))
@@ -356,6 +401,7 @@ def test_job_options_survive_the_detour_through_json() -> None:
         "backoff": Backoff.fixed(2_000),
         "remove_on_complete": True,
         "remove_on_fail": KeepJobs(count=3),
+        "meta": JobMeta(tenant_id="acme", headers={"a": 1}),
     }
     assert options_from_json({"delay": 1_000}, waited_ms=400) == {"delay": 600}
     assert options_from_json({"delay": 1_000}, waited_ms=4_000) == {"delay": 0}

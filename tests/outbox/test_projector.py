@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from bullpen.outbox import EventRoutes, IntegrationMessage, Outbox, Projector, P
 from bullpen.outbox.mapping import Since
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.channel import Unavailable
-from bullpen.ports.source import BEGINNING, SourceEvent
+from bullpen.ports.source import BEGINNING, Batch, SourceEvent
 from bullpen.testing.contracts.source import an_event
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
@@ -224,6 +225,16 @@ async def _refuse_rows_about(ledger: Ledger, number: int) -> None:
         await execute(ledger, f"CREATE TRIGGER no_such_number BEFORE INSERT ON {{outbox}} WHEN {when} {fail}")
 
 
+async def _refuse_rows_to(ledger: Ledger, target: str) -> None:
+    if ledger.database.is_postgres:
+        rule = f"CHECK (integration_type <> '{target}')"
+        await execute(ledger, f"ALTER TABLE {{outbox}} ADD CONSTRAINT no_such_target {rule}")
+    else:
+        when = f"NEW.integration_type = '{target}'"
+        fail = "BEGIN SELECT RAISE(ABORT, 'no such target'); END"
+        await execute(ledger, f"CREATE TRIGGER no_such_target BEFORE INSERT ON {{outbox}} WHEN {when} {fail}")
+
+
 @pytest.mark.requirement("X-74")
 async def test_a_database_that_is_not_as_it_must_be_is_no_events_fault(
     sqlite_url: str, make_ledger: MakeLedger, make_projector: MakeProjector, told: Told
@@ -262,6 +273,149 @@ async def test_a_poison_event_is_parked_after_its_tries_and_the_others_go_on(
     assert parked.error == "RuntimeError: thirteen, and https://***@host/ too"
     assert len(told.of("projector.failed")) == 2
     assert await ledger.checkpoints.read("projector/default") == "3"
+
+
+def two_ways(broken: set[str]) -> tuple[EventRoutes, list[str]]:
+    """Two routes for each payment; those that are named in `broken` fail. And which mappers were asked."""
+    routes, asked = EventRoutes(), list[str]()
+
+    def way(name: str, to: str) -> None:
+        @routes.on("payment.*", to=to, since="beginning", name=name)
+        def mapper(event: SourceEvent) -> dict[str, Any]:
+            asked.append(name)
+            if name in broken:
+                raise RuntimeError(f"{name} does not know {event.data['number']}")
+            return {"orderId": event.data["number"]}
+
+    way("partner", "webhook:partnerX")
+    way("ledger", "kafka:payments")
+    return routes, asked
+
+
+@pytest.mark.requirement("X-74", "W-74")
+async def test_a_mapper_that_fails_parks_its_event_for_its_own_route_alone(
+    ledger: Ledger, make_projector: MakeProjector, told: Told
+) -> None:
+    """The others have nothing to do with it, and their targets must not wait for somebody to mend it."""
+    broken = {"partner"}
+    routes, asked = two_ways(broken)
+    projector = make_projector(routes, max_tries=3)
+    await append(ledger, 1, 2)
+
+    await projector.start()
+    parked = await until_parked(ledger, 2)
+    await told.wait("projector.caught_up")
+
+    assert [(row.integration_type, row.payload["orderId"]) for row in await rows(ledger)] == [
+        ("kafka:payments", 1),
+        ("kafka:payments", 2),
+    ]
+    assert [(one.route, one.event.data["number"], one.tries) for one in parked] == [
+        ("partner", 1, 3),
+        ("partner", 2, 3),
+    ]
+    assert asked.count("ledger") == 2, "a mapper that has answered is not asked again"
+    assert (projector.projected.events, projector.projected.parked) == (2, 2)
+    assert await ledger.checkpoints.read("projector/default") == "2"
+
+    broken.clear()
+    await ledger.parked.retry([one.id for one in parked], by="ada")
+    await until_parked(ledger, 0)
+
+    assert sorted((row.integration_type, row.payload["orderId"]) for row in await rows(ledger)) == [
+        *(("kafka:payments", number) for number in (1, 2)),
+        *(("webhook:partnerX", number) for number in (1, 2)),
+    ]
+    assert len({row.idempotency_key for row in await rows(ledger)}) == 4
+    assert asked.count("ledger") == 2
+
+
+async def test_both_routes_of_an_event_may_fail_each_for_itself(ledger: Ledger, make_projector: MakeProjector) -> None:
+    routes, _ = two_ways({"partner", "ledger"})
+    await append(ledger, 1)
+
+    await make_projector(routes, max_tries=1).start()
+    parked = await until_parked(ledger, 2)
+
+    assert [(one.route, one.error) for one in parked] == [
+        ("partner", "RuntimeError: partner does not know 1"),
+        ("ledger", "RuntimeError: ledger does not know 1"),
+    ]
+
+
+@pytest.mark.requirement("X-74")
+async def test_a_row_that_the_database_refuses_keeps_no_other_route_from_its_message(
+    ledger: Ledger, make_projector: MakeProjector, told: Told
+) -> None:
+    routes, _ = two_ways(set())
+    await _refuse_rows_to(ledger, "webhook:partnerX")
+    await append(ledger, 1, 2)
+
+    await make_projector(routes, max_tries=2).start()
+    parked = await until_parked(ledger, 2)
+    await told.wait("projector.caught_up")
+
+    assert {one.route for one in parked} == {"partner"}
+    assert [row.integration_type for row in await rows(ledger)] == ["kafka:payments"] * 2
+
+
+async def test_messages_of_two_routes_with_one_key_are_told_apart(
+    ledger: Ledger, make_projector: MakeProjector
+) -> None:
+    """The fence would take the second for a repetition of the first."""
+    routes = EventRoutes()
+    for name in ("first", "second"):
+        routes.on("payment.*", since="beginning", name=name)(
+            lambda event: IntegrationMessage(payload={"orderId": 1}, integration_type="webhook:partnerX")
+        )
+    await append(ledger, 1)
+
+    await make_projector(routes).start()
+    (parked,) = await until_parked(ledger, 1)
+
+    assert parked.route == "second"
+    assert "a route key of its own" in parked.error
+    assert len(await rows(ledger)) == 1
+
+
+class WithoutMetadata(SqlEvents):
+    """Events of somebody who writes no metadata."""
+
+    async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+        async for batch in super().subscribe(after):
+            yield replace(batch, events=tuple(replace(event, metadata_bytes=b"{}") for event in batch.events))
+
+
+async def test_an_event_that_nobody_can_read_is_parked_as_a_whole(
+    ledger: Ledger, make_projector: MakeProjector
+) -> None:
+    routes, _ = two_ways(set())
+    await append(ledger, 1)
+
+    await make_projector(routes, source=WithoutMetadata(ledger, poll_ms=50)).start()
+    (parked,) = await until_parked(ledger, 1)
+
+    assert parked.route is None
+
+
+async def test_a_parked_event_of_a_route_that_is_gone_stays_and_says_so(
+    ledger: Ledger, make_projector: MakeProjector
+) -> None:
+    """It must not stop the retries of others, which it did."""
+    broken = {"partner"}
+    routes, _ = two_ways(broken)
+    await append(ledger, 1)
+    first = make_projector(routes, max_tries=1)
+    await first.start()
+    (parked,) = await until_parked(ledger, 1)
+    await first.close()
+    await ledger.parked.retry([parked.id], by="ada")
+
+    await make_projector(payments(to="kafka:payments")).retry_parked()
+
+    (left,) = await ledger.parked.find()
+    assert left.error == "there is no route 'partner' any more; skip it"
+    assert not left.retry_wanted
 
 
 @pytest.mark.requirement("X-74")

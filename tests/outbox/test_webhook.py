@@ -252,6 +252,92 @@ async def test_an_answer_that_cannot_be_read_after_acceptance_is_accepted(header
     assert result == Accepted("200")
 
 
+@pytest.mark.requirement("O-63")
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (200, Accepted("200")),
+        (422, Refused("the target answered 422", "HTTP_422")),
+        (503, Unavailable("the target answered 503", "HTTP_503")),
+    ],
+)
+@pytest.mark.parametrize("body", ["slow", "cut"])
+async def test_an_answer_counts_when_its_status_has_arrived(
+    receiver: HttpReceiver, status: int, expected: object, body: str
+) -> None:
+    """The target has decided then. A second delivery because of a lost body would be one too many."""
+    slow = Answer(status, body=b"x", headers={"content-length": "9"})
+    receiver.default = slow if body == "slow" else Answer(status, body=b"x", cut=True)
+    channel = Webhook(receiver.url, allow_http=True, allowed_networks=LOOPBACK, timeout_ms=150)
+
+    result = await channel.send(message())
+    await channel.aclose()
+
+    assert result == expected
+    assert len(receiver.requests) == 1
+
+
+@pytest.mark.requirement("O-54")
+async def test_headers_of_the_message_travel_with_it(receiver: HttpReceiver) -> None:
+    own = {"Partner": "p-7", "X-Kept": "ours"}
+    channel = Webhook(receiver.url, secret=SECRET, headers=own, allow_http=True, allowed_networks=LOOPBACK)
+    sent = {
+        "traceparent": "00-ab-cd-01",
+        "X-Region": "Zürich\r\nX-Evil: 1",
+        "X-Count": 7,
+        "X-Flag": True,
+        "X-List": ["a", 1],
+        "X-None": None,
+        "x-kept": "theirs",
+        "x-tenant-id": "somebody else",
+    }
+
+    await channel.send(message(headers=sent))
+    await channel.aclose()
+
+    got = receiver.requests[0].headers
+    assert {name: got[name] for name in ("traceparent", "x-region", "x-count", "x-flag", "x-list", "partner")} == {
+        "traceparent": "00-ab-cd-01",
+        "x-region": "Z%C3%BCrich%0D%0AX-Evil: 1",
+        "x-count": "7",
+        "x-flag": "true",
+        "x-list": '["a",1]',
+        "partner": "p-7",
+    }
+    assert (got["x-kept"], got["x-tenant-id"]) == ("ours", "acme")
+    assert "x-none" not in got
+
+
+@pytest.mark.requirement("O-54")
+async def test_headers_that_would_change_the_request_stay_behind(webhook: Webhook, receiver: HttpReceiver) -> None:
+    """What came with an event must not log in, split requests, or take the place of what was signed."""
+    dangerous = {
+        "Host": "evil.example",
+        "Content-Length": "1",
+        "Transfer-Encoding": "chunked",
+        "Connection": "close",
+        "Authorization": "Bearer x",
+        "Cookie": "a=b",
+        "Webhook-Id": "x",
+        "webhook-signature": "v1,x",
+        "Expect": "100-continue",
+        "": "x",
+        "no name": "x",
+        "jobOptions": {"delay": 1},
+        "idempotencyKey": "x",
+        "replayOf": "row-0",
+        "editOf": "row-0",
+    }
+
+    assert await webhook.send(message(headers=dangerous)) == Accepted("200")
+
+    (request,) = receiver.requests
+    assert Verifier(SECRET).verify(request.body, dict(request.headers))
+    unwanted = {"authorization", "cookie", "expect", "transfer-encoding", "no name", "joboptions", "idempotencykey"}
+    assert not {*unwanted, "replayof", "editof"} & set(request.headers)
+    assert request.headers["host"] != "evil.example"
+
+
 async def test_a_target_that_hangs_up_may_have_it(webhook: Webhook, receiver: HttpReceiver) -> None:
     receiver.default = Answer(drop=True)
 

@@ -13,6 +13,7 @@ from bullpen._kernel.backoff import Backoff
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
 from bullpen.queue import Added, Connection, JobState, NewJob, Queue
 from bullpen.testing import RedisServer, free_port
+from bullpen.wire.options import JobMeta
 from tests.queue._kit import Gate, Kit, echo, ids_of, nothing, soon
 
 MAX_PRIORITY = 2_097_151
@@ -122,6 +123,39 @@ class TestStandard:
         assert job.timestamp == int(created.timestamp() * 1000)
 
     @pytest.mark.requirement("Q-30")
+    async def test_ids_and_headers_travel_beside_the_data(self, kit: Kit) -> None:
+        given = JobMeta(tenant_id="acme", correlation_id="c-1", headers={"region": "eu"})
+        job = await kit.queue().add("mail", {"to": "ada"}, meta=given)
+
+        stored = await kit.queue().get_job(job.id)
+
+        assert stored is not None
+        assert (stored.data, stored.meta, job.meta) == ({"to": "ada"}, given, given)
+
+    @pytest.mark.parametrize("stored", ["7", "[]", '{"tenantId": 7, "headers": "x"}', "null"])
+    async def test_strange_ids_of_others_read_as_none(self, kit: Kit, stored: str) -> None:
+        job = await kit.queue().add("mail")
+        kit.redis.hset(kit.base + job.id, "opts", f'{{"attempts": 1, "bpmeta": {stored}}}')
+
+        read = await kit.queue().get_job(job.id)
+
+        assert read is not None
+        assert read.meta == JobMeta()
+
+    @pytest.mark.parametrize(
+        ("meta", "option"),
+        [
+            ({"tenantId": "acme"}, "meta"),
+            (JobMeta(tenant_id=7), "meta.tenant_id"),  # type: ignore[arg-type]  # what users try
+            (JobMeta(headers="x"), "meta.headers"),  # type: ignore[arg-type]  # as above
+        ],
+    )
+    async def test_what_is_no_meta_is_refused(self, kit: Kit, meta: Any, option: str) -> None:
+        with pytest.raises(InvalidOption) as refused:
+            await kit.queue().add("mail", meta=meta)
+
+        assert refused.value.option == option
+
     async def test_the_two_example_jobs_round_trip(self, kit: Kit) -> None:
         """What was promised as an example must work as printed."""
         queue = kit.queue()

@@ -72,9 +72,12 @@ class Bank:
         self.charged: dict[str, int] = {}
 
     async def charge(self, key: str, amount: int = 1) -> dict[str, Any]:
+        self.note(key, amount)
+        return {"receipt": key}
+
+    def note(self, key: str, amount: int = 1) -> None:
         self.calls[key] += 1
         self.charged.setdefault(key, amount)
-        return {"receipt": key}
 
 
 class Stage:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from typing import Any
 
 import pytest
 
-from bullpen.errors import InvalidOption, PermanentError
+from bullpen.errors import PermanentError
 from bullpen.ledger import RunStatus
 from bullpen.queue import JobState
 from bullpen.runs import Run, RunInterrupted
@@ -113,50 +115,143 @@ async def test_steps_of_a_cancelled_run_are_not_begun(lite: Stage) -> None:
     assert seen == [RunInterrupted]
 
 
-async def test_a_step_has_one_name_and_a_result_that_can_be_stored(lite: Stage) -> None:
-    problems: list[Exception] = []
+@pytest.mark.requirement("X-120")
+async def test_a_plain_function_is_a_step_and_runs_in_a_thread(lite: Stage) -> None:
+    """It was called, its answer could not be awaited, and every attempt called the provider again."""
+    bank, threads = Bank(), list[int]()
 
-    async def huge(key: str) -> str:
-        return "x" * 1_100_000
+    def charge(key: str) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        bank.note(key)
+        return {"receipt": key}
 
-    async def nothing(key: str) -> None:
-        return None
+    def asks_later(key: str) -> Any:
+        return bank.charge(key)
 
-    async def execute(run: Run) -> None:
-        await run.step("a", nothing)
-        for name, work in (("a", nothing), ("", nothing), ("x" * 121, nothing), ("huge", huge)):
-            try:
-                await run.step(name, work)
-            except Exception as error:
-                problems.append(error)
+    async def execute(run: Run) -> list[Any]:
+        return [
+            await run.step("plain", charge),
+            await run.step("partial", functools.partial(charge)),
+            await run.step("lambda", lambda key: bank.charge(key)),
+            await run.step("value", lambda key: len(key) > 0),
+            await run.step("later", asks_later),
+        ]
 
     wanted = payload()
     await lite.service.submit(wanted)
     async with lite.working(execute):
         await lite.until(wanted.run_id, RunStatus.COMPLETED)
 
-    assert [type(problem) for problem in problems] == [InvalidOption, InvalidOption, InvalidOption, PermanentError]
-    assert "a name of its own" in str(problems[0])
-    assert [step.name for step in await lite.service.steps(ALICE, wanted.run_id)] == ["a"]
+    assert bank.calls == {f"{wanted.run_id}/{name}": 1 for name in ("plain", "partial", "lambda", "later")}
+    assert threading.get_ident() not in threads
+    steps = [step.name for step in await lite.service.steps(ALICE, wanted.run_id)]
+    assert steps == ["plain", "partial", "lambda", "value", "later"]
 
 
-async def test_progress_is_seen_from_outside(stage: Stage) -> None:
-    reported, go_on = asyncio.Event(), asyncio.Event()
+@pytest.mark.requirement("X-120")
+async def test_plain_steps_of_many_runs_run_at_the_same_time(lite: Stage) -> None:
+    """More than the threads that Python keeps for everybody on a small machine."""
+    count = 12
+    together = threading.Barrier(count, timeout=10)
 
     async def execute(run: Run) -> None:
-        await run.progress({"done": 3, "of": 7, "message": "reading"})
-        reported.set()
-        await go_on.wait()
+        def meet(key: str) -> None:
+            together.wait()
+
+        await asyncio.gather(*(run.step(f"step {number}", meet) for number in range(count)))
 
     wanted = payload()
-    await stage.service.submit(wanted)
-    async with stage.working(execute):
-        await reported.wait()
-        row = await stage.service.get(ALICE, wanted.run_id)
-        go_on.set()
-        await stage.until(wanted.run_id, RunStatus.COMPLETED)
+    await lite.service.submit(wanted)
+    async with lite.working(execute):
+        await lite.until(wanted.run_id, RunStatus.COMPLETED)
 
-    assert row.progress == {"done": 3, "of": 7, "message": "reading"}
+
+def too_large(bank: Bank, key: str) -> str:
+    bank.note(key)
+    return "x" * 1_100_000
+
+
+def no_json(bank: Bank, key: str) -> object:
+    bank.note(key)
+    return {"at": object()}
+
+
+async def no_json_later(bank: Bank, key: str) -> object:
+    await bank.charge(key)
+    return b"bytes"
+
+
+@pytest.mark.requirement("X-120")
+@pytest.mark.parametrize(
+    ("work", "words", "calls"),
+    [
+        (too_large, "result of step 'pay' has 1100002 bytes, more than 1048576", 1),
+        (no_json, "result of step 'pay' cannot be stored", 1),
+        (no_json_later, "result of step 'pay' cannot be stored", 1),
+        (lambda bank: None, "step 'pay': a function of one argument, the key", 0),
+        ("charge", "step 'pay': a function of one argument, the key", 0),
+    ],
+    ids=["too large", "no JSON", "no JSON, async", "no argument", "no function"],
+)
+async def test_a_step_that_can_never_end_well_fails_at_once_and_for_good(
+    stage: Stage, work: Any, words: str, calls: int
+) -> None:
+    bank = Bank()
+
+    async def execute(run: Run) -> None:
+        await run.step("pay", functools.partial(work, bank) if callable(work) else work)
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        await stage.until(run_id, RunStatus.FAILED)
+
+    row = await stage.service.get(ALICE, run_id)
+    assert row is not None
+    assert words in str(row.error_message)
+    assert row.attempts == 1
+    assert sum(bank.calls.values()) == calls
+
+
+@pytest.mark.requirement("X-120")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("charge", "a name of its own for each step"), ("", "1 to 120 characters"), ("x" * 121, "1 to 120 characters")],
+)
+async def test_a_bad_name_fails_the_run_before_the_provider_is_called(stage: Stage, name: str, words: str) -> None:
+    bank = Bank()
+
+    async def execute(run: Run) -> None:
+        await run.step("charge", bank.charge)
+        await run.step(name, bank.charge)
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        await stage.until(run_id, RunStatus.FAILED)
+
+    row = await stage.service.get(ALICE, run_id)
+    assert row is not None
+    assert words in str(row.error_message)
+    assert row.attempts == 1
+    assert bank.calls == {f"{run_id}/charge": 1}
+
+
+async def test_a_coroutine_instead_of_its_function_is_refused_and_closed(lite: Stage) -> None:
+    """It would run without a key, and not be known to a later attempt."""
+    bank, told = Bank(), list[str]()
+
+    async def execute(run: Run) -> None:
+        try:
+            await run.step("charge", bank.charge("no key"))  # type: ignore[call-overload]  # what people write
+        except PermanentError as error:
+            told.append(str(error))
+
+    wanted = payload()
+    await lite.service.submit(wanted)
+    async with lite.working(execute):
+        await lite.until(wanted.run_id, RunStatus.COMPLETED)
+
+    assert told == ["step 'charge': a function of one argument, the key, is expected, not a coroutine that was called"]
+    assert bank.calls == {}
 
 
 @pytest.mark.requirement("X-112")

@@ -18,6 +18,7 @@ from bullpen.app import Bullpen
 from bullpen.ledger import Ledger
 from bullpen.settings import Settings
 from bullpen.workflow.definition import Definition, States, Transition
+from bullpen.workflow.locks import LedgerLocks, RedisLocks
 from bullpen.workflow.service import Workflow
 from tests.workflow.stored import Stored, get, put, redis_orders, sql_orders
 
@@ -60,7 +61,13 @@ def workflow_of(app: Bullpen, stored: Stored, queue: str, steps: int) -> Workflo
         default_job_options=DefaultJobOptions(attempts=1_000, backoff=Backoff.fixed(50), remove_on_complete=True),
     )
     short = {"worker_options": {"lock": 1_000, "stalled_interval": 300}}
-    return app.workflow(definition, bullmq=binding, client_options=short)
+    # As the job's lock: the turn of a dead one ends soon.
+    locks: Any = (
+        RedisLocks(app.connection, lease=1_000)
+        if stored.ledger is None
+        else LedgerLocks(stored.ledger.turns, "orders", lease=1_000)
+    )
+    return app.workflow(definition, bullmq=binding, client_options=short, locks=locks)
 
 
 async def main(order: dict[str, Any]) -> None:

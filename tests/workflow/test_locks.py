@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator
 
 import pytest
@@ -62,10 +63,13 @@ async def test_a_holder_keeps_its_lock_for_as_long_as_it_needs(connection: Conne
     slow = RedisLocks(connection, lease=150)
     hasty = RedisLocks(connection, wait=500)
 
-    async with slow.hold("urn:1"):
+    async def somebody_else() -> None:
         with pytest.raises(EntityBusy, match="'urn:1' is busy: its lock was not free within 500 ms"):
             async with hasty.hold("urn:1"):
                 raise AssertionError("two are in")
+
+    async with slow.hold("urn:1"):
+        await asyncio.create_task(somebody_else(), context=contextvars.Context())
     async with hasty.hold("urn:1"):
         pass
 

@@ -13,7 +13,16 @@ from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.memory import MemoryClient
-from bullpen.ports.bindings import AnyTransport, BullMQ, BullMQEvent, Kafka, KafkaEvent, RabbitMQ, SourceEvent
+from bullpen.ports.bindings import (
+    AnyTransport,
+    BullMQ,
+    BullMQEvent,
+    DefaultJobOptions,
+    Kafka,
+    KafkaEvent,
+    RabbitMQ,
+    SourceEvent,
+)
 from bullpen.settings import Settings
 from bullpen.workflow.actions import on_event
 from bullpen.workflow.lint import DoubtfulDefinition
@@ -109,10 +118,52 @@ async def test_registration_completes_what_the_definition_says() -> None:
     await app.aclose()
 
 
+@pytest.mark.requirement("W-50", "W-60")
+@pytest.mark.parametrize("where", ["in both", "in the configuration", "in the definition"])
+async def test_the_configuration_may_be_a_whole_binding(where: str) -> None:
+    """Its shape suggests it: `{"enabled": True, "config": definition.bullmq}` was an error about a record."""
+    app, shelf = make_app(), Shelf()
+    whole = BullMQ[Event](events=[PAID], concurrency=7, default_job_options=DefaultJobOptions(attempts=5))
+    definition = define(shelf, bullmq=None if where == "in the configuration" else whole)
+    config = {
+        "in both": definition.bullmq,
+        "in the configuration": whole,
+        "in the definition": None,
+    }[where]
+
+    workflow = app.register("order", definition, bullmq={"enabled": True, "config": config})
+
+    assert isinstance(workflow.binding, BullMQ)
+    assert (workflow.binding.concurrency, workflow.binding.events) == (7, [PAID])
+    assert workflow.binding.policy().attempts == 5
+    assert workflow.client is not None
+    await app.aclose()
+
+
+async def test_a_binding_without_events_completes_that_of_the_definition() -> None:
+    app = make_app()
+
+    workflow = app.register(
+        "order", define(bullmq=BullMQ(events=[PAID])), bullmq={"enabled": True, "config": BullMQ(concurrency=9)}
+    )
+
+    assert workflow.binding is not None
+    assert (workflow.binding.concurrency, workflow.binding.events) == (9, [PAID])
+    await app.aclose()
+
+
+def test_two_sets_of_events_are_refused() -> None:
+    other = BullMQ[Event](events=[BullMQEvent(queue="others", event=Event.PAY)])
+
+    with pytest.raises(InvalidOption, match="those of the definition, or none"):
+        make_app().register("order", define(bullmq=BullMQ(events=[PAID])), bullmq={"enabled": True, "config": other})
+
+
 @pytest.mark.requirement("W-25", "W-60")
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        ({"bullmq": {"enabled": True, "config": "redis://x"}}, r"bullmq.config: expected a mapping"),
         ({"bullmq": {"enabled": True, "config": {"conection": "redis://x"}}}, r"bullmq.config.conection"),
         ({"bullmq": {"enabled": True, "configuration": {}}}, "bullmq.configuration"),
         ({"kafka": {"enabled": True, "topic": "x"}}, "kafka.topic"),

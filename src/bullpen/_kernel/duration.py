@@ -1,4 +1,4 @@
-"""Durations and whole numbers as options take them, checked once.
+"""Durations, whole numbers and texts as options take them, checked once.
 
 In: what a caller wrote, an `int` of milliseconds or a `timedelta`. Out: whole milliseconds, or InvalidOption that names
 the option. Elsewhere: instants (`bullpen._kernel.clock`, `bullpen.wire.options`).
@@ -6,9 +6,10 @@ the option. Elsewhere: instants (`bullpen._kernel.clock`, `bullpen.wire.options`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, require
 
 MAX_MS = 2**53 - 1
 """The largest number that Node, Lua and JSON readers carry without loss."""
@@ -46,6 +47,20 @@ def check_int(name: str, value: int, *, minimum: int, maximum: int = MAX_MS) -> 
 def is_text(value: object) -> bool:
     """True for non-empty text."""
     return isinstance(value, str) and value != ""
+
+
+def check_texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    """Return several texts, or raise InvalidOption. One text is refused: it would be taken letter by letter."""
+    found = tuple(check_many(name, values, "a list of texts"))
+    for value in found:
+        require(name, isinstance(value, str), "texts only", value)
+    return found
+
+
+def check_many(name: str, values: Iterable[str], expected: str) -> Iterable[str]:
+    """Return what gives texts one after the other, unread. Raises InvalidOption for one text."""
+    require(name, isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray), expected, values)
+    return values
 
 
 def is_share(value: object) -> bool:

@@ -7,6 +7,10 @@ process and directory, and kept until the process ends. Elsewhere: starting it (
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,12 +20,39 @@ from bullpen.errors import InvalidOption
 from bullpen.queue import Connection
 from bullpen.settings import Settings
 
-__all__ = ["connect"]
+__all__ = ["CommandLine", "command_line", "connect", "obeying"]
 
 _EMBEDDED: Final = "embedded://"
 _servers: dict[tuple[Path, Sync | None], EmbeddedServer] = {}
 _SYNC: Final = "?appendfsync="
 _starting = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a person said at the prompt, which wins over what the code of the app says."""
+
+    redis: str | None = None
+    prefix: str | None = None
+
+
+_NOTHING: Final = CommandLine()
+_command_line: ContextVar[CommandLine] = ContextVar("bullpen_command_line", default=_NOTHING)
+
+
+def command_line() -> CommandLine:
+    """What holds for an app that is made now."""
+    return _command_line.get()
+
+
+@contextmanager
+def obeying(told: CommandLine) -> Iterator[None]:
+    """Around the import of a module: the apps that it makes use this server and prefix, whatever they name."""
+    token = _command_line.set(told)
+    try:
+        yield
+    finally:
+        _command_line.reset(token)
 
 
 def connect(url: str | None = None) -> Connection:

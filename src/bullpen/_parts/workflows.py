@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Generic, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
@@ -35,7 +35,7 @@ from bullpen.queue import Connection
 from bullpen.settings import Settings
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.locks import RedisLocks
+from bullpen.workflow.locks import RedisLocks, locks_of
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
@@ -64,8 +64,9 @@ class BullMQRegistration(TypedDict):
     """What `register` takes about BullMQ; the events stand in the definition."""
 
     enabled: bool
-    config: NotRequired[Mapping[str, Any]]
-    """Fields of `BullMQ`: `connection`, `default_job_options`, `dead_letter_queue`, `concurrency`, …"""
+    config: NotRequired[Mapping[str, Any] | BullMQ[Any] | None]
+    """Fields of `BullMQ`: `connection`, `default_job_options`, `dead_letter_queue`, `concurrency`, …; or a whole
+    `BullMQ`, such as that of the definition. None: nothing to add."""
 
 
 class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
@@ -82,8 +83,9 @@ class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
     """A client of your own; the app does not close it."""
     client_options: Mapping[str, Any] | None
     """For the client that is made."""
-    locks: UrnLocks | None
-    """Keeps events of one entity apart over several processes. None: where entities have no versions, Redis does."""
+    locks: UrnLocks | Literal[False] | None
+    """Lets events of one entity take turns over several processes. None: beside the entities (SqlEntities,
+    RedisEntities), else in the Redis that is configured. False: only within each process."""
     service: type[Workflow[T, P, E, S]] | None
     """A subclass of `Workflow` to make."""
     strict: bool
@@ -122,7 +124,7 @@ class Workflows:
         events: AnyTransport[E] | None = None,
         client: Messaging[Any] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        locks: UrnLocks | None = None,
+        locks: UrnLocks | Literal[False] | None = None,
         service: type[Workflow[T, P, E, S]] | None = None,
         strict: bool = False,
         with_client: bool = True,
@@ -139,8 +141,8 @@ class Workflows:
         if binding is not None and with_client:
             self._refuse_competition(name, binding)
         store = as_store(_made(container, definition.entity))
-        if isinstance(store, DirectStore) and locks is None and client is not None:
-            locks = self._locks(name, binding, client)
+        if locks is None:
+            locks = locks_of(store) or self._locks(name, store, binding, client)
         hooks = Hooks([_made(container, each) for each in definition.actions])
         kind = service or cast("type[Workflow[T, P, E, S]]", Workflow)
         workflow = kind(
@@ -151,7 +153,7 @@ class Workflows:
             binding=binding,
             client=client,
             owns_client=owns_client,
-            locks=locks,
+            locks=locks or None,
             strict=strict,
         )
         self._by_name[name] = workflow
@@ -185,9 +187,7 @@ class Workflows:
             definition = replace(definition, kafka=replace(binding, **cast("dict[str, Any]", known)))
         if bullmq is not None and by_bullmq:
             _refuse_unknown("bullmq", bullmq, ("enabled", "config"))
-            definition = replace(
-                definition, bullmq=_configured(definition.bullmq or BullMQ(), bullmq.get("config", {}))
-            )
+            definition = replace(definition, bullmq=_configured(definition.bullmq or BullMQ(), bullmq.get("config")))
         enabled = by_kafka or by_bullmq or definition.rabbitmq is not None or definition.events is not None
         return self.add(definition, name=name, with_client=enabled, container=container, **options)
 
@@ -239,14 +239,16 @@ class Workflows:
                 client = memory.from_binding(binding, broker=self._broker, **options)
         return cast("Messaging[Any]", client)
 
-    def _locks(self, name: str, binding: Binding[Any] | None, client: Any) -> UrnLocks | None:
-        """For access without versions only a lock that all processes see keeps two events of one entity apart."""
-        if isinstance(binding, Memory | None):
+    def _locks(self, name: str, store: Any, binding: Binding[Any] | None, client: Any) -> UrnLocks | None:
+        """For entities of which nobody knows where they are. Without versions nothing else keeps two events apart."""
+        if isinstance(binding, Memory | None) or client is None:
             return None  # one process
         if isinstance(binding, BullMQ):
             return RedisLocks(client.transport.connection)
         if self._settings.redis.url is not None:
             return RedisLocks(self._connection())
+        if not isinstance(store, DirectStore):
+            return None  # versions are checked
         logger.warning(
             "workflow %r: two processes may handle events of one entity at the same time; keep entities in an "
             "EntityStore, which checks versions, or give locks=RedisLocks(connection)",
@@ -283,7 +285,14 @@ def _made(container: Container, given: Any) -> Any:
     return container.make(given) if isinstance(given, type) else given
 
 
-def _configured(binding: BullMQ[Any], config: Mapping[str, Any]) -> BullMQ[Any]:
+def _configured(binding: BullMQ[Any], config: Mapping[str, Any] | BullMQ[Any] | None) -> BullMQ[Any]:
+    if config is None:
+        return binding
+    if isinstance(config, BullMQ):
+        one = not config.events or not binding.events or list(config.events) == list(binding.events)
+        require("bullmq.config.events", one, "those of the definition, or none", config.events)
+        return replace(config, events=config.events or binding.events)
+    require("bullmq.config", isinstance(config, Mapping), "a mapping of fields of BullMQ, or a BullMQ", config)
     _refuse_unknown("bullmq.config", config, [each.name for each in fields(BullMQ) if each.name != "events"])
     records = {
         "connection": RedisAddress,

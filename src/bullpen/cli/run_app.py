@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import os
+import re
 import sys
 import threading
 import traceback
@@ -16,6 +17,7 @@ import typer
 
 from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import role_of
+from bullpen._parts.servers import CommandLine, obeying
 from bullpen.app import Bullpen
 from bullpen.cli.common import (
     Done,
@@ -58,6 +60,7 @@ def run(
     log_format: LogFormatOption = "console",
     redis: RedisOption = None,
     prefix: PrefixOption = None,
+    told: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
     slot: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
@@ -66,17 +69,26 @@ def run(
     The first signal lets running jobs finish, a second one gives them back, a third one kills worker processes.
     """
     speak_as_told(log_level, log_format)
-    # Through the environment, because the module makes its own Bullpen; an address in its code still wins.
+    # Through the environment as well: for queues that the module makes itself, and for child processes, whose command
+    # lines everybody on the machine may read. They are `--told` which of the two came from ours.
     for variable, value in (("BULLPEN_REDIS_URL", redis), ("BULLPEN_PREFIX", prefix)):
         if value is not None:
             os.environ[variable] = value
+    given = [*(told or []), *(["redis"] if redis else []), *(["prefix"] if prefix else [])]
     if processes > 1:
         options = ["--log-level", log_level, "--log-format", log_format]
         options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
         options += ["--http", http] if http else []
         options += [word for part in only or () for word in ("--only", part)]
+        options += [word for name in given for word in ("--told", name)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
-    app = load_app(target)
+    with obeying(
+        CommandLine(
+            redis=os.environ["BULLPEN_REDIS_URL"] if "redis" in given else None,
+            prefix=os.environ["BULLPEN_PREFIX"] if "prefix" in given else None,
+        )
+    ):
+        app = load_app(target)
     if http is not None:
         _serve(app, http, slot)
     _run_here(app, concurrency, lifeline, only or [])
@@ -128,7 +140,7 @@ def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None, only:
             _stop_without(lifeline, app)
         told = _what_runs(app, only)
         # In a thread: the embedded server may have to be started before it has an address.
-        logger.info("%s on %s", told, await asyncio.to_thread(lambda: app.connection.address))
+        logger.info("%s on %s", told, await asyncio.to_thread(_where, app))
         await app.run(concurrency=concurrency, only=only)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -146,6 +158,17 @@ def _what_runs(app: Bullpen, only: list[str]) -> str:
     others = ", ".join(role for role in ("projector", "messages", "alerts") if role in roles)
     taking = f"taking jobs from {', '.join(sources)}" if sources else ""
     return "; ".join(text for text in (taking, f"running {others}" if others else "") if text)
+
+
+def _where(app: Bullpen) -> str:
+    """The servers that are used: whoever reads the first line knows whether they are the right ones."""
+    address = app.connection.address
+    node = getattr(address, "node", address)  # behind sentinels
+    database = f", database {node.db}" if hasattr(node, "db") else ""  # a cluster has only one
+    # Without the driver, which nobody wrote down.
+    url = "" if app.made_ledger is None else re.sub(r"^([a-z]+)[+][a-z0-9]+:", r"\1:", app.made_ledger.database.address)
+    ledger = f", ledger {url}" if url else ""
+    return f"{address}{database}, prefix {app.prefix}{ledger}"
 
 
 def _stop_without(lifeline: int, app: Bullpen) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from bullpen.errors import InvalidOption, require
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
+from bullpen.ledger.turns import Turns
 from bullpen.ports.entity import Applied, Change, EntityChanged, HistoryEntry, Loaded, word
 
 __all__ = ["SqlEntities"]
@@ -29,6 +30,14 @@ S = TypeVar("S")
 
 _history: Final = tables.workflow_history
 _LONGEST_KEY: Final = 300
+
+
+class _NotStored(Exception):
+    """The database refused a new row. Why, is asked when the transaction has ended."""
+
+    def __init__(self, cause: sa.exc.IntegrityError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class SqlEntities(Generic[T, S]):
@@ -72,6 +81,16 @@ class SqlEntities(Generic[T, S]):
             hint = "; add `version: Mapped[int] = mapped_column(default=1)`" if option == "version" else ""
             known = mapper is not None and name in mapper.column_attrs
             require(option, known, f"a column of {model.__name__}{hint}", name)
+
+    @property
+    def turns(self) -> Turns:
+        """Where events of one entity take turns."""
+        return self._ledger.turns
+
+    @property
+    def kind(self) -> str:
+        """Tells these entities from others of the same ledger."""
+        return str(self._model.__tablename__)  # type: ignore[attr-defined]  # checked above: it is mapped
 
     # ---- for programs -------------------------------------------------------------------------------------------
 
@@ -121,19 +140,35 @@ class SqlEntities(Generic[T, S]):
         return entity
 
     async def commit(self, change: Change[T]) -> T:
-        entity = change.entity
-        if not sa.inspect(entity).detached:
+        try:
+            return await self._commit(change)
+        except _NotStored as error:
+            if await self.load(change.urn, tenant_id=change.tenant_id) is not None:
+                raise EntityChanged(change.urn) from error  # somebody else has made it meanwhile
+            raise self._database.translate(error.cause) from error.cause
+
+    async def _commit(self, change: Change[T]) -> T:
+        entity, is_new = change.entity, change.version == 0
+        state = sa.inspect(entity)
+        if not (state.transient if is_new else state.detached):
             raise InvalidOption("entity", "the object that the action was given, outside of a session", entity)
         async with self._database.transaction(tenant=change.tenant_id) as connection:
             async with self._session(connection) as session:
-                await self._take_version(session, change)
-                # The row is ours until the commit: nobody else can have changed it.
-                attributes.set_committed_value(entity, self._version, change.version + 1)
+                if is_new:
+                    setattr(entity, self._version, 1)
+                else:
+                    await self._take_version(session, change)
+                    # The row is ours until the commit: nobody else can have changed it.
+                    attributes.set_committed_value(entity, self._version, change.version + 1)
                 session.add(entity)
                 try:
                     await session.flush()
                 except StaleDataError as error:
                     raise EntityChanged(change.urn) from error
+                except sa.exc.IntegrityError as error:
+                    if is_new:
+                        raise _NotStored(error) from error
+                    raise
                 await _reload(session, entity)
             await self._remember(connection, change, getattr(entity, self._version))
             await self._ledger.enqueuer.enqueue_many(connection, change.messages)

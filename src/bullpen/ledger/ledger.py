@@ -28,6 +28,7 @@ from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
 from bullpen.ledger.transactions import TransactionManager
+from bullpen.ledger.turns import Turns
 
 
 class Ledger:
@@ -92,6 +93,8 @@ class Ledger:
         """Who did what by hand."""
         self.incidents = Incidents(self.database, self.enqueuer)
         """What is wrong now, and whether somebody has been told."""
+        self.turns = Turns(self.database)
+        """Whose turn it is to change an entity of a workflow."""
         self._inbox = Inbox(schema)
 
     async def migrate(self, *, create_roles: bool = False) -> None:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.outcome import cut
 from bullpen.ledger import tables
 from bullpen.ledger._message_sql import RECIPIENT, MessageSql
@@ -88,6 +89,7 @@ class SqlMessages:
         self, *, ids: Sequence[str] | None = None, tenant_id: str | None = None, after: Key = ("", ""), limit: int = 100
     ) -> list[RecipientRow]:
         """In the order of their keys, from behind `after`."""
+        ids = ids if ids is None else check_texts("ids", ids)
         values: dict[str, Any] = {"after_tenant": after[0], "after_id": after[1], "limit": limit}
         if tenant_id is not None:
             values["tenant_id"] = tenant_id
@@ -172,7 +174,7 @@ class SqlMessages:
 
     async def look(self, ids: Iterable[str]) -> dict[str, MessageRow]:
         """Messages with their recipients; what is missing does not exist."""
-        wanted = [one for one in ids if _is_id(one)]
+        wanted = [one for one in check_texts("ids", ids) if _is_id(one)]
         if not wanted:
             return {}
         found = await self._read(self.sql.look, rows=encode_rows({"id": one} for one in wanted))
@@ -260,15 +262,17 @@ class SqlMessages:
 
     async def retry(self, ids: Iterable[str], *, by: str) -> set[str]:
         """Send again what failed, expired, was skipped or parked. Returns the ids that were in such a status."""
+        ids = check_texts("ids", ids)
         return await self._audited(self.sql.retry, ids, action="message.retry", by=by)
 
     async def resolve(self, ids: Iterable[str], *, by: str) -> set[str]:
         """Declare parked messages sent, because a person has found out."""
+        ids = check_texts("ids", ids)
         return await self._audited(self.sql.resolve, ids, action="message.resolve", by=by)
 
     async def cancel(self, ids: Iterable[str], *, by: str) -> set[str]:
         """Take messages back that are not being sent yet."""
-        wanted = [one for one in ids if _is_id(one)]
+        wanted = [one for one in check_texts("ids", ids) if _is_id(one)]
         rows = encode_rows({"id": one, "code": "BY_HAND"} for one in wanted)
         async with self.database.transaction() as connection:
             found = set((await connection.execute(sa.text(self.sql.cancel), {"rows": rows})).scalars())

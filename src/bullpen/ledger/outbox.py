@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen.errors import LedgerError
 from bullpen.ledger import tables
 from bullpen.ledger._sql import COLUMNS, Sql
@@ -175,8 +175,9 @@ class SqlOutbox(OutboxRepository):
         return {row.id: row for row in rows}
 
     async def statuses(self, ids: Collection[str], *, tenant_id: str | None = None) -> dict[str, OutboxStatus]:
+        wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
-            found = await connection.execute(sa.text(self.sql.statuses), {"rows": _ids(ids)})
+            found = await connection.execute(sa.text(self.sql.statuses), wanted)
             return {row.id: OutboxStatus(row.status) for row in found}
 
     async def extend(self, rows: Collection[OutboxRow], lease_ms: int) -> None:
@@ -322,9 +323,11 @@ class SqlOutbox(OutboxRepository):
         return stored
 
     async def redrive(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        ids = check_texts("ids", ids)
         return await self._act_on_dead("outbox.redrive", [self.sql.redrive], ids, by, tenant_id)
 
     async def discard(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        ids = check_texts("ids", ids)
         return await self._act_on_dead(
             "outbox.discard", [self.sql.fence_dead, self.sql.delete_dead], ids, by, tenant_id
         )
@@ -348,13 +351,15 @@ class SqlOutbox(OutboxRepository):
         return new_id
 
     async def confirm(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
+        ids = check_texts("ids", ids)
         return await self._act_on_dead("outbox.confirm", [self.sql.confirm], ids, by, tenant_id)
 
     async def replay(
         self, ids: Collection[str], *, by: str, label: str, new_key: bool = False, tenant_id: str | None = None
     ) -> list[str]:
+        wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
-            originals = await self._rows(connection, self.sql.sent, {"rows": _ids(ids)})
+            originals = await self._rows(connection, self.sql.sent, wanted)
             copies = [_copy(row, label, new_key=new_key) for row in originals]
             added = await self._enqueuer.insert_records(connection, copies) if copies else []
             await self._audit(
@@ -368,9 +373,10 @@ class SqlOutbox(OutboxRepository):
     ) -> list[str]:
         if not ids:
             return []
+        wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
             for statement in statements:
-                result = await connection.execute(sa.text(statement), {"rows": _ids(ids)})
+                result = await connection.execute(sa.text(statement), wanted)
             done = result.all()
             if done and action == "outbox.redrive":
                 await self._notify(connection)
@@ -429,7 +435,7 @@ def _claim_parameters(worker_id: str, lease_ms: int, *, starting: bool) -> dict[
 
 def _ids(ids: Iterable[str]) -> str:
     # What is no id matches no row; PostgreSQL would refuse the whole statement.
-    return encode_rows({"id": row_id} for row_id in ids if _is_id(row_id))
+    return encode_rows({"id": row_id} for row_id in check_texts("ids", ids) if _is_id(row_id))
 
 
 def _must(instant: datetime | None) -> datetime:

@@ -32,7 +32,7 @@ class ParkedEvent:
     id: int
     projector: str
     route: str | None
-    """The one route that a backfill was for; None: whatever routes the event has."""
+    """The one route on which it failed; None: the event as a whole, with whatever routes it has."""
     event: SourceEvent
     error: str
     tries: int

@@ -89,6 +89,8 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
     yield f"GRANT SELECT ON {schema}.{tables.fences.name} TO {roles.tenant}"
     # No tenant's data: a worker must see that a destination is switched off, and tell that it is broken.
     yield f"GRANT SELECT, INSERT, UPDATE ON {schema}.{tables.destinations.name} TO {roles.tenant}"
+    # No tenant's data either: digests. Whoever removed one would only let two events of an entity run side by side.
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.{tables.turns.name} TO {roles.tenant}"
     yield f"GRANT SELECT, INSERT, DELETE ON {inbox} TO {roles.tenant}"
     people = f"{schema}.{tables.recipients.name}, {schema}.{tables.occasions.name}"
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {people} TO {roles.tenant}"

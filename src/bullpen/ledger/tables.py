@@ -259,6 +259,15 @@ incidents = sa.Table(
     sa.Column("fix", sa.Text, nullable=False),
 )
 
+turns = sa.Table(
+    "bullpen_turns",
+    metadata,
+    # A digest of entity and kind: no tenant learns of the entities of others.
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("until", Instant, nullable=False),
+)
+
 checkpoints = sa.Table(
     "bullpen_checkpoints",
     metadata,
@@ -424,7 +433,7 @@ parked_events = sa.Table(
     metadata,
     sa.Column("id", _number, sa.Identity(always=True), primary_key=True),
     sa.Column("projector", sa.String(120), nullable=False),
-    # The one route that a backfill was for; empty: whatever routes the event has.
+    # The one route on which it failed; empty: the event as a whole, with whatever routes it has.
     sa.Column("route", sa.String(120), nullable=False, server_default=sa.text("''")),
     sa.Column("position", sa.BigInteger, nullable=False),
     # Text without limits: a name that is too long may be the very reason why the event is here.

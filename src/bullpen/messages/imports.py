@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bullpen._kernel.duration import check_many
 from bullpen.errors import InvalidOption
 from bullpen.messages.calendar import read_date, read_time
 from bullpen.messages.occasions import Occasions
@@ -53,6 +54,7 @@ def read_csv(
 
     `channel` and `tenant_id` hold where a line has none. Raises InvalidOption for a header that cannot be used.
     """
+    check_many("lines", lines, "an open file or a list of lines")
     csv.field_size_limit(_MAX_FIELD)
     reader = csv.reader(_without_nul(lines), strict=True)
     header = _header(reader, occasions, needs_channel=channel is None)

@@ -12,6 +12,7 @@ from datetime import time, timedelta
 from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.duration import check_many, check_texts
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.rates import RateLimit
@@ -80,11 +81,11 @@ class Messages:
         roles: Iterable[str] = ("scheduler", "sender"),
     ) -> None:
         """`roles` is what `run` runs; two machines may have one each."""
+        self.roles = frozenset(check_texts("roles", roles))
         self._ledger, self._given, self._queue = ledger, messaging, queue
         self._concurrency = concurrency
         self._scheduler_options = scheduler or SchedulerOptions()
         self._sender_options = sender or SenderOptions(lost_after_ms=self._scheduler_options.lost_after_ms)
-        self.roles = frozenset(roles)
         for role in self.roles:
             require("roles", role in ("scheduler", "sender"), "'scheduler' and 'sender'", role)
         self.store = SqlMessages(ledger.database)
@@ -199,6 +200,7 @@ class Messages:
 
     async def import_csv(self, lines: Iterable[str], **options: Any) -> Imported:
         """Save recipients from the lines of a CSV file; see `imports.import_csv`."""
+        check_many("lines", lines, "an open file or a list of lines")
         return await import_csv(self.recipients, lines, self.occasions, **options)
 
     # ---- running ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta
 from typing import Any, Final
 
 from bullpen._kernel import json, telemetry
-from bullpen._kernel.duration import is_text
+from bullpen._kernel.duration import check_texts, is_text
 from bullpen.errors import require
 from bullpen.ledger.message_records import OccasionRow, Planned, RecipientRow
 from bullpen.ledger.messages import Change, SqlMessages
@@ -125,7 +125,7 @@ class Recipients:
 
     async def remove(self, ids: Iterable[str], *, tenant_id: str = "") -> int:
         """Forget recipients and cancel what was planned for them. Returns how many there were."""
-        removed, wanted = 0, [(tenant_id, one) for one in ids]
+        removed, wanted = 0, [(tenant_id, one) for one in check_texts("ids", ids)]
         for first in range(0, len(wanted), BATCH):
             async with self._store.changing(wanted[first : first + BATCH], tenant_id=tenant_id) as change:
                 await change.cancel([message for _, _, message in change.planned], code="RECIPIENT_GONE")
@@ -145,6 +145,7 @@ class Recipients:
         limit: int = 100,
     ) -> list[Recipient]:
         """Recipients in the order of (tenant, id), from behind `after`."""
+        ids = ids if ids is None else check_texts("ids", ids)
         rows = await self._store.find_recipients(ids=ids, tenant_id=tenant_id, after=after, limit=limit)
         found = await self._store.occasions_of([(row.tenant_id, row.id) for row in rows], tenant_id=tenant_id or "")
         dates: dict[tuple[str, str], dict[str, list[Occasion]]] = {}

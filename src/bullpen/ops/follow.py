@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bullpen._kernel.duration import check_texts
 from bullpen.errors import JobNotFound
 from bullpen.queue import JobState, Queue
 from bullpen.queue.events import QueueEvents
@@ -35,6 +36,10 @@ class Wanted:
     events: Collection[str] = ()
     jobs: Collection[str] = ()
     names: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("events", "jobs", "names"):
+            check_texts(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ class Waited:
 
     def __init__(self, queue: Queue, ids: Iterable[str]) -> None:
         self._queue = queue
-        self.open = set(ids)
+        self.open = set(check_texts("ids", ids))
         self.outcomes: dict[str, Outcome] = {}
 
     def note(self, event: Event) -> None:

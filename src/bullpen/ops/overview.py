@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bullpen._kernel.duration import check_texts
 from bullpen.errors import ServerRefused
 from bullpen.queue import Connection
 from bullpen.queue.browse import find_queues
@@ -105,6 +106,7 @@ class Overview:
     """Takes pictures of queues: of those named, else of all under the prefix."""
 
     def __init__(self, connection: Connection, prefix: str, names: Sequence[str] = ()) -> None:
+        names = check_texts("names", names)
         self._connection = connection
         self._prefix = prefix
         self._is_named = bool(names)

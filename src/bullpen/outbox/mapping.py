@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeVar
 
 from bullpen._kernel.backoff import Backoff
+from bullpen._kernel.duration import check_texts
 from bullpen.errors import InvalidOption, require
 from bullpen.ledger import OutboxItem
 from bullpen.ports.source import BEGINNING, EventMetadata, SourceEvent
@@ -70,9 +71,10 @@ class EventRoute:
 
     def __post_init__(self) -> None:
         require("name", isinstance(self.name, str) and 0 < len(self.name) <= 60, "1 to 60 characters", self.name)
+        object.__setattr__(self, "events", check_texts("events", self.events))
         require("events", bool(self.events), "at least one event type", self.events)
         for pattern in self.events:
-            fits = isinstance(pattern, str) and pattern != "" and "*" not in pattern[:-1]
+            fits = pattern != "" and "*" not in pattern[:-1]
             require("events", fits, "event types such as 'payment.completed.v1', or 'payment.*'", pattern)
         _check_since(self.since)
 
@@ -143,6 +145,10 @@ class EventRoutes:
 
     def __len__(self) -> int:
         return len(self._routes)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a route is called so."""
+        return name in self._routes
 
     def get(self, name: str) -> EventRoute:
         """A route by its name. Raises InvalidOption that lists the names there are."""

@@ -1,15 +1,16 @@
 """Turn a batch of events into rows of the outbox: rows, checkpoint and what had to be parked in one transaction.
 
-Only a conflict on the fence is a duplicate. Anything else stops before the checkpoint and is tried again; an event that
-fails every time is parked, where somebody sees it, and the others go on. In: events and routes. Out: rows. Elsewhere:
-what an event becomes (`mapping`), where events come from (`projector`, `backfill`).
+Only a conflict on the fence is a duplicate. Anything else stops before the checkpoint and is tried again. What fails
+every time, an event on one of its routes, is parked, where somebody sees it; its other routes and the other events go
+on. In: events and routes. Out: rows. Elsewhere: what an event becomes (`mapping`), where events come from (`projector`,
+`backfill`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -60,14 +61,18 @@ class ProjectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What one event became: rows to be, or the reason why it became none."""
+    """What one event became on one of its routes: rows to be, or the reason why it became none."""
 
     event: SourceEvent
+    route: str | None = None
+    """None: the event as a whole, which has no route, or cannot be read."""
     items: tuple[OutboxItem, ...] = ()
     error: str | None = None
     tries: int = 1
     is_final: bool = False
     """Another try would give the same error."""
+    is_last: bool = True
+    """With it the event is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,8 @@ class Projection:
         Raises Overtaken, and LedgerError when the database is away or not ready; then nothing was stored, or all of a
         beginning of the batch together with its checkpoint.
         """
-        mapped = [await self._map(event) for event in events]
-        telemetry.emit("projector.mapped", projector=self._name, count=len(mapped))
+        mapped = [each for event in events for each in await self._map(event)]
+        telemetry.emit("projector.mapped", projector=self._name, count=len(events))
         try:
             return await self._store(mapped, expected, position)
         except LedgerError as error:
@@ -116,64 +121,111 @@ class Projection:
         return await self._store_each(mapped, expected, position)
 
     async def retry(self, parked: ParkedEvent) -> bool:
-        """Try a parked event once more, with the routes and code of today. True: it is stored, or passed over."""
-        mapped = self._try_to_map(parked.event)
-        if mapped.error is None:
-            try:
-                async with self._ledger.database.transaction() as connection:
-                    if not await self._ledger.parked.remove(connection, parked.id):
-                        return True  # somebody else was faster
-                    results = await self._ledger.enqueuer.enqueue_many(connection, mapped.items)
-                self._report([mapped], results)
-                return True
-            except LedgerError as error:
-                if type(error) is not LedgerError:
-                    raise
-                mapped = replace(mapped, items=(), error=_describe(error))
+        """Try a parked event once more, with the code of today, and the routes of today where it names none. True: it
+        is stored, or passed over. False: it stays, or a route of it is parked instead."""
+        mapped = self._combined(parked.event, self._tried(parked.event, self._pick(parked.event)))
+        if all(each.error is not None and each.route == parked.route for each in mapped):
+            return await self.leave(parked, mapped[0].error or "")
+        try:
+            async with self._ledger.database.transaction() as connection:
+                if not await self._ledger.parked.remove(connection, parked.id):
+                    return True  # somebody else was faster
+                items = [item for each in mapped for item in each.items]
+                results = await self._ledger.enqueuer.enqueue_many(connection, items)
+                failed = [each for each in mapped if each.error is not None]
+                for each in failed:
+                    await self._park(connection, each)
+        except LedgerError as error:
+            if type(error) is not LedgerError:
+                raise
+            return await self.leave(parked, _describe(error))
+        self._report(mapped, results)
+        return not failed
+
+    async def leave(self, parked: ParkedEvent, reason: str) -> bool:
+        """Keep a parked event where it is, with a new reason. Always False."""
+        again = Mapped(parked.event, parked.route, error=reason)
         async with self._ledger.database.transaction() as connection:
-            await self._park(connection, mapped)
-        self._report([mapped], [])
+            await self._park(connection, again)
+        self._report([again], [])
         return False
 
     # ---- mapping ------------------------------------------------------------------------------------------------
 
-    async def _map(self, event: SourceEvent) -> Mapped:
-        """A mapper that raises is asked again: it may have looked something up. What cannot change is not."""
+    async def _map(self, event: SourceEvent) -> list[Mapped]:
+        """A mapper that raises is asked again: it may have looked something up. What cannot change is not, and neither
+        is a mapper that has answered."""
         if logger.isEnabledFor(logging.DEBUG):
             log("OUTBOX_ENQUEUE", "START", source=_SOURCE, level=logging.DEBUG, **_ids(event))
-        tries, pause_s = 1, self._options.retry_pause_ms / 1000
-        while (mapped := self._try_to_map(event)).error is not None:
-            most = self._options.max_tries
-            if most is not None and (mapped.is_final or tries >= most):
-                return replace(mapped, tries=tries)
-            self._say_failed(event, mapped.error, tries)
+        tries, pause_s, most = 1, self._options.retry_pause_ms / 1000, self._options.max_tries
+        routes = {route.name: route for route in self._pick(event)}
+        mapped = self._tried(event, routes.values())
+        while True:
+            open_ = [
+                each
+                for each in mapped
+                if each.error is not None and (most is None or not (each.is_final or tries >= most))
+            ]
+            if not open_:
+                break
+            self._say_failed(event, open_[0].error or "", tries)
             await asyncio.sleep(pause_s)
             tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
+            again = [route for name, route in routes.items() if any(each.route in (name, None) for each in open_)]
+            new = {each.route: replace(each, tries=tries) for each in self._tried(event, again)}
+            kept = [each for each in mapped if each not in open_]
+            mapped = [*new.values()] if None in new else [*kept, *new.values()]
+        return self._combined(event, mapped)
+
+    def _tried(self, event: SourceEvent, routes: Iterable[EventRoute]) -> list[Mapped]:
+        """Each route by itself. An event that nobody can read fails as a whole."""
+        mapped = []
+        for route in routes:
+            try:
+                items = items_of(
+                    event,
+                    [route],
+                    declared=self._declared(event.type),
+                    require_metadata=self._options.require_metadata,
+                )
+                self._check_sizes(items)
+            except UnreadableEvent as error:
+                return [Mapped(event, self._route, error=_describe(error), is_final=True)]
+            except (InvalidOption, PayloadTooLarge) as error:
+                mapped.append(Mapped(event, route.name, error=_describe(error), is_final=True))
+            except Exception as error:  # noqa: BLE001 - a mapper is the user's code; its event must not be lost for it
+                mapped.append(Mapped(event, route.name, error=_describe(error)))
+            else:
+                mapped.append(Mapped(event, route.name, tuple(items)))
         return mapped
 
-    def _try_to_map(self, event: SourceEvent) -> Mapped:
-        try:
-            items = items_of(
-                event,
-                self._pick(event),
-                declared=self._declared(event.type),
-                require_metadata=self._options.require_metadata,
-            )
-            self._check(items)
-        except (UnreadableEvent, InvalidOption, PayloadTooLarge) as error:
-            return Mapped(event, error=_describe(error), is_final=True)
-        except Exception as error:  # noqa: BLE001 - a mapper is the user's code; its event must not be lost for it
-            return Mapped(event, error=_describe(error))
-        return Mapped(event, tuple(items))
-
-    def _check(self, items: Sequence[OutboxItem]) -> None:
+    def _check_sizes(self, items: Sequence[OutboxItem]) -> None:
         limit = self._options.max_payload_bytes
         for item in items:
             fits = item.payload_bytes <= limit
             expected = f"a payload of at most {limit} bytes: identifiers and what the target needs"
             require(item.integration_type, fits, expected, f"{item.payload_bytes} bytes")
-        one = len(items) <= 1 or not self._ledger.enqueuer.is_strict
-        require("routes", one, "one route per event: this ledger stores each source event once", len(items))
+
+    def _combined(self, event: SourceEvent, mapped: Sequence[Mapped]) -> list[Mapped]:
+        """What routes became together: their messages must not take each other's place."""
+        count = sum(len(each.items) for each in mapped)
+        if count > 1 and self._ledger.enqueuer.is_strict:
+            error = InvalidOption("routes", "one route per event: this ledger stores each source event once", count)
+            return [Mapped(event, self._route, error=_describe(error), is_final=True)]
+        seen: set[str] = set()
+        checked = []
+        for each in mapped:
+            keys = {item.route_key or item.integration_type for item in each.items}
+            if taken := keys & seen:
+                # The fence would take the second for a repetition of the first, and nobody would ever get it.
+                error = InvalidOption(
+                    "route_key", "a route key of its own for each message about one event", ", ".join(sorted(taken))
+                )
+                checked.append(replace(each, items=(), error=_describe(error), is_final=True, is_last=False))
+                continue
+            seen |= keys
+            checked.append(replace(each, is_last=False))
+        return [*checked[:-1], replace(checked[-1], is_last=True)] if checked else [Mapped(event, self._route)]
 
     # ---- storing ------------------------------------------------------------------------------------------------
 
@@ -182,7 +234,7 @@ class Projection:
         poison = [mapped for mapped in batch if mapped.error is not None]
         moved = position is not None and str(position) != expected
         if not (items or poison or moved):
-            return Projected(len(batch))
+            return Projected(sum(mapped.is_last for mapped in batch))
         async with self._ledger.database.transaction() as connection:
             if moved:
                 # First, because it locks: of two projectors with the same batch the other one waits here.
@@ -200,7 +252,7 @@ class Projection:
         """The database refused something in the batch: find out what, and let the others pass."""
         total = Projected()
         for mapped in batch:
-            reached = None if position is None else mapped.event.position
+            reached = mapped.event.position if position is not None and mapped.is_last else None
             total += await self._store_one(mapped, expected, reached)
             expected = expected if reached is None else str(reached)
         return total + await self._store([], expected, position)
@@ -227,7 +279,7 @@ class Projection:
             mapped.event,
             mapped.error or "",
             tries=mapped.tries,
-            route=self._route,
+            route=mapped.route,
         )
 
     # ---- telling ------------------------------------------------------------------------------------------------
@@ -261,7 +313,7 @@ class Projection:
                 telemetry.emit(
                     "projector.parked", projector=self._name, event_id=mapped.event.id, position=mapped.event.position
                 )
-        done = Projected(len(batch), created, duplicates, parked)
+        done = Projected(sum(mapped.is_last for mapped in batch), created, duplicates, parked)
         telemetry.emit(
             "projector.projected",
             projector=self._name,

@@ -287,8 +287,12 @@ class Projector:
         if wanted:
             await self._resolve_starts()
         for parked in wanted:
-            projection = self._projection if parked.route is None else self._for_route(self.routes.get(parked.route))
-            await projection.retry(parked)
+            if parked.route is None:
+                await self._projection.retry(parked)
+            elif parked.route in self.routes:
+                await self._for_route(self.routes.get(parked.route)).retry(parked)
+            else:
+                await self._projection.leave(parked, f"there is no route {parked.route!r} any more; skip it")
         return len(wanted) == _PARKED_AT_ONCE
 
     async def backfill(

@@ -26,6 +26,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bullpen._kernel.addresses import hide_path, show_address
+from bullpen._kernel.duration import check_texts
 from bullpen.errors import InvalidOption, MissingExtra
 
 try:
@@ -103,7 +104,7 @@ class AddressGuard:
     def allowing(cls, networks: Iterable[str]) -> AddressGuard:
         """`AddressGuard.allowing(["10.1.0.0/16"])`. Raises InvalidOption for what is no network."""
         parsed = []
-        for network in networks:
+        for network in check_texts("allowed_networks", networks):
             try:
                 parsed.append(ipaddress.ip_network(network))
             except ValueError as error:
@@ -167,7 +168,8 @@ class HttpClient:
     async def post(self, url: str, *, headers: Mapping[str, str], content: bytes, timeout_ms: int) -> HttpAnswer:
         """Send one request. The time is for everything: name, connection, TLS, sending, and the answer's beginning.
 
-        Raises AddressRefused before anything was sent, HttpFailed otherwise.
+        Raises AddressRefused before anything was sent, HttpFailed when no status came. An answer whose body is cut or
+        takes too long is an answer with less of a body: what the target decided has arrived.
         """
         timeout_s, progress = timeout_ms / 1000, _Progress()
         try:

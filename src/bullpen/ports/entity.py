@@ -15,7 +15,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from bullpen.errors import BullpenError, PermanentError
+from bullpen.errors import BullpenError
 
 __all__ = [
     "Applied",
@@ -37,11 +37,14 @@ S = TypeVar("S")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class EntityNotFound(BullpenError, PermanentError):
-    """No entity has this urn. Trying again would not help: create it before its first event."""
+class EntityNotFound(BullpenError):
+    """No entity has this urn. It may exist later: on a queue the event is tried again."""
 
     def __init__(self, workflow: str, urn: str) -> None:
-        super().__init__(f"workflow {workflow!r} has no entity {urn!r}; create it before its first event")
+        super().__init__(
+            f"workflow {workflow!r} has no entity {urn!r}; create it before its first event, or let `create` "
+            "of the definition make it with that event"
+        )
         self.workflow, self.urn = workflow, urn
 
 
@@ -122,7 +125,7 @@ class Change(Generic[T]):
     entity: T
     """In its new state."""
     version: int
-    """The one it was read with."""
+    """The one it was read with; 0: the entity is new, and this change makes it."""
     moves: Sequence[Move]
     keys: Sequence[str]
     """Identities of the events; each counts once."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
+from bullpen._kernel.duration import check_texts
 from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys
 from bullpen.wire.scripts import SCRIPTS
 
@@ -51,7 +52,7 @@ def acl_rule(
     the server keeps data on disk; without it the answer is "cannot tell". `durability` adds what the levels above
     memory need; servers before 7.2 do not know one of these commands.
     """
-    keys = [QueueKeys(prefix, name) for name in queues]
+    keys = [QueueKeys(prefix, name) for name in check_texts("queues", queues)]
     names = [name for queue in keys for name in (queue.base, QueueKeys(prefix, queue.dead_letter_name()).base)]
     patterns = [f"~{_literal(base)}*" for base in names or [f"{prefix}:"]]
     commands = set(_DIRECT | _of_scripts())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from bullpen._kernel import json, tracing
 from bullpen._kernel.tuples import maker
 from bullpen.errors import BullpenError, NotJson
-from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
+from bullpen.wire.options import DEFAULT_KEEP_LOGS, JobMeta, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
 
 
@@ -187,6 +187,11 @@ class Job:
         return self.record.opts
 
     @property
+    def meta(self) -> JobMeta:
+        """Ids and headers that travel beside the data: for a job of the outbox, those of its message."""
+        return self.record.opts.meta
+
+    @property
     def timestamp(self) -> int:
         """Creation time, Unix ms."""
         return self.record.timestamp
@@ -267,11 +272,13 @@ class Job:
         return self.attempts_made + 1 >= self.opts.attempts
 
     def log_fields(self) -> dict[str, Any]:
-        """What log records show of it: its ids, and those that stand in its data."""
+        """What log records show of it: its ids, and those that stand in its data or beside them."""
         try:
             ids = tracing.carried_ids(self.record.data)
         except NotJson:
             ids = {}
+        if b"bpmeta" in self.record.raw_opts:  # nearly no job has it
+            ids = {**tracing.carried_ids(self.meta.to_wire()), **ids}
         return {
             "jobId": self.id,
             "jobName": self.name,

@@ -9,14 +9,18 @@ Elsewhere: beginning and ending attempts (`processor`), the rows (`bullpen.ledge
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import is_text
-from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError, require
+from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
 from bullpen.queue import Job
 from bullpen.runs.payload import RunPayload
@@ -86,30 +90,37 @@ class Run:
         """The same for every attempt at this step, also after a redrive, and for no other: give it to the provider."""
         return f"{self.id}/{step}"
 
-    async def step(self, name: str, work: Callable[[str], Awaitable[T]]) -> T:
+    @overload
+    async def step(self, name: str, work: Callable[[str], Awaitable[T]]) -> T: ...
+    @overload
+    async def step(self, name: str, work: Callable[[str], T]) -> T: ...
+    async def step(self, name: str, work: Callable[[str], Any]) -> Any:
         """Do `work` once: a later attempt gets the stored result and does not call it.
 
             receipt = await run.step("charge", lambda key: payments.charge(100, idempotency_key=key))
 
-        `name` is unique in a run; the result is JSON of at most 1 MiB. Raises RunInterrupted when the run is no longer
-        ours: the result is then not stored, and the next attempt asks the provider again with the same key.
+        `work` may be `async def`, a plain `def`, which runs in a thread, or a lambda, which runs on the event loop.
+        `name` is unique in a run; the result is JSON of at most 1 MiB. Raises PermanentError for what no other attempt
+        can do better, before `work` is called where that is possible: the run fails at once. Raises RunInterrupted when
+        the run is no longer ours: the result is then not stored, and the next attempt asks the provider again with the
+        same key.
         """
-        require("name", is_text(name) and len(name) <= 120, "1 to 120 characters", name)
+        _check_step(name, work)
         if name in self._used:
-            raise InvalidOption("name", "a name of its own for each step of a run", name)
+            raise PermanentError(f"step {name!r}: expected a name of its own for each step of a run")
         self._used.add(name)
         if name in self._done:
             done, result = await self.persist(lambda runs: runs.step_result(self.id, name))
             if done:
-                return result  # type: ignore[no-any-return]  # what `work` returned, by way of JSON
+                return result
         telemetry.emit("runs.step_begins", run_id=self.id, step=name)
-        result_json = encode_result(await work(self.key(name)), f"result of step {name!r}")
+        result_json = encode_result(await _call(work, self.key(name)), f"result of step {name!r}")
         telemetry.emit("runs.step_done", run_id=self.id, step=name)
         kept = await self.persist(lambda runs: runs.save_step(self.id, name, self.fence, result_json))
         if not kept:
             raise RunInterrupted(f"step {name!r} of run {self.id} ended after the run had been cancelled or taken over")
         telemetry.emit("runs.step_kept", run_id=self.id, step=name)
-        return json.decode(result_json)  # type: ignore[no-any-return]  # the same in this attempt and in later ones
+        return json.decode(result_json)  # the same in this attempt and in later ones
 
     async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
         """Show how far it is: 0 to 100, or any JSON object. Counts as a sign of life. Raises RunInterrupted."""
@@ -142,6 +153,51 @@ class Run:
                     raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _check_step(name: str, work: object) -> None:
+    """Refuse what would fail in every attempt, before anything is called."""
+    if not is_text(name) or len(name) > 120:
+        raise PermanentError(f"step {name!r:.200}: expected a name of 1 to 120 characters")
+    wanted = f"step {name!r}: a function of one argument, the key, is expected"
+    if inspect.iscoroutine(work):
+        work.close()  # it will never run, and a warning about that would come from nowhere
+        raise PermanentError(f"{wanted}, not a coroutine that was called")
+    if not callable(work):
+        raise PermanentError(f"{wanted}, not {type(work).__name__}")
+    try:
+        inspect.signature(work).bind("key")
+    except TypeError as error:
+        raise PermanentError(f"{wanted}: {error}") from None
+    except ValueError:
+        pass  # a function that is not written in Python does not tell
+
+
+async def _call(work: Callable[[str], Any], key: str) -> Any:
+    """What `work` returns. A lambda stays on the loop: nearly all only make the coroutine that is awaited here."""
+    plain: Any = inspect.unwrap(work)
+    while isinstance(plain, partial):
+        plain = plain.func
+    is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(getattr(plain, "__call__", None))  # noqa: B004 - the method itself is asked
+    on_loop = is_async or getattr(plain, "__name__", "") == "<lambda>"
+    value = work(key) if on_loop else await _in_thread(work, key)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _in_thread(work: Callable[[str], Any], key: str) -> Any:
+    """In a thread of its own: those that Python keeps for everybody are six on a small machine.
+
+    Nobody can kill it, so whoever is cancelled waits for it: otherwise the next attempt would run beside it.
+    """
+    threads = ThreadPoolExecutor(1, thread_name_prefix="bullpen-step")
+    context = contextvars.copy_context()
+    call = asyncio.get_running_loop().run_in_executor(threads, context.run, work, key)
+    threads.shutdown(wait=False)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 def encode_result(value: Any, what: str) -> str:

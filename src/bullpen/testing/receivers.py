@@ -34,13 +34,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to answer. `delay_s` makes the caller wait, for ever when it is infinite; `drop` hangs up without a word."""
+    """What to answer. `delay_s` makes the caller wait, for ever when it is infinite; `drop` hangs up without a word,
+    `cut` in the middle of the body."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     delay_s: float = 0.0
     drop: bool = False
+    cut: bool = False
 
 
 class HttpReceiver:
@@ -123,14 +125,14 @@ class HttpReceiver:
             await asyncio.sleep(answer.delay_s)
         if answer.drop:
             return False
-        lengths = {"content-length": str(len(answer.body)), **answer.headers}
+        lengths = {"content-length": str(len(answer.body) + answer.cut), **answer.headers}
         text = "".join(f"{name}: {value}\r\n" for name, value in lengths.items())
         writer.write(
             f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Answer')}\r\n{text}\r\n".encode("latin-1")
         )
         writer.write(answer.body)
         await writer.drain()
-        return True
+        return not answer.cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bullpen._kernel.backoff import from_option, from_wire
 from bullpen._kernel.duration import to_ms
-from bullpen.wire.options import DEFAULT_OPTIONS, KeepJobs, make_options, to_epoch_ms
+from bullpen.wire.options import DEFAULT_OPTIONS, JobMeta, KeepJobs, make_options, to_epoch_ms
 
 __all__ = ["options_from_json", "options_to_json"]
 
@@ -37,7 +37,7 @@ def _to_json(name: str, value: Any) -> Any:
             return to_epoch_ms(name, value)
         case timedelta():
             return from_option(value).to_wire() if name == "backoff" else to_ms(name, value)
-        case KeepJobs():
+        case KeepJobs() | JobMeta():
             return value.to_wire()
     return from_option(value).to_wire() if name == "backoff" else value
 
@@ -47,6 +47,8 @@ def _from_json(name: str, value: Any) -> Any:
         return datetime.fromtimestamp(value / 1000, UTC)
     if name == "backoff":
         return from_wire(value)
+    if name == "meta":
+        return JobMeta.from_wire(value)
     if isinstance(value, dict):
         return KeepJobs(count=value.get("count"), age_s=value.get("age"), limit=value.get("limit"))
     return value

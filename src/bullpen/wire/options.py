@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -71,6 +71,45 @@ Retention = bool | int | KeepJobs | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobMeta:
+    """Where a job comes from: ids and headers that travel beside its data.
+
+    Jobs that leave the outbox have those of their message. Stored in the options as `bpmeta`, which other clients keep.
+    """
+
+    tenant_id: str | None = None
+    user_id: str | None = None
+    correlation_id: str | None = None
+    source_stream_id: str | None = None
+    source_event_id: str | None = None
+    headers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Names as on the wire; what is absent is left out."""
+        wire: dict[str, Any] = {wired: value for name, wired in _META_NAMES.items() if (value := getattr(self, name))}
+        return wire | ({"headers": dict(self.headers)} if self.headers else {})
+
+    @staticmethod
+    def from_wire(stored: Any) -> JobMeta:
+        """Read what anybody may have stored. Never raises: what is no text is absent."""
+        if not isinstance(stored, dict):
+            return _NO_META
+        ids = {name: value for name, wired in _META_NAMES.items() if isinstance(value := stored.get(wired), str)}
+        headers = stored.get("headers")
+        return JobMeta(**ids, headers=headers if isinstance(headers, dict) else {})
+
+
+_META_NAMES: Final = {
+    "tenant_id": "tenantId",
+    "user_id": "userId",
+    "correlation_id": "correlationId",
+    "source_stream_id": "sourceStreamId",
+    "source_event_id": "sourceEventId",
+}
+_NO_META: Final = JobMeta()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """How one job runs, checked when made. Nobody needs to look again.
 
@@ -103,6 +142,8 @@ class JobOptions:
     """Creation time to store, in Unix ms; None is the server's now."""
     tm: str | None = None
     """Trace context of the producer, opaque text."""
+    meta: JobMeta | None = None
+    """Ids and headers that travel beside the data; read as `job.meta`."""
     large_retention: Literal["warn", "refuse"] = "warn"
     """What happens to a `remove_on_*` above 10000 jobs. Not written."""
     wire_json: bytes = field(init=False, repr=False, compare=False)
@@ -178,6 +219,8 @@ class JobOptions:
             wire["stackTraceLimit"] = DEFAULT_STACK_TRACE_LIMIT
         if self.tm is not None:
             wire["tm"] = self.tm
+        if self.meta is not None and (meta := self.meta.to_wire()):
+            wire["bpmeta"] = meta
         return wire
 
 
@@ -185,7 +228,8 @@ def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
     """The options of one job: what was given over the queue's defaults. None means "not given".
 
     Takes `delay` (ms or timedelta), `at`, `priority`, `urgency`, `attempts`, `backoff`, `lifo`, `job_id`,
-    `remove_on_complete`, `remove_on_fail`, `keep_logs`, `stack_trace_limit`, `timestamp`, `tm`, `large_retention`.
+    `remove_on_complete`, `remove_on_fail`, `keep_logs`, `stack_trace_limit`, `timestamp`, `tm`, `meta`,
+    `large_retention`.
     Raises InvalidOption for a wrong value, and for a wrong name with the nearest right one.
     """
     changes: dict[str, Any] = {}
@@ -232,7 +276,7 @@ def _settle_rivals(changes: dict[str, Any], first: str, second: str, none_of_sec
 
 _OPTION_NAMES: Final = frozenset(
     {
-        "at", "attempts", "backoff", "delay", "job_id", "keep_logs", "large_retention", "lifo", "priority",
+        "at", "attempts", "backoff", "delay", "job_id", "keep_logs", "large_retention", "lifo", "meta", "priority",
         "remove_on_complete", "remove_on_fail", "stack_trace_limit", "timestamp", "tm", "urgency",
     }
 )  # fmt: skip
@@ -324,6 +368,16 @@ def _check_trace(name: str, value: Any) -> None:
     require(name, value is None or (isinstance(value, str) and is_encodable(value)), "text", value)
 
 
+def _check_meta(name: str, value: Any) -> None:
+    if value is None:
+        return
+    require(name, isinstance(value, JobMeta), "a JobMeta", value)
+    for each in _META_NAMES:
+        text = getattr(value, each)
+        require(f"{name}.{each}", text is None or (isinstance(text, str) and is_encodable(text)), "text", text)
+    require(f"{name}.headers", isinstance(value.headers, Mapping), "a mapping", value.headers)
+
+
 def _check_large(name: str, value: Any) -> None:
     require(name, value in ("warn", "refuse"), "'warn' or 'refuse'", value)
 
@@ -349,6 +403,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], None]]] = {
     "stack_trace_limit": _check_count,
     "timestamp_ms": _check_timestamp,
     "tm": _check_trace,
+    "meta": _check_meta,
     "large_retention": _check_large,
 }
 """What each option must be on its own, by the name of its field."""
@@ -452,6 +507,11 @@ class WireOptions:
         # Options with a job id or a trace are unique: caching large ones would only hold memory.
         return _parse_cached(raw) if len(raw) <= 1_024 else _parse(raw)
 
+    @property
+    def meta(self) -> JobMeta:
+        """Ids and headers beside the data. Read when asked for: most jobs have none, and no worker needs it."""
+        return JobMeta.from_wire(_read_object(self.raw).get("bpmeta")) if b"bpmeta" in self.raw else _NO_META
+
     def to_json(self) -> dict[str, Any]:
         """All stored options with their public names, also those that have no attribute here."""
         stored = _read_object(self.raw)
@@ -467,6 +527,7 @@ _PUBLIC_NAMES: Final = {
     "kl": "keepLogs",
     "tm": "telemetryMetadata",
     "omc": "omitContext",
+    "bpmeta": "meta",
 }
 
 

@@ -21,7 +21,7 @@ from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.definition import Definition, InlineEntities, States, Transition
 from bullpen.workflow.engine import EntityFailed
-from bullpen.workflow.locks import RedisLocks
+from bullpen.workflow.locks import EmitsToItself, RedisLocks
 from bullpen.workflow.machine import EndlessSteps, NoTransition
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores import RedisEntities
@@ -34,6 +34,7 @@ __all__ = [
     "DeadLetterQueue",
     "DefaultJobOptions",
     "Definition",
+    "EmitsToItself",
     "EndlessSteps",
     "Entities",
     "EntityBusy",

@@ -93,6 +93,8 @@ class StepContext:
     """The action or hook that runs now; a number follows where one step has several of the same name."""
     can_send: bool
     messages: list[Any]
+    follow_ups: list[tuple[Any, Any]] | None = None
+    """Events that are applied after this one, in their order. None: entities are stored step by step."""
 
     @property
     def key(self) -> str:
@@ -139,6 +141,20 @@ class StepContext:
         self.messages.append(
             OutboxItem(integration_type=integration_type, event_type=event_type, payload=payload, **given)
         )
+
+    def follow_up(self, event: Any, payload: Any = None) -> None:
+        """Apply another event to the same entity, after this one and its automatic steps; both are stored together.
+
+        A later one finds the entity where the one before has left it. When one of them fails, none is stored, and all
+        come again with the event. Raises InvalidOption where entities are stored step by step.
+        """
+        if self.follow_ups is None:
+            raise InvalidOption(
+                "follow_up",
+                "entities in a store that keeps whole changes, such as SqlEntities or RedisEntities",
+                event,
+            )
+        self.follow_ups.append((event, payload))
 
 
 _current: ContextVar[StepContext] = ContextVar("bullpen_workflow_step")

@@ -78,6 +78,8 @@ class Transition(Generic[T, P, E, S]):
     """Run in their order, each with what the one before returned."""
     conditions: Sequence[Condition[T, P]] = ()
     """All must hold."""
+    ignore_in: Sequence[S] = ()
+    """States in which the event comes too late and is done without any change, instead of leading nowhere."""
 
     def __post_init__(self) -> None:
         require("transition.event", bool(many(self.event)), "at least one event", self.event)
@@ -85,6 +87,8 @@ class Transition(Generic[T, P, E, S]):
         for name in ("actions", "conditions"):
             value = getattr(self, name)
             require(f"transition.{name}", isinstance(value, _MANY), "a list of functions", value)
+        fits = isinstance(self.ignore_in, _MANY) and not set(self.ignore_in) & set(self.sources)
+        require("transition.ignore_in", fits, "a list of states, none of which is in `from_`", self.ignore_in)
         for action in self.actions:
             require("transition.actions", _is_async(action), "functions made with `async def`", action)
         _check_conditions("transition.conditions", self.conditions)
@@ -171,6 +175,9 @@ class Definition(Generic[T, P, E, S]):
     fallback: Callable[[T, E, P], Awaitable[T]] | None = None
     """`async def fallback(entity, event, payload)`: called when an event fits but no condition set holds. What it
     returns is given back, and not stored."""
+    create: Callable[[str, P], T | Awaitable[T]] | None = None
+    """`create(urn, payload)` makes the entity of an event that finds none; it is stored with what the event does. None:
+    such an event is tried again, as one that is too early for the state."""
     payloads: Mapping[E, Any] = field(default_factory=dict)
     """Types of payloads, by event. JSON becomes such an object; what does not fit fails for good."""
     on_action_error: Literal["retry", "fail"] | None = None
@@ -193,6 +200,7 @@ class Definition(Generic[T, P, E, S]):
             require("transitions", isinstance(transition, Transition), "Transition objects", transition)
         _check_conditions("conditions", self.conditions)
         require("fallback", self.fallback is None or _is_async(self.fallback), "an `async def`", self.fallback)
+        require("create", self.create is None or callable(self.create), "a function of urn and payload", self.create)
         check_int("max_steps", self.max_steps, minimum=1)
         if self.on_action_error not in (None, "retry", "fail"):
             raise InvalidOption("on_action_error", "'retry', 'fail' or None", self.on_action_error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from bullpen.errors import (
     RateLimited,
     ReturnToWait,
     WaitForChildren,
+    require,
 )
 from bullpen.ports.entity import (
     Change,
@@ -48,7 +50,16 @@ from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
 from bullpen.workflow.definition import Action, Definition
 from bullpen.workflow.locks import LocalLocks
-from bullpen.workflow.machine import EndlessSteps, NoTransition, Step, first_step, holds_for, is_target, next_step
+from bullpen.workflow.machine import (
+    EndlessSteps,
+    NoTransition,
+    Step,
+    first_step,
+    holds_for,
+    is_ignored,
+    is_target,
+    next_step,
+)
 from bullpen.workflow.stores import DirectStore
 
 __all__ = ["Engine", "EntityFailed"]
@@ -61,8 +72,8 @@ S = TypeVar("S")
 logger = get_logger("bullpen.workflow")
 
 _MOST_CONFLICTS: Final = 10
-"""How often a change is decided anew because somebody else was faster."""
-_LONGEST_PAUSE_S: Final = 0.05
+"""How often a change is decided anew because somebody else was faster, who did not take turns with us."""
+_PAUSE_PER_CONFLICT_S: Final = 0.05
 _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
@@ -93,6 +104,7 @@ class _Walk(Generic[T]):
     entity: T
     moves: list[Move] = field(default_factory=list)
     messages: list[Any] = field(default_factory=list)
+    follow_ups: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 class Engine(Generic[T, P, E, S]):
@@ -154,7 +166,7 @@ class Engine(Generic[T, P, E, S]):
             return
 
         async def apply() -> T:
-            loaded = await self._read(urn, [trigger.key for _, _, trigger in items], items[0][2])
+            loaded = await self._read(urn, [trigger.key for _, _, trigger in items], items[0][2], items[0][1])
             fresh = []
             for each in items:
                 if self._was_applied(loaded, each[2].key, urn):
@@ -180,27 +192,33 @@ class Engine(Generic[T, P, E, S]):
     # ---- one event ----------------------------------------------------------------------------------------------
 
     async def _repeating(self, urn: str, apply: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(_MOST_CONFLICTS - 1):
+        for conflict in range(1, _MOST_CONFLICTS):
             try:
                 return await apply()
             except EntityChanged:
                 telemetry.emit("workflow.conflict", workflow=self.name, urn=urn)
-                await asyncio.sleep(random.random() * _LONGEST_PAUSE_S)
+                await asyncio.sleep(random.random() * conflict * _PAUSE_PER_CONFLICT_S)
         return await apply()
 
     async def _apply(self, event: E, urn: str, payload: Any, trigger: Trigger, keys: list[str]) -> T:
-        loaded = await self._read(urn, keys, trigger)
+        loaded = await self._read(urn, keys, trigger, payload)
         if self._was_applied(loaded, trigger.key, urn):
             self._tell_repeated(event, urn, trigger)
             return loaded.entity
         return await self._change(loaded, event, urn, payload, trigger, lambda: keys)
 
-    async def _read(self, urn: str, keys: list[str], trigger: Trigger) -> Loaded[T]:
+    async def _read(self, urn: str, keys: list[str], trigger: Trigger, payload: Any) -> Loaded[T]:
         with _nobody_counts(trigger):
             loaded = await self.store.read(self.name, urn, keys, tenant_id=trigger.tenant_id)
-        if loaded is None:
+        if loaded is not None:
+            return loaded
+        if self.definition.create is None:
             raise EntityNotFound(self.name, urn)
-        return loaded
+        made = self.definition.create(urn, payload)
+        entity: T = await made if inspect.isawaitable(made) else made
+        own = self.store.urn(entity)
+        require("create", own == urn, f"an entity with the urn {urn!r}", own)
+        return Loaded(entity, 0)
 
     def _was_applied(self, loaded: Loaded[T], key: str, urn: str) -> bool:
         before = loaded.applied.get(key)
@@ -229,21 +247,35 @@ class Engine(Generic[T, P, E, S]):
         except _ActionFailed as failure:
             if not is_alone:
                 raise failure.error from None  # nobody is parked for a batch: who is to blame, the next tries show
-            return await self._failed(failure, source, urn, trigger, keys())
+            return await self._failed(failure, source, urn, payload, trigger, keys())
         if not walk.moves or not keys():  # no condition held, or every event of a batch failed
             return walk.entity
         return await self._commit(walk, loaded.version, urn, trigger, keys())
 
     async def _walk(self, entity: T, event: E, urn: str, payload: Any, trigger: Trigger) -> _Walk[T]:
-        walk, status = _Walk(entity), self.store.status(entity)
-        holds = holds_for(self.definition, entity, payload)
+        walk = _Walk(entity)
+        refused = await self._move(walk, event, urn, payload, trigger)
+        if refused is not None:
+            walk.entity = refused
+        while walk.follow_ups:
+            event, payload = walk.follow_ups.pop(0)
+            await self._move(walk, event, urn, self._typed(event, payload), trigger)
+        return walk
+
+    async def _move(self, walk: _Walk[T], event: E, urn: str, payload: Any, trigger: Trigger) -> T | None:
+        """One event and its automatic steps. Returns what the fallback returned, which is not stored."""
+        refused, status = None, self.store.status(walk.entity)
+        holds = holds_for(self.definition, walk.entity, payload)
         try:
             step = first_step(self.definition, status, event, holds)
             if step is None:
                 self._tell_refused(event, status, urn, trigger)
                 if self.definition.fallback is not None:
-                    walk.entity = await self.definition.fallback(entity, event, payload)
+                    refused = await self.definition.fallback(walk.entity, event, payload)
         except NoTransition:
+            if is_ignored(self.definition, status, event):
+                self._tell_ignored(event, status, urn, trigger)
+                return None
             if not self._is_recognised(event, status, trigger):
                 raise
             self._tell_repeated(event, urn, trigger)
@@ -254,7 +286,7 @@ class Engine(Generic[T, P, E, S]):
             await self._perform(step, walk, urn, payload, trigger)
             status = step.target
             step = next_step(self.definition, status, holds_for(self.definition, walk.entity, payload))
-        return walk
+        return refused
 
     def _is_recognised(self, event: E, status: S, trigger: Trigger) -> bool:
         """Access without a memory of events: a delivery that comes again after a crash finds the entity where the event
@@ -276,6 +308,10 @@ class Engine(Generic[T, P, E, S]):
         )
         telemetry.emit("workflow.refused", workflow=self.name, urn=urn, event=word(event), state=word(status))
 
+    def _tell_ignored(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
+        logger.info("Event %s is ignored in state %s", word(event), word(status), extra=log_fields(urn, trigger))
+        telemetry.emit("workflow.ignored", workflow=self.name, urn=urn, event=word(event), state=word(status))
+
     async def _perform(self, step: Step[T, P, E, S], walk: _Walk[T], urn: str, payload: Any, trigger: Trigger) -> None:
         """The only place that runs actions."""
         context = StepContext(
@@ -288,6 +324,7 @@ class Engine(Generic[T, P, E, S]):
             trigger=trigger,
             can_send=self.store.can_send,
             messages=walk.messages,
+            follow_ups=None if isinstance(self.store, DirectStore) else walk.follow_ups,
         )
         names: Counter[str] = Counter()
 
@@ -370,7 +407,9 @@ class Engine(Generic[T, P, E, S]):
             )
         return entity
 
-    async def _failed(self, failure: _ActionFailed, source: S, urn: str, trigger: Trigger, keys: list[str]) -> T:
+    async def _failed(
+        self, failure: _ActionFailed, source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str]
+    ) -> T:
         """Retry: raise, the entity untouched; with the last attempt, and for `fail`, into the failed state."""
         policy = self.definition.on_action_error or ("fail" if trigger.attempt is None else "retry")
         error, fields = failure.error, log_fields(urn, trigger)
@@ -378,16 +417,16 @@ class Engine(Generic[T, P, E, S]):
             raise error
         reason = describe(error)[0]
         logger.error("Action failed: %s", reason, exc_info=error, extra={**fields, "error": cut(reason, 500)})
-        entity = await self._park(failure.step, source, urn, trigger, keys, reason)
+        entity = await self._park(failure.step, source, urn, payload, trigger, keys, reason)
         if policy == "retry":
             raise error
         return entity
 
     async def _park(
-        self, step: Step[T, P, E, S], source: S, urn: str, trigger: Trigger, keys: list[str], reason: str
+        self, step: Step[T, P, E, S], source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str], reason: str
     ) -> T:
         # Read again: what a failed action did to its copy must not be stored.
-        loaded = await self._read(urn, [], trigger)
+        loaded = await self._read(urn, [], trigger, payload)
         status = self.store.status(loaded.entity)
         is_direct = isinstance(self.store, DirectStore)
         if status != source and not is_direct:

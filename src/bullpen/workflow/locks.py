@@ -1,4 +1,4 @@
-"""Keep two events of one entity apart: within a process, or over all processes that use one Redis.
+"""Keep two events of one entity apart: within a process, or over all processes that use one Redis or one ledger.
 
 In: urns. Out: at most one holder each. Locks make waiting short and actions not overlap; what may never happen, a lost
 update, is prevented by the version check of an `EntityStore`. Access without versions has only the lock.
@@ -8,22 +8,75 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
-from bullpen.errors import ConnectionLost
-from bullpen.ports.entity import EntityBusy
+from bullpen.errors import BullpenError, ConnectionLost, DatabaseUnavailable, PermanentError
+from bullpen.ports.entity import EntityBusy, UrnLocks
 from bullpen.queue import Connection
 from bullpen.wire.scripts import SCRIPTS
+from bullpen.workflow.stores.redis import RedisEntities
 
-__all__ = ["LocalLocks", "RedisLocks"]
+if TYPE_CHECKING:
+    from bullpen.ledger.turns import Turns
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+__all__ = ["EmitsToItself", "LedgerLocks", "LocalLocks", "RedisLocks", "locks_of"]
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.04
+_SHORT_LEASE_MS: Final = 10_000
+
+
+class EmitsToItself(BullpenError, PermanentError):
+    """An action emits to the entity that it is called for. It would wait for itself, so nothing was done.
+
+    Use `step().follow_up(event, payload)`: it is applied after the action's own transition and stored with it.
+    """
+
+    def __init__(self, urn: str) -> None:
+        super().__init__(
+            f"an action of entity {urn!r} emits to the same entity, which would wait for that action to end; "
+            "use step().follow_up(event, payload), which is applied after it"
+        )
+        self.urn = urn
+
+
+@dataclass(slots=True, eq=False)
+class _Hold:
+    """A lock that the code which runs now, or the code that started it, is inside of."""
+
+    key: tuple[object, str]
+    is_over: bool = False
+
+
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("bullpen_urn_locks", default=())
+
+
+@contextlib.contextmanager
+def _inside(place: object, urn: str) -> Iterator[None]:
+    """Around taking and holding a lock. Raises EmitsToItself when the lock is held by whoever waits for us.
+
+    Tasks inherit it, because an action may wait for a task. One that is still there when the lock was given back is
+    free again.
+    """
+    outer = _holds.get()
+    if any(hold.key == (place, urn) and not hold.is_over for hold in outer):
+        raise EmitsToItself(urn)
+    hold = _Hold((place, urn))
+    _holds.set((*(each for each in outer if not each.is_over), hold))
+    try:
+        yield
+    finally:
+        hold.is_over = True
+        _holds.set(outer)
 
 
 class LocalLocks:
@@ -38,20 +91,73 @@ class LocalLocks:
         lock = lock or asyncio.Lock()
         self._held[urn] = (lock, users + 1)
         try:
-            async with lock:
-                yield
+            with _inside(self, urn):
+                async with lock:
+                    yield
         finally:
             lock, users = self._held.pop(urn)
             if users > 1:
                 self._held[urn] = (lock, users - 1)
 
 
-class RedisLocks:
+class _Leased:
+    """A lock that its holder renews every third of `lease`; when it dies, the next one gets it after `lease` at the
+    latest. A holder that was stopped for longer than that has lost it without knowing: only a version check helps
+    against that."""
+
+    _away: ClassVar[type[Exception]]
+    """What is raised while the place of the locks cannot be reached."""
+
+    def __init__(self, place: str, lease: int | timedelta, wait: int | timedelta) -> None:
+        self._place = place
+        self._lease_ms = to_ms("lease", lease, minimum=100)
+        self._wait_ms = to_ms("wait", wait, minimum=1)
+
+    async def _is_ours(self, urn: str, token: str) -> bool:
+        """Take it if it is free, renew it if it is ours."""
+        raise NotImplementedError
+
+    async def _give_back(self, urn: str, token: str) -> None:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def hold(self, urn: str) -> AsyncIterator[None]:
+        token = uuid.uuid4().hex
+        with _inside(self._place, urn):
+            await self._take(urn, token)
+            renewing = asyncio.create_task(self._renew(urn, token), name=f"bullpen lock of {urn}")
+            try:
+                yield
+            finally:
+                await end(renewing)
+                # If it cannot be given back, it ends by itself.
+                with contextlib.suppress(self._away):
+                    await self._give_back(urn, token)
+
+    async def _take(self, urn: str, token: str) -> None:
+        give_up_at = time.monotonic() + self._wait_ms / 1000
+        pause_s = _SHORTEST_PAUSE_S
+        while not await self._is_ours(urn, token):
+            if time.monotonic() + pause_s > give_up_at:
+                raise EntityBusy(urn, self._wait_ms)
+            await asyncio.sleep(pause_s * (0.5 + random.random()))  # not all at the same moment
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _renew(self, urn: str, token: str) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            with contextlib.suppress(self._away):  # tried again in a third of the lease
+                await self._is_ours(urn, token)
+
+
+class RedisLocks(_Leased):
     """Between all processes that use one Redis.
 
     A holder renews its lock every third of `lease`; when it dies, the next one gets it after `lease` at the latest. A
     holder that was stopped for longer than that has lost it without knowing: only a version check helps against that.
     """
+
+    _away = ConnectionLost
 
     def __init__(
         self,
@@ -61,39 +167,45 @@ class RedisLocks:
         lease: int | timedelta = 30_000,
         wait: int | timedelta = 30_000,
     ) -> None:
+        super().__init__(f"{connection!r} {prefix}", lease, wait)
         self._connection, self._prefix = connection, prefix
-        self._lease_ms = to_ms("lease", lease, minimum=100)
-        self._wait_ms = to_ms("wait", wait, minimum=1)
 
-    @asynccontextmanager
-    async def hold(self, urn: str) -> AsyncIterator[None]:
-        key, token = f"{self._prefix}{urn}", uuid.uuid4().hex
-        await self._take(urn, key, token)
-        renewing = asyncio.create_task(self._renew(key, token), name=f"bullpen lock of {urn}")
-        try:
-            yield
-        finally:
-            await end(renewing)
-            # If it cannot be given back, it ends by itself.
-            with contextlib.suppress(ConnectionLost):
-                await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])
-
-    async def _take(self, urn: str, key: str, token: str) -> None:
-        give_up_at = time.monotonic() + self._wait_ms / 1000
-        pause_s = _SHORTEST_PAUSE_S
-        while not await self._is_ours(key, token):
-            if time.monotonic() + pause_s > give_up_at:
-                raise EntityBusy(urn, self._wait_ms)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    async def _renew(self, key: str, token: str) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3000)
-            with contextlib.suppress(ConnectionLost):  # tried again in a third of the lease
-                await self._is_ours(key, token)
-
-    async def _is_ours(self, key: str, token: str) -> bool:
-        """Take it if it is free, renew it if it is ours."""
+    async def _is_ours(self, urn: str, token: str) -> bool:
+        key = f"{self._prefix}{urn}"
         door = self._connection.shared_door(key)
         return bool(await door.evaluate(SCRIPTS["hold_lock"], [key], [token, self._lease_ms]))
+
+    async def _give_back(self, urn: str, token: str) -> None:
+        key = f"{self._prefix}{urn}"
+        await self._connection.shared_door(key).evaluate(SCRIPTS["release_lock"], [key], [token])
+
+
+class LedgerLocks(_Leased):
+    """Between all processes that use one ledger, as rows with a lease. `kind` tells its entities from others."""
+
+    _away = DatabaseUnavailable
+
+    def __init__(
+        self, turns: Turns, kind: str, *, lease: int | timedelta = 30_000, wait: int | timedelta = 30_000
+    ) -> None:
+        super().__init__(f"{turns.place} {kind}", lease, wait)
+        self._turns, self._kind = turns, kind
+
+    async def _is_ours(self, urn: str, token: str) -> bool:
+        return await self._turns.take(f"{self._kind}/{urn}", token, self._lease_ms)
+
+    async def _give_back(self, urn: str, token: str) -> None:
+        await self._turns.release(f"{self._kind}/{urn}", token)
+
+
+def locks_of(store: Any) -> UrnLocks | None:
+    """The locks that lie beside the entities of a ready store, so that every process finds the same; None for others.
+
+    Their lease is short, because versions are the fence: after a crash the entity is free sooner.
+    """
+    if isinstance(store, RedisEntities):
+        return RedisLocks(store.connection, prefix=f"bullpen:lock:{store.kind}", lease=_SHORT_LEASE_MS)
+    turns = getattr(store, "turns", None)
+    if turns is not None:  # not by its class, which needs SQLAlchemy
+        return LedgerLocks(turns, store.kind, lease=_SHORT_LEASE_MS)
+    return None

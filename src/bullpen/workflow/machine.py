@@ -21,6 +21,7 @@ __all__ = [
     "automatic_exits",
     "first_step",
     "holds_for",
+    "is_ignored",
     "is_target",
     "next_step",
     "reachable",
@@ -90,6 +91,11 @@ def first_step(
         raise NoTransition(event, status)
     chosen = next((each for each in fitting if holds(each)), None)
     return None if chosen is None else Step(chosen, event, status)
+
+
+def is_ignored(definition: Definition[Any, Any, E, S], status: S, event: E) -> bool:
+    """Whether the event comes too late in this state, by rule."""
+    return any(event in each.events and status in each.ignore_in for each in definition.transitions)
 
 
 def next_step(definition: Definition[T, P, E, S], status: S, holds: Holds[T, P, E, S]) -> Step[T, P, E, S] | None:

@@ -26,6 +26,11 @@ _COUNTED: Final = {
         "Events that changed nothing because no condition held.",
         ("workflow", "event"),
     ),
+    "workflow.ignored": (
+        "bullpen_workflow_ignored_total",
+        "Events that came too late for their entity's state and were ignored by rule.",
+        ("workflow", "event"),
+    ),
     "workflow.repeated": (
         "bullpen_workflow_repeated_total",
         "Events that had been applied before and changed nothing.",

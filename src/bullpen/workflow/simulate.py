@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from bullpen.ports.entity import HistoryEntry, Move, word
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.machine import NoTransition, first_step, holds_for, next_step
+from bullpen.workflow.machine import NoTransition, first_step, holds_for, is_ignored, next_step
 
 __all__ = ["Explanation", "Option", "Simulation", "explain", "simulate"]
 
@@ -47,7 +47,8 @@ def simulate(definition: Definition[T, P, E, S], status: S, entity: T, events: I
         try:
             step = first_step(definition, status, event, holds)
         except NoTransition as error:
-            refused.append(str(error))
+            late = f"Event {word(event)} is ignored in state {word(status)}"
+            refused.append(late if is_ignored(definition, status, event) else str(error))
             continue
         if step is None:
             refused.append(f"No condition holds for event: {word(event)} and status: {word(status)}")

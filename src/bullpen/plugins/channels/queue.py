@@ -1,7 +1,8 @@
 """Deliver a message as a job of a BullMQ queue: `bullmq:<queue>`.
 
 In: a message whose headers may hold job options. Out: the job is in its queue, with an id that makes adding it again
-harmless: the one that was asked for, else the message's own. A Redis that is away counts as no attempt. Elsewhere:
+harmless: the one that was asked for, else the message's own. Its data are the payload; ids and headers of the message
+are its `meta`. A Redis that is away counts as no attempt. Elsewhere:
 storing such messages (`bullpen.outbox`), the queue (`bullpen.queue`).
 """
 
@@ -13,6 +14,7 @@ from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, NotTried, Refused, SendResult, WhenUnknown
 from bullpen.queue import Added, Connection, Queue
 from bullpen.wire.deferred import options_from_json
+from bullpen.wire.options import JobMeta
 
 __all__ = ["QueueChannel"]
 
@@ -70,4 +72,17 @@ def _options(message: Message) -> dict[str, Any]:
     options = options_from_json(stored if isinstance(stored, dict) else {}, waited_ms=message.waited_ms)
     options.setdefault("job_id", message.id)
     options.setdefault("timestamp", message.created_ms)
+    options.setdefault("meta", _meta(message))
     return options
+
+
+def _meta(message: Message) -> JobMeta:
+    """What the job's data do not tell of the message, because they are the payload alone."""
+    return JobMeta(
+        tenant_id=message.tenant_id,
+        user_id=message.user_id,
+        correlation_id=message.correlation_id,
+        source_stream_id=message.source_stream_id,
+        source_event_id=message.source_event_id,
+        headers={name: value for name, value in message.headers.items() if name != _JOB_OPTIONS},
+    )

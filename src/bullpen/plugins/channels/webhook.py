@@ -2,8 +2,8 @@
 
 In: a message and the target's URL and secret. Out: accepted (2xx), refused (other 4xx, redirects, addresses that may
 not be called), or unavailable (408, 425, 429, 5xx, no answer). `webhook-id` and `Idempotency-Key` are the message's
-key, the same for every attempt. Elsewhere: connecting safely (`bullpen.plugins._http`), what an answer means
-(`bullpen.outbox`).
+key, the same for every attempt; the message's own headers travel too. Elsewhere: connecting safely
+(`bullpen.plugins._http`), what an answer means (`bullpen.outbox`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ _OURS: Final = frozenset(
         *("transfer-encoding", "upgrade", "expect", "http2-settings"),
     }
 )
+_NOT_PASSED_ON: Final = _OURS | {
+    # Of the connection, not of the message.
+    *("connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+    # Whoever may write an event must not log in with our requests, nor send a login on to a partner.
+    *("authorization", "cookie", "proxy-authorization"),
+    # Notes of the outbox to itself.
+    *("editof", "idempotencykey", "joboptions", "replayof"),
+}
 _is_header_name = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 
 
@@ -127,10 +135,19 @@ class Webhook:
             "x-correlation-id": message.correlation_id,
             "x-tenant-id": message.tenant_id,
             "x-user-id": message.user_id,
-            **{name: message.headers.get(name) for name in ("traceparent", "tracestate")},
         }
-        headers |= {name: value for name, value in ids.items() if isinstance(value, str) and value}
-        return {name: _header_text(value) for name, value in {**headers, **self._headers}.items()}
+        headers |= {name: value for name, value in ids.items() if value}
+        every = {**_passed_on(message.headers), **headers, **self._headers}
+        return {name: _header_text(value) for name, value in every.items()}
+
+
+def _passed_on(headers: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of the message that a target may get: text as it is, other values as JSON, None not at all."""
+    return {
+        name.lower(): value if isinstance(value, str) else json.encode(value).decode()
+        for name, value in headers.items()
+        if value is not None and _is_header_name(name) and name.lower() not in _NOT_PASSED_ON
+    }
 
 
 def _read_secret(text: Any) -> bytes:

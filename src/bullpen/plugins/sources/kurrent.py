@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from bullpen._kernel import json
 from bullpen._kernel.addresses import show_address
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ending import end
 from bullpen.errors import BullpenError, InvalidOption, MissingExtra, require
 from bullpen.ports.source import (
@@ -81,7 +81,7 @@ class KurrentSource:
         self,
         url: str,
         *,
-        prefixes: Iterable[str] = (),
+        prefixes: str | Iterable[str] = (),
         regex: str | None = None,
         group: str | None = None,
         batch_size: int = 200,
@@ -94,7 +94,8 @@ class KurrentSource:
         )
         require("group", group is None or (isinstance(group, str) and group != ""), "a name or None", group)
         self._url, self._group, self._root_certificates = _with_keepalive(url), group, root_certificates
-        self._filter = EventFilter((prefixes,) if isinstance(prefixes, str) else tuple(prefixes), regex)
+        wanted = (prefixes,) if isinstance(prefixes, str) else check_texts("prefixes", prefixes)
+        self._filter = EventFilter(wanted, regex)
         self._batch_size = check_int("batch_size", batch_size, minimum=1)
         self._timeout_s = check_int("timeout_ms", timeout_ms, minimum=1) / 1000
         self._window = check_int("checkpoint_window", checkpoint_window, minimum=1)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ending import end
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import Ledger
@@ -40,13 +40,14 @@ class SqlEvents:
         self,
         ledger: Ledger,
         *,
-        prefixes: Iterable[str] = (),
+        prefixes: str | Iterable[str] = (),
         regex: str | None = None,
         batch_size: int = _BATCH,
         poll_ms: int = 1_000,
     ) -> None:
         self._ledger = ledger
-        self._filter = EventFilter((prefixes,) if isinstance(prefixes, str) else tuple(prefixes), regex)
+        wanted = (prefixes,) if isinstance(prefixes, str) else check_texts("prefixes", prefixes)
+        self._filter = EventFilter(wanted, regex)
         self._batch_size = check_int("batch_size", batch_size, minimum=1)
         # SQLite tells nobody: there the poll is the notification.
         self._is_notified = ledger.events.notify and ledger.database.is_postgres

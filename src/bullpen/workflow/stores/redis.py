@@ -60,6 +60,15 @@ class RedisEntities(Generic[S]):
         self._keep_history = check_int("keep_history", keep_history, minimum=1)
         self._keep_applied = check_int("keep_applied", keep_applied, minimum=1)
 
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    @property
+    def kind(self) -> str:
+        """Tells these entities from others of the same server."""
+        return self._base
+
     # ---- for programs -------------------------------------------------------------------------------------------
 
     async def create(self, entity: Entity, *, tenant_id: str | None = None) -> Entity:

@@ -1,0 +1,55 @@
+"""Turns of entities as rows: who has one, and until when.
+
+In: names and tokens. Out: at most one holder per name, until its lease ends or it gives the turn back. A row with a
+lease, and not a lock of the session, which a pooler between us and the database would give to others; nor one of a
+transaction, which would stay open for as long as actions run.
+Elsewhere: waiting for a turn and renewing it (`bullpen.workflow.locks`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import sqlalchemy as sa
+
+from bullpen.ledger import tables
+from bullpen.ledger._words import Words
+from bullpen.ledger.database import Database
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The turns of one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        words = Words(database.dialect, database.schema, database.clock_offset_ms)
+        table = words._table(tables.turns.name)
+        self._take = f"""
+INSERT INTO {table} AS t (name, token, until) VALUES (:name, :token, {words._later(":lease_ms")})
+ON CONFLICT (name) DO UPDATE SET token = excluded.token, until = excluded.until
+WHERE t.token = excluded.token OR t.until < {words.now}
+RETURNING token"""
+        self._release = f"DELETE FROM {table} WHERE name = :name AND token = :token"
+
+    @property
+    def place(self) -> str:
+        """Where they are kept."""
+        return f"{self._database.address} {self._database.schema}"
+
+    async def take(self, name: str, token: str, lease_ms: int) -> bool:
+        """Take a turn that is free or whose lease has ended, renew our own. False: somebody else has it."""
+        given = {"name": _digest(name), "token": token, "lease_ms": lease_ms}
+        async with self._database.statement() as connection:
+            return (await connection.execute(sa.text(self._take), given)).first() is not None
+
+    async def release(self, name: str, token: str) -> None:
+        """Give it back, if it is still ours."""
+        async with self._database.statement() as connection:
+            await connection.execute(sa.text(self._release), {"name": _digest(name), "token": token})
+
+
+def _digest(name: str) -> str:
+    """Short, and of no use to a tenant who reads what others have."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

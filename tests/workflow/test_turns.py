@@ -1,0 +1,202 @@
+"""Events of one entity take turns over all processes, by default: each action runs once per event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from bullpen.app import Bullpen
+from bullpen.ledger import Ledger
+from bullpen.ports.entity import EntityBusy
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+from bullpen.testing import Child
+from bullpen.workflow import Definition, States, Transition
+from bullpen.workflow.locks import LedgerLocks
+from tests.conftest import StartServer
+from tests.databases import MakeLedger
+from tests.workflow.stored import get, make_tables, put, sql_orders
+from tests.workflow.turns_process import stored_of
+
+ROOT = Path(__file__).parents[2]
+PRODUCERS, EACH = 20, 10
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    made: list[Child] = []
+    yield made
+    for child in made:
+        child.close()
+
+
+@pytest.mark.requirement("X-52")
+@pytest.mark.parametrize(
+    ("store", "way"),
+    [
+        ("redis", "send"),
+        pytest.param("redis", "emit", marks=pytest.mark.long),
+        pytest.param("postgresql", "send", marks=pytest.mark.long),
+        pytest.param("postgresql", "emit", marks=pytest.mark.long),
+        pytest.param("sqlite", "emit", marks=pytest.mark.long),
+    ],
+)
+async def test_a_busy_entity_runs_each_action_once(
+    store: str,
+    way: str,
+    start_server: StartServer,
+    make_ledger: MakeLedger,
+    request: pytest.FixtureRequest,
+    children: list[Child],
+) -> None:
+    """200 events of 20 producers in three processes. With versions alone nearly every second run was in vain.
+
+    Takes some seconds: three processes must start, and 200 runs one after the other.
+    """
+    server = start_server()
+    urls = {"postgresql": "postgres_url", "sqlite": "sqlite_url"}
+    order: dict[str, Any] = {"redis": server.url, "store": store, "way": way, "each": EACH, "database": ""}
+    if store in urls:
+        order["database"] = request.getfixturevalue(urls[store])
+        ledger = make_ledger(order["database"])
+        await ledger.migrate()
+        await make_tables(ledger)
+    connection = Connection(server.url)
+    stored = stored_of(order, connection)
+    await stored.create("urn:1")
+
+    for producers in (7, 7, 6):
+        given = json.dumps({**order, "producers": producers})
+        children.append(Child.module("tests.workflow.turns_process", given, cwd=ROOT))
+    for child in children:
+        await asyncio.to_thread(child.wait_for, "ready", PATIENCE_S)
+    for child in children:
+        child.send_line("go")
+    for child in children:
+        await asyncio.to_thread(child.wait_for, "produced", PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        # It changes in other processes, which tell nobody.
+        while (amount := get(await stored.load("urn:1"), "amount")) < PRODUCERS * EACH:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    runs = int(server.client().get("runs") or 0)
+    assert (amount, runs) == (PRODUCERS * EACH, PRODUCERS * EACH)
+    await connection.aclose()
+    if stored.ledger is not None:
+        await stored.ledger.aclose()
+
+
+# ---- where turns are kept ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def ledger(request: pytest.FixtureRequest, make_ledger: MakeLedger) -> Ledger:
+    made = make_ledger(request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]))
+    await made.migrate()
+    return made
+
+
+@pytest.mark.requirement("X-52")
+async def test_holders_of_a_row_take_turns(ledger: Ledger) -> None:
+    places = [LedgerLocks(ledger.turns, "orders") for _ in range(3)]
+    inside = most = 0
+
+    async def hold(locks: LedgerLocks) -> None:
+        nonlocal inside, most
+        async with locks.hold("urn:1"):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.001)
+            inside -= 1
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(hold(locks) for locks in places * 3))
+
+    assert most == 1
+    assert await rows_of(ledger) == 0
+
+
+async def test_entities_of_another_kind_do_not_wait(ledger: Ledger) -> None:
+    orders, invoices = (LedgerLocks(ledger.turns, kind, wait=100) for kind in ("orders", "invoices"))
+
+    async with orders.hold("urn:1"), orders.hold("urn:2"), invoices.hold("urn:1"):
+        assert await rows_of(ledger) == 3
+
+
+@pytest.mark.requirement("X-52")
+async def test_the_row_of_a_dead_holder_ends_and_is_not_given_back_by_it(ledger: Ledger) -> None:
+    assert await ledger.turns.take("orders/urn:1", "dead", 200)
+    assert not await ledger.turns.take("orders/urn:1", "next", 200)
+    locks = LedgerLocks(ledger.turns, "orders", wait=20_000)
+
+    async with locks.hold("urn:1"):
+        await ledger.turns.release("orders/urn:1", "dead")  # it comes back to life, and finds nothing of its own
+        assert await rows_of(ledger) == 1
+
+
+async def test_a_holder_keeps_its_row_for_as_long_as_it_needs(ledger: Ledger) -> None:
+    slow, hasty = LedgerLocks(ledger.turns, "orders", lease=300), LedgerLocks(ledger.turns, "orders", wait=900)
+
+    async def somebody_else() -> None:
+        with pytest.raises(EntityBusy, match="was not free within 900 ms"):
+            async with hasty.hold("urn:1"):
+                raise AssertionError("two are in")
+
+    async with slow.hold("urn:1"):
+        await asyncio.create_task(somebody_else(), context=contextvars.Context())
+
+
+@pytest.mark.requirement("X-52")
+@pytest.mark.parametrize("way", ["by default", "switched off"])
+async def test_workflows_take_turns_unless_told_otherwise(make_ledger: MakeLedger, sqlite_url: str, way: str) -> None:
+    """Two apps with one store are two processes as far as turns are concerned."""
+    ledger = make_ledger(sqlite_url)
+    await ledger.migrate()
+    await make_tables(ledger)
+    stored = sql_orders(ledger, status_type=str)
+    await stored.create("urn:1")
+    inside = most = 0
+    both_in = asyncio.Event()
+
+    async def charge(entity: Any, payload: int) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        if inside == 2:
+            both_in.set()
+        if way == "switched off":
+            await asyncio.wait_for(both_in.wait(), PATIENCE_S)
+        await asyncio.sleep(0.01)
+        inside -= 1
+        return put(entity, "amount", get(entity, "amount") + payload)
+
+    definition = Definition[Any, int, str, str](
+        name="order",
+        states=States(idles=["new"], failed="failed"),
+        transitions=[Transition(event="pay", from_="new", to="new", actions=[charge])],
+        entity=stored.store,  # type: ignore[arg-type]  # states are plain text here
+    )
+    options: dict[str, Any] = {"locks": False} if way == "switched off" else {}
+    apps = [Bullpen(settings=Settings.load(environ={"BULLPEN_TRANSPORT": "memory"})) for _ in range(2)]
+    workflows = [app.workflow(definition, **options) for app in apps]
+
+    await asyncio.gather(*(workflow.emit("pay", "urn:1", 1) for workflow in workflows))
+
+    assert most == (2 if way == "switched off" else 1)
+    assert get(await stored.load("urn:1"), "amount") == 2
+    for app in apps:
+        await app.aclose()
+
+
+async def rows_of(ledger: Ledger) -> int:
+    async with ledger.database.statement(reads=True) as connection:
+        found = await connection.execute(sa.text(f"SELECT count(*) FROM {ledger.database.table('bullpen_turns')}"))
+        return int(found.scalar_one())

@@ -1,0 +1,65 @@
+"""A third of the producers and consumers of one busy entity; started by `test_turns` with one JSON argument.
+
+Prints "ready", waits for a line, produces its share, and consumes until it is killed. Each run of the action is counted
+in Redis, beside whatever keeps the entities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from bullpen.app import Bullpen
+from bullpen.ledger import Ledger
+from bullpen.ports.bindings import BullMQ, BullMQEvent
+from bullpen.queue import Connection
+from bullpen.settings import Settings
+from bullpen.workflow import Definition, States, Transition
+from tests.workflow.stored import Stored, get, put, redis_orders, sql_orders
+
+
+def stored_of(order: dict[str, Any], connection: Connection) -> Stored:
+    if order["store"] == "redis":
+        return redis_orders(connection, status_type=str)
+    return sql_orders(Ledger(order["database"]), status_type=str)
+
+
+async def main(order: dict[str, Any]) -> None:
+    app = Bullpen(settings=Settings.load(environ={}, redis_url=order["redis"]))
+    stored = stored_of(order, app.connection)
+
+    async def charge(entity: Any, payload: int) -> Any:
+        await app.connection.shared_door("runs").call("INCR", "runs")
+        await asyncio.sleep(0.005)  # a quick provider
+        return put(entity, "amount", get(entity, "amount") + payload)
+
+    workflow = app.workflow(
+        Definition[Any, int, str, str](
+            name="order",
+            states=States(idles=["new"], failed="failed"),
+            transitions=[Transition(event="pay", from_="new", to="new", actions=[charge])],
+            entity=stored.store,  # type: ignore[arg-type]  # states are plain text here
+        ),
+        bullmq=BullMQ(events=[BullMQEvent(queue="orders", event="pay", job_name="pay")], concurrency=20)
+        if order["way"] == "send"
+        else None,
+    )
+    if order["way"] == "send":
+        await workflow.start()
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+    async def produce() -> None:
+        apply = workflow.send if order["way"] == "send" else workflow.emit
+        for _ in range(order["each"]):
+            await apply("pay", "urn:1", 1)
+
+    await asyncio.gather(*(produce() for _ in range(order["producers"])))
+    print("produced", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))
