@@ -19,6 +19,8 @@ import pytest
 
 AGAIN: Final = tuple(f"tests/{folder}/" for folder in ("bench", "chaos", "docs", "first_hour", "interop"))
 """Folders that run once more what others run."""
+MANY: Final = ("chaos", "test_year", "test_isolation", "test_admin_scale")
+"""Files that run the same many times over."""
 _CHILDREN: Final = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
 
@@ -43,7 +45,7 @@ class _Measured:
         is_new = test not in self._seen
         self._seen.add(test)
         watching, watching_threads = sys.gettrace(), threading.gettrace()
-        if watching is None or (is_new and not item.nodeid.startswith(AGAIN)):
+        if watching is None or (is_new and not _is_repeated(item.nodeid)):
             yield
             return
         sys.settrace(None)
@@ -53,6 +55,11 @@ class _Measured:
         finally:
             sys.settrace(watching)
             threading.settrace(watching_threads)
+
+
+def _is_repeated(test: str) -> bool:
+    file = test.partition("::")[0]
+    return file.startswith(AGAIN) or any(word in file for word in MANY)
 
 
 @contextlib.contextmanager

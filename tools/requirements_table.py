@@ -117,7 +117,10 @@ def _says_long(node: ast.AST) -> bool:
     """Whether a decorator or a `pytestmark` is `….mark.long`; one long case of many does not make the test long."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.parametrize"):
         return False
-    return any(isinstance(part, ast.Attribute) and ast.unparse(part).endswith("mark.long") for part in ast.walk(node))
+    return any(
+        isinstance(part, ast.Attribute) and part.attr == "long" and ast.unparse(part).endswith("mark.long")
+        for part in ast.walk(node)
+    )
 
 
 def _ids(node: ast.AST, where: str) -> Iterator[str]:

@@ -21,8 +21,6 @@ from bullpen.queue import Queue
 from bullpen.testing import Child
 from tests.flows._cli import Terminal, child, cli, cli_process
 
-pytestmark = pytest.mark.measures_children
-
 SHOP = """
 import asyncio, os, time
 from bullpen import Bullpen, Job
@@ -154,6 +152,7 @@ def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None
 # Finding the app ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.measures_children
 def test_a_part_alone_says_what_it_does_and_a_missing_one_what_to_do(shop: Path, redis_url: str) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
     (shop / "parts.py").write_text(f"{SHOP}\n_ = app.outbox\n")
@@ -279,6 +278,7 @@ def test_concurrency_of_the_command_line_wins(shop: Path, redis_url: str) -> Non
 
 
 @pytest.mark.leaves_jobs_active
+@pytest.mark.measures_children
 def test_a_worker_process_that_dies_is_started_again(shop: Path, redis_url: str) -> None:
     with started(shop, redis_url, "--processes", "2") as command:
         pids = {int(_number(command.wait_for(r"worker process \d is pid"))) for _ in range(2)}
@@ -321,6 +321,7 @@ def test_worker_processes_stop_when_their_supervisor_is_killed(shop: Path, redis
             wait_for_end_of(pid)
 
 
+@pytest.mark.measures_children
 def test_signals_from_a_terminal_reach_the_supervisor_alone(shop: Path, redis_url: str) -> None:
     """Ctrl-C goes to all processes of a terminal; counted twice, the first one would already cancel running jobs."""
     fill_both(redis_url)
