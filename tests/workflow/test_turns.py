@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import registry
 
 from bullpen.app import Bullpen
 from bullpen.ledger import Ledger
+from bullpen.ledger.entities import SqlEntities
 from bullpen.ports.entity import EntityBusy
 from bullpen.queue import Connection
 from bullpen.settings import Settings
@@ -194,6 +196,20 @@ async def test_workflows_take_turns_unless_told_otherwise(make_ledger: MakeLedge
     assert get(await stored.load("urn:1"), "amount") == 2
     for app in apps:
         await app.aclose()
+
+
+def test_a_class_that_was_mapped_by_hand_has_turns_too(make_ledger: MakeLedger, sqlite_url: str) -> None:
+    """It has no `__tablename__`."""
+
+    class Invoice:
+        pass
+
+    columns = [sa.Column("urn", sa.String, primary_key=True), sa.Column("status", sa.String)]
+    registry().map_imperatively(
+        Invoice, sa.Table("invoices", sa.MetaData(), *columns, sa.Column("version", sa.Integer))
+    )
+
+    assert SqlEntities[Invoice, str](Invoice, make_ledger(sqlite_url)).kind == "invoices"
 
 
 async def rows_of(ledger: Ledger) -> int:

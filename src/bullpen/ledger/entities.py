@@ -90,7 +90,7 @@ class SqlEntities(Generic[T, S]):
     @property
     def kind(self) -> str:
         """Tells these entities from others of the same ledger."""
-        return str(self._model.__tablename__)  # type: ignore[attr-defined]  # checked above: it is mapped
+        return str(sa.inspect(self._model, raiseerr=True).base_mapper.local_table)
 
     # ---- for programs -------------------------------------------------------------------------------------------
 

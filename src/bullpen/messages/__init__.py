@@ -11,20 +11,24 @@ from bullpen.messages.recipients import Occasion, Recipient, Recipients
 from bullpen.messages.routes import ChannelRoute, FunctionChannel
 from bullpen.messages.sender import MessageNotSent, Sender, SenderOptions
 from bullpen.messages.templates import MissingValue, Text
+from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavailable, Unknown
 
 __all__ = [
+    "Accepted",
     "ChannelRoute",
     "Enqueuer",
     "FunctionChannel",
     "Imported",
     "Late",
     "LineProblem",
+    "Message",
     "MessageNotSent",
     "MessageRow",
     "MessageSender",
     "MessageStatus",
     "Messages",
     "MissingValue",
+    "NotTried",
     "Occasion",
     "OccasionKind",
     "Occasions",
@@ -33,6 +37,7 @@ __all__ = [
     "QuietHours",
     "Recipient",
     "Recipients",
+    "Refused",
     "Rule",
     "Scheduler",
     "SchedulerHealth",
@@ -41,6 +46,8 @@ __all__ = [
     "SenderOptions",
     "Text",
     "TimePolicy",
+    "Unavailable",
+    "Unknown",
     "import_csv",
     "read_csv",
 ]

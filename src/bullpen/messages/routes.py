@@ -6,13 +6,19 @@ In: a channel (or a function) and its rules. Out: a `ChannelRoute`, checked. Els
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
+from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import PermanentError, require
+from bullpen.messages._errors import read_error
 from bullpen.ports.channel import (
     Accepted,
     Channel,
@@ -28,7 +34,9 @@ from bullpen.ports.channel import (
 __all__ = ["AfterCrash", "ChannelRoute", "FunctionChannel", "rule_of"]
 
 AfterCrash = Literal["same_key", "resend", "look_up", "park"]
-SendFunction = Callable[[Message], Awaitable[SendResult | str | None]]
+SendFunction = Callable[[Message], Any]
+"""`async def` or plain. Returns what the provider answered, any JSON, or a `SendResult`."""
+_LONGEST_RECEIPT: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,24 +75,50 @@ def rule_of(channel: Channel) -> AfterCrash:
 
 
 class FunctionChannel:
-    """A channel made of one function. It returns what the provider answered; what it raises is a failed attempt, and
-    PermanentError one that is not repeated."""
+    """A channel made of one function; a plain `def` runs in a thread.
+
+    What it returns is the receipt that is kept. What it raises is an answer where the usual clients (httpx, requests,
+    aiohttp, SMTP) tell one; PermanentError is never repeated; of anything else nobody knows whether it was sent.
+    """
 
     def __init__(self, send: SendFunction) -> None:
+        require("channel", callable(send), "a function of one message", send)
         self._send = send
+        call = getattr(send, "__call__", None)  # noqa: B004 - the method itself is asked
+        self._is_async = inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(call)
 
     def __repr__(self) -> str:
         return f"FunctionChannel({getattr(self._send, '__qualname__', self._send)})"
 
     async def send(self, message: Message) -> SendResult:
         try:
-            answer = await self._send(message)
+            answer = self._send(message) if self._is_async else await _in_thread(self._send, message)
+            if inspect.isawaitable(answer):
+                answer = await answer
         except PermanentError as error:
             return Refused(str(error) or "refused", "REFUSED")
-        return answer if answer is not None and not isinstance(answer, str) else Accepted(answer or "")
+        except Exception as error:
+            result = read_error(error)
+            if result is None:
+                raise
+            return result
+        if isinstance(answer, SendResult):
+            return answer
+        # It was sent: whatever the receipt is, it must not be a reason to send again.
+        receipt = "" if answer is None else answer if isinstance(answer, str) else json.lenient_text(answer)
+        return Accepted(receipt[:_LONGEST_RECEIPT])
 
     async def check(self) -> ChannelHealth:
         return ChannelHealth(True)
 
     async def aclose(self) -> None:
         """There is nothing to close."""
+
+
+async def _in_thread(send: SendFunction, message: Message) -> Any:
+    """In a thread of its own. Nobody can kill it: when the time is over it goes on, and its answer is unknown."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="bullpen-channel")
+    context = contextvars.copy_context()
+    call = asyncio.get_running_loop().run_in_executor(threads, context.run, send, message)
+    threads.shutdown(wait=False)
+    return await call
