@@ -113,7 +113,7 @@ if record then
         end
       end
     end
-    return { record, taken, dropped }
+    return { record, taken }
   elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
