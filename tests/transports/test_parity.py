@@ -34,9 +34,12 @@ OUTCOMES = {
         None,
         0,
         (
-            "permanent",
-            1,
-            "workflow 'order-SOURCE' has no entity 'urn:order:missing'; create it before its first event",
+            "exhausted",
+            3,
+            (
+                "workflow 'order-SOURCE' has no entity 'urn:order:missing'; create it before its first event, "
+                "or let `create` of the definition make it with that event"
+            ),
         ),
     ),
     "unmapped": (

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
+import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bullpen import embedded
+from bullpen._kernel.ownership import prepare_file
 from bullpen.errors import EmbeddedError, LedgerError
 from bullpen.ledger import Ledger
 from bullpen.settings import Settings
@@ -152,3 +157,17 @@ async def test_a_link_in_place_of_the_ledger_is_not_followed(tmp_path: Path) -> 
             await ledger.migrate()
 
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_preparing_a_file_keeps_the_locks_that_this_process_has_on_it(tmp_path: Path) -> None:
+    """A descriptor that is closed ends all locks of its process on the file; SQLite would go on without its own."""
+    file = tmp_path / "ledger.sqlite3"
+    prepare_file(file)
+    script = f"import sqlite3; sqlite3.connect({str(file)!r}, timeout=0).execute('BEGIN IMMEDIATE')"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+
+        prepare_file(file)
+
+        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "database is locked" in other.stderr

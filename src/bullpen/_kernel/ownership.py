@@ -68,18 +68,18 @@ def prepare_file(path: Path) -> None:
 
     Raises PermissionError when it is a link, or can be written by somebody else.
     """
+    # One that exists is never opened here: closing it would end every lock that this process has on the file by other
+    # descriptors, and SQLite keeps its data whole by such locks. Nobody else can change the name between: the directory
+    # is ours.
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_FOLLOW, 0o600)
-    except OSError as error:
-        if path.is_symlink():
-            raise PermissionError(f"{path} is a link; name the file itself") from error
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if _HAS_USERS and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o007:
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~0o007)
-            status = os.fstat(descriptor)
-        if (reason := distrust(status)) is not None:
-            raise PermissionError(f"{path} {reason}")
-    finally:
-        os.close(descriptor)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | NO_FOLLOW, 0o600))
+    except FileExistsError:
+        pass
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise PermissionError(f"{path} is a link; name the file itself")
+    if _HAS_USERS and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o007:
+        path.chmod(stat.S_IMODE(status.st_mode) & ~0o007)
+        status = path.lstat()
+    if (reason := distrust(status)) is not None:
+        raise PermissionError(f"{path} {reason}")

@@ -233,6 +233,7 @@ class ProcessPool:
 
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
+        link = await LoopLink.open(ours)
         life_read, life_write = os.pipe()
         with theirs:
             try:
@@ -243,7 +244,7 @@ class ProcessPool:
                 )
             finally:
                 os.close(life_read)
-        child = _Child(process, await LoopLink.open(ours), life_write)
+        child = _Child(process, link, life_write)
         child.watch(self._on_end)
         child.link.send({**self._setup, "logs": log_formats.chosen()})
         try:
@@ -255,6 +256,7 @@ class ProcessPool:
             raise BullpenError(f"a child process for the handler did not start (exit code {code})") from error
         except asyncio.CancelledError:
             child.kill()
+            await asyncio.shield(child.reap())
             raise
         if message["kind"] == "broken":
             child.kill()
