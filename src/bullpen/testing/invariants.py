@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     import redis
@@ -78,6 +78,10 @@ class Violation:
         return f"{self.queue or '(no queue)'}: {self.rule}: {self.detail}"
 
 
+_TELLING: Final = ("meta", "id", "events")
+"""Keys by which a queue is known."""
+
+
 def find_queues(client: redis.Redis, prefix: str | None = None) -> list[tuple[str, str]]:
     """Return (prefix, name) of every queue that has any key under `prefix`.
 
@@ -86,12 +90,16 @@ def find_queues(client: redis.Redis, prefix: str | None = None) -> list[tuple[st
     if prefix is not None:
         names = {key[len(prefix) + 1 :].split(":", 1)[0] for key in _scan(client, f"{_escape(prefix)}:*")}
         return sorted((prefix, name) for name in names if name)
-    bases: set[str] = set()
-    for suffix in ("meta", "id", "events"):
-        keys = list(_scan(client, f"*:*:{suffix}"))
-        for key, kind in zip(keys, _types(client, keys), strict=True):
-            if kind == _QUEUE_KEYS[suffix]:
-                bases.add(key[: -len(suffix) - 1])
+    return _queues_among(client, _scan(client, "*:*:*"))
+
+
+def _queues_among(client: redis.Redis, keys: Iterable[str]) -> list[tuple[str, str]]:
+    telling = [key for key in keys if key.count(":") > 1 and key.rpartition(":")[2] in _TELLING]
+    bases = {
+        key.rpartition(":")[0]
+        for key, kind in zip(telling, _types(client, telling), strict=True)
+        if kind == _QUEUE_KEYS[key.rpartition(":")[2]]
+    }
     # `p:q:a:b:meta` may be a job whose id is `a:b:meta`; a queue inside another queue is no queue.
     outermost = {base for base in bases if not any(base.startswith(f"{other}:") for other in bases)}
     return sorted((base.rpartition(":")[0], base.rpartition(":")[2]) for base in outermost)
@@ -99,10 +107,10 @@ def find_queues(client: redis.Redis, prefix: str | None = None) -> list[tuple[st
 
 def check_server(client: redis.Redis, *, in_flight: bool = False) -> list[Violation]:
     """Check every queue of the selected database, and report keys that belong to no queue."""
-    queues = find_queues(client)
+    queues = _queues_among(client, keys := list(_scan(client, "*")))
     found = [violation for queue in queues for violation in check_queue(client, *queue, in_flight=in_flight)]
     bases = tuple(f"{prefix}:{name}:" for prefix, name in queues)
-    strays = sorted(key for key in _scan(client, "*") if not key.startswith(bases))
+    strays = sorted(key for key in keys if not key.startswith(bases))
     return found + [Violation("", "stray key", f"{key!r} belongs to no queue") for key in strays]
 
 
