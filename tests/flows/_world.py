@@ -29,6 +29,9 @@ from bullpen.workflow import *
 
 app = Bullpen()
 
+async def api(scope, receive, send): ...
+
+
 @app.handler("shop")
 async def handle(job):
     return job.name

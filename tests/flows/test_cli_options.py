@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from bullpen.errors import PermanentError
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.source import SourceEvent
+from bullpen.queue import Job, Queue, Worker
 from tests.databases import item
 from tests.flows._cli import Answer, cli
 from tests.messages.kit import person
@@ -50,6 +52,53 @@ def act(url: str, work: Callable[[Ledger], Awaitable[Any]]) -> Any:
 
 def ids(rows: list[dict[str, Any]]) -> list[str]:
     return [row["id"] for row in rows]
+
+
+# Dead letters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def letters(redis_url: str) -> list[str]:
+    """Entries of jobs that failed: two of acme, one of zeta, one of nobody, one that names its tenant in no text."""
+
+    async def refuse(job: Job) -> None:
+        raise PermanentError("refused")
+
+    async def main() -> list[str]:
+        async with Queue("mails", connection=redis_url) as queue:
+            for number, data in enumerate(
+                ({"tenantId": "acme"}, {"tenantId": "acme"}, {"tenantId": "zeta"}, {}, {"tenantId": ["acme"]})
+            ):
+                await queue.add("mail", data, job_id=f"m{number}")
+            async with Worker("mails", refuse, connection=redis_url, dead_letters=True, concurrency=1):
+                async with asyncio.timeout(20):
+                    while await queue.dead_letters.depth() < 5:  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.02)
+            return [letter.id async for letter in queue.dead_letters]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.requirement("X-41")
+def test_dead_letters_are_those_of_one_tenant(
+    letters: list[str], type_: Type, redis_url: str, tmp_path: Path, sqlite_url: str
+) -> None:
+    """All others are not there: not counted, not listed, not shown, not sent back, not thrown away."""
+    acme, zeta = letters[:2], letters[2]
+    where = ("--redis", redis_url, "--tenant")
+
+    assert type_("dead-letters", "overview", *where, "acme")["mails-dlq"] == 2
+    assert [group["count"] for group in type_("dead-letters", "groups", *where, "zeta")] == [1]
+    assert ids(type_("dead-letters", "list", "mails", *where, "acme")) == acme
+    assert type_("dead-letters", "show", "mails", zeta, *where, "zeta")["id"] == zeta
+    for words in (("show", "mails", zeta), ("redrive", "mails", zeta), ("discard", "mails", zeta)):
+        env = {"BULLPEN_DATABASE_URL": sqlite_url}
+        refused = cli("dead-letters", *words, *where, "acme", cwd=tmp_path, env=env)
+        assert refused.code == 1 and zeta in refused.err, refused
+    assert type_("dead-letters", "redrive", "mails", acme[0], *where, "acme")["redriven"] == 1
+    assert type_("dead-letters", "redrive", "mails", "--all", *where, "acme")["redriven"] == 1
+    assert type_("dead-letters", "discard", "mails", "--all", "--yes", *where, "zeta")["discarded"] == 1
+    assert ids(type_("dead-letters", "list", "mails", "--redis", redis_url)) == letters[3:]
 
 
 # Outbox -------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ MUST_SHOW = {
 NOT_HERE = {
     "run": "its lines are logs, see below",
     "exporter": "it serves numbers",
+    "serve": "it serves a program of the user",
     "bench": "it prints what it measured",
     "demo": "it prints its own jobs",
     "migrate": "it prints no stored value",

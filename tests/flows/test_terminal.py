@@ -58,6 +58,7 @@ USES: dict[str, Use] = {
     "migrate": Use("--database sqlite:///{directory}/new.sqlite3", r"is up to date"),
     "doctor": Use("", r"jobs wait and no worker is connected", code=1, says_why=False),
     "exporter": Use("--http 127.0.0.1:0", r"serving http on port", typed="\x03"),
+    "serve": Use("shop:api --http 127.0.0.1:0", r"serving http on port", typed="\x03"),
     "bench": Use("--jobs 100 --yes", r"add in bulk"),
     "completion": Use("bash", r"complete -F"),
     "config show": Use("", r"redis\.url +redis://"),

@@ -105,6 +105,7 @@ async def test_health_and_metrics_are_served_beside_the_workers(redis_url: str, 
             assert (await ask("/"))[0] == 404
             assert (await ask("/livez", "POST"))[0] == 405
             with proxy.outage():
+                await asyncio.sleep(1.1)  # an answer is used for a second
                 status, _, body = await ask("/readyz")
                 assert status == 503
                 assert "does not answer" in json.loads(body)["checks"]["redis"]

@@ -423,6 +423,62 @@ class TestRemoveUnprocessedChildren:
         assert (await kit.queue().counts()).delayed == 0
 
 
+class TestIdsWithColons:
+    """An id may have three parts, as those of schedulers have: the last colon does not tell where it begins."""
+
+    IDS = ("repeat:daily:1", "shop:order:2", "c3")
+
+    def family(self, kit: Kit, parent: str, *, size: int = 0) -> None:
+        kit.redis.hset(f"{kit.base}meta", "opts.maxLenEvents", 10_000)  # as every producer writes it
+        leaves = [f"x:y:{number}" for number in range(size)]
+        tree = Tree(kit)
+        tree.add(parent, "waiting-children", children=(*self.IDS, *leaves))
+        for child in (*self.IDS, *leaves):
+            tree.add(child, "wait" if child != "c3" else "delayed")
+
+    async def test_pending_children_are_removed_and_the_parent_runs(self, kit: Kit) -> None:
+        self.family(kit, "bill:2030:1")
+
+        assert await kit.queue().remove_unprocessed_children("bill:2030:1") == 3
+
+        assert kit.ids("wait") == ["bill:2030:1"]
+        assert not kit.redis.exists(f"{kit.base}delayed", f"{kit.base}waiting-children")
+        assert not kit.redis.keys(f"{kit.base}*repeat:daily*")
+
+    @pytest.mark.parametrize("size", [0, 1_200])
+    async def test_a_job_is_removed_with_all_below_it(self, kit: Kit, size: int) -> None:
+        self.family(kit, "P", size=size)
+
+        assert await kit.queue().remove("P")
+
+        assert not kit.redis.exists(*(kit.base + state for state in ("wait", "delayed", "waiting-children")))
+        assert [key for key in kit.redis.keys("*") if b":shop:order" in key or b":x:y" in key] == []
+
+    async def test_a_parent_runs_when_its_children_are_done(self, kit: Kit) -> None:
+        self.family(kit, "bill:2030:1")
+        kit.redis.zrem(f"{kit.base}delayed", "c3")
+        kit.redis.rpush(f"{kit.base}wait", "c3")
+
+        async def handle(job: Job) -> str:
+            return job.id
+
+        await kit.drain(handle, 4)
+
+        assert {job.id for job in await kit.queue().jobs(JobState.COMPLETED)} == {*self.IDS, "bill:2030:1"}
+
+    async def test_a_prefix_with_colons_is_no_id(self, kit: Kit) -> None:
+        queue = kit.queue(prefix="bull:eu:shop")
+        parent = await queue.add("parent", delay=3_600_000)
+        child = await queue.add("child")
+        base = f"bull:eu:shop:{queue.name}:"
+        kit.redis.sadd(f"{base}{parent.id}:dependencies", f"{base}{child.id}")
+        kit.redis.hset(f"{base}{child.id}", "parentKey", f"{base}{parent.id}")
+
+        assert await queue.remove_unprocessed_children(parent.id) == 1
+
+        assert (await queue.counts()).waiting == 0
+
+
 class Tree:
     """A flow as it is stored, built by hand."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -277,6 +278,25 @@ class TestBorders:
         await told.finished(1)
 
         assert await job.state() == "completed"
+
+    @pytest.mark.requirement("W-86")
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells whether a message was read")
+    @pytest.mark.parametrize("size", [1, 1_000_000])
+    async def test_a_child_that_dies_before_it_reads_the_job_does_not_fail_it(self, kit: Kit, size: int) -> None:
+        """It was alive when it got the job, and gone before it looked: nothing of the handler has run."""
+        told = await kit.work(handlers.where, processes=True, concurrency=1)
+        before = children()
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        job = await kit.queue().add("where", {"text": "x" * size}, attempts=1)
+        await kit.until(lambda: kit.redis.llen(f"{kit.base}active") == 1, "the job is taken")
+        await asyncio.sleep(0.1)  # until it has been sent to a child that cannot read it
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await told.finished(1)
+
+        assert await job.state() == "completed"
+        assert ((await kit.queue().get_job(job.id)) or job).attempts_made == 1
 
     @pytest.mark.requirement("W-86")
     @pytest.mark.parametrize(

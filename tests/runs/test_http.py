@@ -26,7 +26,7 @@ from tests.runs.test_isolation import LONG
 from tests.runs.test_lifecycle import audited
 
 TOKENS = {
-    "alice-token-0123456789": Principal(tenant_id=ALICE, actor="ada"),
+    "alice-token-0123456789": Principal(tenant_id=ALICE, actor="ada", may_test=True),
     "alice-viewer-0123456789": Principal(tenant_id=ALICE, actor="viewer", may_write=False),
     "bob-token-0123456789": Principal(tenant_id=BOB, actor="bob"),
 }
@@ -48,8 +48,10 @@ class Client:
         body: Any = None,
         headers: dict[str, str] | None = None,
         until: str | None = None,
+        leave: asyncio.Event | None = None,
+        begun: asyncio.Semaphore | None = None,
     ) -> tuple[int, Any]:
-        """Status and decoded body; of a stream what came until `until` was in it."""
+        """Status and decoded body; of a stream what came until `until` was in it, or until `leave`."""
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         given = {**({} if token is None else {"authorization": f"Bearer {token}"}), **(headers or {})}
         where, _, query = path.partition("?")
@@ -67,13 +69,15 @@ class Client:
             if not asked:
                 asked = True
                 return {"type": "http.request", "body": raw, "more_body": False}
-            await seen.wait()
+            await (leave or seen).wait()
             return {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if begun is not None:
+                    begun.release()
             else:
                 answer.extend(message.get("body", b""))
                 if not message.get("more_body") or (until is not None and until.encode() in answer):
@@ -183,6 +187,51 @@ async def test_a_run_is_followed_until_it_has_ended(lite: Stage, client: Client)
     assert events[0]["status"] == "QUEUED"
     assert events[-1]["status"] == "COMPLETED" and events[-1]["result"] == "done"
     assert any(event["progress"] == 40 for event in events)
+
+
+async def test_who_may_not_test_pays(lite: Stage, client: Client) -> None:
+    """A test run costs nothing: whoever says that a run is one must be allowed to."""
+    await lite.service.grant(BOB, 15, reference="g", actor="bank")
+
+    async def begin(key: str, **changes: Any) -> tuple[int, Any]:
+        body = {"versionId": "v1", "definition": {"a": 1}, **changes}
+        return await client("POST", "/runs", token=BOBS, body=body, headers={"Idempotency-Key": key})
+
+    refused, why = await begin("free", isTestRun=True)
+    paid, _ = await begin("paid", isTestRun=False)
+
+    assert (refused, why["error"]) == (403, "forbidden")
+    assert paid == 201
+    assert await lite.service.balance(BOB) == 5
+    assert len((await client("GET", "/runs", token=BOBS))[1]["runs"]) == 1
+
+
+async def test_a_principal_follows_a_few_runs_at_a_time(lite: Stage) -> None:
+    """Each follower holds a connection and asks the database again and again; others have their own."""
+    client = Client(runs_api(lite.service, Tokens(TOKENS), poll_ms=10, followers=2, all_followers=3))
+    mine, bobs = payload(), payload(tenant_id=BOB)
+    await lite.service.submit(mine)
+    await lite.service.submit(bobs)
+    go_away, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    def follow(token: str, run_id: str) -> Any:
+        return client("GET", f"/runs/{run_id}/events", token=token, until="never", leave=go_away, begun=begun)
+
+    following = [asyncio.create_task(follow(ALICES, mine.run_id)) for _ in range(2)]
+    for _ in following:
+        await begun.acquire()
+    too_many, text = await follow(ALICES, mine.run_id)
+    await begun.acquire()
+    following.append(asyncio.create_task(follow(BOBS, bobs.run_id)))
+    await begun.acquire()
+    too_many_of_all, _ = await follow(VIEWERS, mine.run_id)
+
+    assert (too_many, json.loads(text)["error"], too_many_of_all) == (429, "too_many", 429)
+    assert not any(task.done() for task in following)
+    go_away.set()
+    assert [(await task)[0] for task in following] == [200, 200, 200]
+    last = asyncio.create_task(follow(ALICES, mine.run_id))  # there is room again
+    assert (await last)[0] == 200
 
 
 @pytest.mark.requirement("R-54", "X-41")

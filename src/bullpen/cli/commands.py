@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "demo": "demo.command:demo",
     "run": "run_app:run",
     "exporter": "exporter:exporter",
+    "serve": "serve:serve",
     "top": "top.command:top",
     "queues": "queues:app",
     "jobs": "jobs:app",

@@ -42,6 +42,9 @@ PrefixOption = Annotated[
 ]
 LogLevelOption = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 LogFormatOption = Annotated[str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")]
+HttpPublicOption = Annotated[
+    bool, typer.Option("--http-public", help="The address may be one that other machines can reach.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 

@@ -37,6 +37,9 @@ EntriesArgument = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="All entries of the queue.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs of this name.")]
 ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this.")]
+TenantOption = Annotated[
+    str | None, typer.Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")]
 
@@ -47,12 +50,14 @@ def dead_letters() -> None:
 
 
 @app.command()
-def overview(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
+def overview(
+    tenant: TenantOption = None, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
     """Count the dead letters of all queues and of the outbox."""
 
     async def ask() -> dict[str, int]:
         async with common.opened(redis, prefix) as opened:
-            return await (await opened.dead_letters()).depths()
+            return await (await opened.dead_letters(tenant_id=tenant)).depths()
 
     depths = common.wait_for(ask())
     if as_json:
@@ -67,6 +72,7 @@ def overview(redis: RedisOption = None, prefix: PrefixOption = None, as_json: Js
 @app.command()
 def groups(
     store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as overview names it.")] = None,
+    tenant: TenantOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -75,7 +81,7 @@ def groups(
 
     async def ask() -> list[Group]:
         async with common.opened(redis, prefix) as opened:
-            return await (await opened.dead_letters()).groups(Wanted(store=store))
+            return await (await opened.dead_letters(tenant_id=tenant)).groups(Wanted(store=store))
 
     found = common.wait_for(ask())
     if as_json:
@@ -95,24 +101,28 @@ def list_(
     queue: QueueArgument,
     name: NameOption = None,
     error: ErrorOption = None,
+    tenant: TenantOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List entries, oldest first."""
-    depth, found = common.wait_for(_list(queue, DeadLetterFilter(job_name=name, error=error), limit, redis, prefix))
+    where = DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
+    depth, found = common.wait_for(_list(queue, where, limit, redis, prefix))
     if as_json:
         common.print_json([_to_json(letter) for letter in found])
     elif not found:
-        common.err.print(f"no dead letters of {queue!r}" + (" like that" if name or error else ""), markup=False)
+        common.err.print(
+            f"no dead letters of {queue!r}" + (" like that" if name or error or tenant else ""), markup=False
+        )
     else:
         rows = [
             (each.id, each.job_name, each.attempts_made, each.failed_at, common.short(each.error_message))
             for each in found
         ]
         common.print_table(("entry", "job", "attempts", "failed at", "error"), rows, numbers=["attempts"])
-        if len(found) == limit < depth:
+        if len(found) == limit < depth and tenant is None:  # how many others have is not told
             common.err.print(f"{len(found)} of {depth}; --limit shows more")
 
 
@@ -120,12 +130,13 @@ def list_(
 def show(
     queue: QueueArgument,
     entry: EntryArgument,
+    tenant: TenantOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one entry with its payload, error and stack."""
-    letter = common.wait_for(_get(queue, entry, redis, prefix))
+    letter = common.wait_for(_get(queue, entry, tenant, redis, prefix))
     if as_json:
         common.print_json(_to_json(letter))
         return
@@ -141,6 +152,7 @@ def redrive(
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
+    tenant: TenantOption = None,
     limit: LimitOption = None,
     rate: Annotated[float | None, typer.Option(help="At most so many a second.")] = None,
     dry_run: DryRunOption = False,
@@ -150,7 +162,7 @@ def redrive(
     as_json: JsonOption = False,
 ) -> None:
     """Send jobs back to their queue with their id and idempotency key; attempts start again."""
-    where = _which(entries, everything, name, error)
+    where = _which(entries, everything, name, error, tenant)
 
     async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
         if where is not None:
@@ -160,6 +172,7 @@ def redrive(
         for entry in entries or ():
             problem = None
             try:
+                await _must_be_of(letters, entry, tenant)
                 if not dry_run:
                     await letters.redrive(entry, by=by)
             except (JobNotFound, JobStateConflict) as conflict:
@@ -167,7 +180,7 @@ def redrive(
             report = _counted(report, entry, problem)
         return report
 
-    asked = {"entries": entries, "all": everything, "name": name, "error": error, "limit": limit}
+    asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
     written = None if dry_run else ("redrive", by or whoami(), asked)
     _tell("redriven", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
 
@@ -179,6 +192,7 @@ def discard(
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
+    tenant: TenantOption = None,
     limit: LimitOption = None,
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -187,22 +201,23 @@ def discard(
     as_json: JsonOption = False,
 ) -> None:
     """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
-    where = _which(entries, everything, name, error)
+    where = _which(entries, everything, name, error, tenant)
     if everything and not yes and not dry_run:
         if as_json or not sys.stdin.isatty():
             raise WrongCommand("discarding --all entries needs --yes where nobody can be asked")
-        common.ask(f"Delete all dead letters of {queue!r} for good?")
+        whose = "" if tenant is None else f" and tenant {tenant!r}"
+        common.ask(f"Delete all dead letters of {queue!r}{whose} for good?")
 
     async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
         if where is not None:
             return await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
         report = RedriveReport(is_dry_run=dry_run)
         for entry in entries or ():
-            is_gone = not dry_run and not await letters.discard(entry)
+            is_gone = not await _is_of(letters, entry, tenant) or (not dry_run and not await letters.discard(entry))
             report = _counted(report, entry, f"there is no dead letter {entry!r}" if is_gone else None)
         return report
 
-    asked = {"entries": entries, "all": everything, "name": name, "error": error, "limit": limit}
+    asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
     written = None if dry_run else ("discard", whoami(), asked)
     _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
 
@@ -210,12 +225,26 @@ def discard(
 app.command("edit")(edit)
 
 
-def _which(entries: list[str] | None, everything: bool, name: str | None, error: str | None) -> DeadLetterFilter | None:
+def _which(
+    entries: list[str] | None, everything: bool, name: str | None, error: str | None, tenant: str | None
+) -> DeadLetterFilter | None:
     """The filter of a bulk operation, or None when entries are named. Deleting by accident must not be easy."""
     is_filtered = name is not None or error is not None
     if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
         raise WrongCommand("name the entries, or choose them by --name or --error, or say --all")
-    return None if entries else DeadLetterFilter(job_name=name, error=error)
+    return None if entries else DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
+
+
+async def _is_of(letters: DeadLetters, entry: str, tenant: str | None) -> bool:
+    if tenant is None:
+        return True
+    letter = await letters.get(entry)
+    return letter is not None and DeadLetterFilter(tenant_id=tenant).matches(letter)
+
+
+async def _must_be_of(letters: DeadLetters, entry: str, tenant: str | None) -> None:
+    if not await _is_of(letters, entry, tenant):
+        raise JobNotFound(letters.queue_name, entry)
 
 
 def _counted(report: RedriveReport, entry: str, problem: str | None) -> RedriveReport:
@@ -252,11 +281,11 @@ async def _list(
         return await letters.depth(), found
 
 
-async def _get(queue: str, entry: str, redis: str | None, prefix: str | None) -> DeadLetter:
+async def _get(queue: str, entry: str, tenant: str | None, redis: str | None, prefix: str | None) -> DeadLetter:
     async with common.opened(redis, prefix) as app:
         letters = _letters_of(app, queue)
         letter = await letters.get(entry)
-        if letter is None:
+        if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
             await common.must_exist(app, queue.removesuffix(_SUFFIX))
             raise JobNotFound(letters.queue_name, entry)
         return letter

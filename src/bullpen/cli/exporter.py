@@ -10,7 +10,15 @@ import typer
 
 from bullpen._kernel.logs import get_logger
 from bullpen.app import Bullpen
-from bullpen.cli.common import LogFormatOption, LogLevelOption, PrefixOption, RedisOption, speak_as_told, wait_for
+from bullpen.cli.common import (
+    HttpPublicOption,
+    LogFormatOption,
+    LogLevelOption,
+    PrefixOption,
+    RedisOption,
+    speak_as_told,
+    wait_for,
+)
 from bullpen.cli.outbox import DatabaseOption
 from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
 from bullpen.ops.health import Health
@@ -23,6 +31,7 @@ def exporter(
     http: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
     ] = "127.0.0.1:9465",
+    http_public: HttpPublicOption = False,
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "console",
     redis: RedisOption = None,
@@ -35,17 +44,17 @@ def exporter(
     """
     speak_as_told(log_level, log_format)
     settings = Settings.load(redis_url=redis, redis_prefix=prefix, ledger_url=database)
-    wait_for(_serve(settings, http))
+    wait_for(_serve(settings, http, public=http_public))
 
 
-async def _serve(settings: Settings, address: str) -> None:
+async def _serve(settings: Settings, address: str, *, public: bool) -> None:
     from bullpen.http.ops import OpsApp
     from bullpen.http.serve import HttpService, parse_address
 
     async with Bullpen(settings=settings) as app:
         exporter = _exporter(app)
         # Without checks: it is ready while the server is away, because that is what it tells.
-        service = HttpService(OpsApp(Health().report, exporter.collect), *parse_address(address))
+        service = HttpService(OpsApp(Health().report, exporter.collect), *parse_address(address), public=public)
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)

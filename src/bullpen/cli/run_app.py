@@ -21,6 +21,7 @@ from bullpen._parts.servers import CommandLine, obeying
 from bullpen.app import Bullpen
 from bullpen.cli.common import (
     Done,
+    HttpPublicOption,
     LogFormatOption,
     LogLevelOption,
     PrefixOption,
@@ -50,6 +51,7 @@ def run(
             help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
         ),
     ] = None,
+    http_public: HttpPublicOption = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,6 +81,7 @@ def run(
         options = ["--log-level", log_level, "--log-format", log_format]
         options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
         options += ["--http", http] if http else []
+        options += ["--http-public"] if http_public else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
@@ -90,21 +93,34 @@ def run(
     ):
         app = load_app(target)
     if http is not None:
-        _serve(app, http, slot)
+        _serve(app, http, slot, public=http_public)
     _run_here(app, concurrency, lifeline, only or [])
 
 
-def _serve(app: Bullpen, address: str, slot: int) -> None:
+def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
     from bullpen.http.ops import OpsApp
     from bullpen.http.serve import HttpService, parse_address
 
     host, port = parse_address(address)
     app.observe()
-    app.add(HttpService(OpsApp(app.health.report, app.metrics), host, port and port + slot - 1))
+    pages = OpsApp(app.health.report, app.metrics)
+    app.add(HttpService(pages, host, port and port + slot - 1, public=public))
 
 
 def load_app(target: str) -> Bullpen:
     """Import the module, from the working directory too, and take the Bullpen out of it."""
+    module_name, attribute, module, found = find_object(target)
+    if isinstance(found, Bullpen):
+        return found
+    apps = [name for name, value in vars(module).items() if isinstance(value, Bullpen)]
+    hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
+    raise WrongCommand(f"{module_name!r} has no Bullpen called {attribute!r}{hint}")
+
+
+def find_object(target: str) -> tuple[str, str, Any, Any]:
+    """Import `MODULE:NAME`, from the working directory too: the two words, the module, and what has that name or None.
+
+    `app` is the name where none is given."""
     module_name, _, attribute = target.partition(":")
     if not module_name:
         raise WrongCommand(f"{target!r}: expected MODULE:APP, such as shop.jobs:app")
@@ -114,11 +130,7 @@ def load_app(target: str) -> Bullpen:
     found: Any = module
     for part in (attribute or "app").split("."):
         found = getattr(found, part, None)
-    if isinstance(found, Bullpen):
-        return found
-    apps = [name for name, value in vars(module).items() if isinstance(value, Bullpen)]
-    hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
-    raise WrongCommand(f"{module_name!r} has no Bullpen called {attribute or 'app'!r}{hint}")
+    return module_name, attribute or "app", module, found
 
 
 def _import(name: str) -> Any:

@@ -15,11 +15,12 @@ _UUID: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-
 _WHY: Final = {
     401: "No valid token.",
     402: "The tenant has fewer credits than the run costs; nothing was stored.",
-    403: "The token may look, and nothing else.",
+    403: "The token may not do that.",
     404: "No such run of this tenant.",
     409: "The run is not in a state for that, or the key was used for something else.",
     413: "Larger than 10 MiB.",
     422: "Something in the request cannot be used.",
+    429: "Too many runs are followed now.",
     503: "The database or the queue is away; try again.",
 }
 
@@ -92,7 +93,7 @@ def describe(root_path: str = "") -> bytes:
                     "follow",
                     "Follow a run until it has ended (server-sent events)",
                     {200: ("Events `run`, each with the run as it is then.", None)},
-                    (401, 404, 422, 503),
+                    (401, 404, 422, 429, 503),
                     parameters=[run_id],
                 )
             },

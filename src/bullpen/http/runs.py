@@ -14,6 +14,7 @@ import base64
 import binascii
 import hashlib
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
@@ -68,6 +70,8 @@ class Principal:
     """Written into the audit of every change."""
     may_write: bool = True
     """False: may look, and nothing else."""
+    may_test: bool = False
+    """May start test runs, which cost nothing."""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant_id)
@@ -100,12 +104,16 @@ def runs_api(
     *,
     price: Callable[[RunPayload], int] | None = None,
     poll_ms: int = 500,
+    followers: int = 10,
+    all_followers: int = 100,
 ) -> Starlette:
     """The application. `price` tells what a run costs in credits (None: nothing); clients cannot say it themselves.
 
-    `poll_ms` is how often a followed run is looked at.
+    `poll_ms` is how often a followed run is looked at. `followers` is how many runs a principal may follow at the same
+    time, `all_followers` how many all of them may: each holds a connection and asks the database again and again.
     """
-    api = _Api(service, authenticate, price, check_int("poll_ms", poll_ms, minimum=1) / 1000)
+    places = _Places(check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1))
+    api = _Api(service, authenticate, price, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
         Route("/runs", api.start, methods=["POST"]),
         Route("/runs", api.list, methods=["GET"]),
@@ -120,6 +128,44 @@ def runs_api(
     return Starlette(routes=routes, exception_handlers={**handlers, HTTPException: _on_http, BullpenError: _on_error})
 
 
+class _Places:
+    """Who follows how many runs."""
+
+    def __init__(self, most_each: int, most: int) -> None:
+        self._most_each, self._most = most_each, most
+        self._taken: Counter[tuple[str, str]] = Counter()
+
+    def take(self, who: Principal) -> Callable[[], None]:
+        """A place; the answer gives it back."""
+        key = (who.tenant_id, who.actor)
+        if self._taken[key] >= self._most_each:
+            raise HTTPException(429, f"at most {self._most_each} runs can be followed at the same time")
+        if self._taken.total() >= self._most:
+            raise HTTPException(429, "too many runs are followed now; try again")
+        self._taken[key] += 1
+
+        def give_back() -> None:
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+        return give_back
+
+
+class _Followed(StreamingResponse):
+    """Gives its place back however it ends, also when the client was gone before it began."""
+
+    def __init__(self, give_back: Callable[[], None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._give_back = give_back
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._give_back()
+
+
 class _Api:
     def __init__(
         self,
@@ -127,9 +173,10 @@ class _Api:
         authenticate: Authenticate,
         price: Callable[[RunPayload], int] | None,
         poll_s: float,
+        places: _Places,
     ) -> None:
         self._service, self._authenticate = service, authenticate
-        self._price, self._poll_s = price, poll_s
+        self._price, self._poll_s, self._places = price, poll_s, places
 
     async def start(self, request: Request) -> Response:
         who = await self._identify(request, writes=True)
@@ -137,6 +184,8 @@ class _Api:
         if not 0 < len(key) <= 200:
             raise InvalidOption("Idempotency-Key", "a header of 1 to 200 characters", key)
         wanted = _decode(await _body(request), StartRun)
+        if wanted.is_test_run and not who.may_test:
+            raise HTTPException(403, "this token may not start test runs")
         payload = RunPayload(
             run_id=run_id_for(who.tenant_id, key),
             tenant_id=who.tenant_id,
@@ -191,7 +240,8 @@ class _Api:
         who = await self._identify(request)
         row = await self._service.get(who.tenant_id, _run_id(request))
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._changes(who.tenant_id, row), media_type="text/event-stream", headers=headers)
+        changes = self._changes(who.tenant_id, row)
+        return _Followed(self._places.take(who), changes, media_type="text/event-stream", headers=headers)
 
     async def _changes(self, tenant_id: str, row: RunRow) -> AsyncIterator[bytes]:
         """The run now and after every change, until it has ended. The row is asked: it is the truth, and one place."""
@@ -314,7 +364,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    codes = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+    codes = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 429: "too_many"}
     answer = _json(Problem(error=codes.get(error.status_code, "invalid"), message=str(error.detail)), error.status_code)
     answer.headers.update(error.headers or {})
     return answer

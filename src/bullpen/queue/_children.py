@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol
 
+from bullpen.errors import ServerRefused
+
 _SCAN_COUNT: Final = 1_000
 _TOO_LARGE: Final = -20
 
@@ -48,9 +50,26 @@ async def remove_pending_children(server: Server, parent_key: str, *, clock_offs
             return removed
 
 
+async def split_key(server: Server, key: str) -> tuple[str, str]:
+    """Base and id of a job's key. An id has one part or three, and a prefix may have colons too: where both are
+    possible, the queue that exists decides."""
+    head, _, last = key.rpartition(":")
+    parts = key.rsplit(":", 3)
+    if len(parts) == 4 and ":" in parts[0] and not await _is_queue(server, head) and await _is_queue(server, parts[0]):
+        return f"{parts[0]}:", ":".join(parts[1:])
+    return f"{head}:", last
+
+
+async def _is_queue(server: Server, base: str) -> bool:
+    try:
+        return bool(await server.command("EXISTS", f"{base}:meta"))
+    except ServerRefused:  # one of somebody whose keys we may not read
+        return False
+
+
 async def _remove_child(server: Server, key: str, parent_key: str, clock_offset_ms: int) -> int:
-    base, _, child_id = key.rpartition(":")
-    arguments = [f"{base}:", clock_offset_ms, child_id]
+    base, child_id = await split_key(server, key)
+    arguments = [base, clock_offset_ms, child_id]
     reply = await server.evaluate("remove", [key], [*arguments, "1", "1", parent_key])
     if reply == _TOO_LARGE:  # then from the leaves up, so that each step is small
         await remove_pending_children(server, key, clock_offset_ms=clock_offset_ms)

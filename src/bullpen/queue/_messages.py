@@ -104,6 +104,8 @@ class LoopLink(asyncio.Protocol):
         self._waiting: asyncio.Future[None] | None = None
         self._has_ended = False
         self._broken: NoMessage | None = None
+        self.left_unread = False
+        """The other end was closed before it had read all that was sent, as far as the system tells."""
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
 
@@ -137,6 +139,8 @@ class LoopLink(asyncio.Protocol):
         try:
             while piece := self._socket.recv(_READ_BYTES):
                 self.data_received(piece)
+        except ConnectionError as error:
+            self.connection_lost(error)
         except OSError:  # nothing more, or the loop has closed it already
             pass
         self.connection_lost(None)
@@ -161,6 +165,7 @@ class LoopLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended = True
+        self.left_unread |= isinstance(exc, ConnectionError)
         self._wake()
 
     def _wake(self) -> None:

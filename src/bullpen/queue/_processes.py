@@ -33,6 +33,8 @@ from bullpen.queue.job import Job
 logger = get_logger("bullpen.worker")
 
 _START_TIMEOUT_S: Final = 30.0
+_MOST_CHILDREN: Final = 3
+"""For one job, when they end before they have read it."""
 # Close-on-exec before anything else runs, the module of the handler above all.
 _CHILD: Final = (
     "import os, sys\n"
@@ -77,6 +79,10 @@ _ACTIONS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
 
 class ChildDied(Exception):
     """The child process ended in the middle of a job."""
+
+
+class _NotBegun(Exception):
+    """The child process ended before it had read the job: nothing of the handler has run."""
 
 
 class ChildMisbehaved(Exception):
@@ -159,12 +165,20 @@ class ProcessPool:
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """One job in one child. Cancelling kills the child."""
+        for _ in range(_MOST_CHILDREN):
+            try:
+                return await self._run_once(job, timeout_s)
+            except _NotBegun as error:
+                logger.warning("%s; job %s goes to another one", error, job.id)
+        return Raised(ChildDied(f"{_MOST_CHILDREN} child processes died before they had read the job"))
+
+    async def _run_once(self, job: Job, timeout_s: float | None) -> Result:
         try:
             child = await self._next()
         except BullpenError as error:
             return Raised(error)
         self._busy.add(child)
-        finished = False
+        finished, begun = False, True
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 result = await self._talk(child, job)
@@ -174,6 +188,9 @@ class ProcessPool:
             if not limit.expired():
                 raise
             return Raised(JobTimeout(f"timed out after {(timeout_s or 0) * 1000:.0f} ms, its process was killed"))
+        except _NotBegun:
+            begun = False
+            raise
         except EndOfMessages:
             child.kill()
             return Raised(
@@ -187,7 +204,7 @@ class ProcessPool:
             if finished and child.is_alive:
                 self._idle.append(child)
             else:
-                job.cancelled = True
+                job.cancelled = begun
                 child.kill()
                 await asyncio.shield(child.reap())
 
@@ -273,14 +290,21 @@ class ProcessPool:
     async def _talk(self, child: _Child, job: Job) -> Result:
         link, fields = child.link, list(job.record.fields().items())
         link.send({"kind": "run", "queue": job.queue_name, "id": job.id, "fields": fields})
+        try:
+            message = await link.receive()
+        except EndOfMessages:
+            if link.left_unread:
+                raise _NotBegun("a child process died before it had read its job") from None
+            raise
         while True:
-            match _read(await link.receive()):
+            match _read(message):
                 case Ask() as ask:
                     link.send(await _answer(job, ask))
                 case ReturnedThere(value):
                     return RETURNED_NOTHING if value == b"null" else Returned(_value(value))
                 case RaisedThere() as raised:
                     return Raised(_error(raised))
+            message = await link.receive()
 
 
 def _read(message: Message) -> Ask | ReturnedThere | RaisedThere:

@@ -95,9 +95,11 @@ class DeadLetterFilter:
     cause: str | None = None
     failed_after: datetime | None = None
     failed_before: datetime | None = None
+    tenant_id: str | None = None
+    """`tenantId` of the job's data: whoever added the job said so."""
 
     def __post_init__(self) -> None:
-        for name in ("job_name", "error", "cause"):
+        for name in ("job_name", "error", "cause", "tenant_id"):
             value = getattr(self, name)
             require(name, value is None or (isinstance(value, str) and value != ""), "non-empty text or None", value)
         for name in ("failed_after", "failed_before"):
@@ -109,6 +111,8 @@ class DeadLetterFilter:
         if self.job_name is not None and letter.job_name != self.job_name:
             return False
         if self.cause is not None and letter.cause != self.cause:
+            return False
+        if self.tenant_id is not None and letter.entry.get("tenantId") != self.tenant_id:
             return False
         if self.error is not None and self.error.casefold() not in letter.error_message.casefold():
             return False

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, ServerRefused, require
 from bullpen.queue._actions import QueueActions
-from bullpen.queue._children import children_of, remove_pending_children
+from bullpen.queue._children import children_of, remove_pending_children, split_key
 from bullpen.queue._orphans import find_orphans, remove_orphans
 from bullpen.queue._part import QueuePart, id_of
 from bullpen.queue.job import Job, JobState
@@ -128,7 +128,7 @@ class Maintenance(QueuePart):
         removed = await self.remove(job_id, children=False)
         while below:
             key, parent = below.pop()
-            base, _, child_id = key.rpartition(":")
+            base, child_id = await split_key(actions, key)
             try:
                 named = await actions.command("HGET", key, "parentKey")
             except ServerRefused:  # no job at all, or one of somebody whose keys we may not read
@@ -137,7 +137,7 @@ class Maintenance(QueuePart):
                 continue  # whoever wrote the list does not own this job, and what it names is not our business
             children = [(child, key) async for child in children_of(actions, key)]
             reply, was_repeated = await actions.evaluate_noting_repeats(
-                "remove", [key], [f"{base}:", self._clock_offset_ms, child_id, "", "", parent]
+                "remove", [key], [base, self._clock_offset_ms, child_id, "", "", parent]
             )
             if reply == 1 or was_repeated:
                 below += children

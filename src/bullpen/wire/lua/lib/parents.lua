@@ -3,9 +3,15 @@
 -- first touch of each key is a pcall, and a parent that cannot be reached is left alone; raising here would tear apart
 -- the settle of every job in the batch.
 
--- split_key: "prefix:queue:id" -> "prefix:queue:", "id".
+-- split_key: "prefix:queue:id" -> "prefix:queue:", "id". An id has one part or three, and a prefix may have colons too: where both
+-- are possible, the queue that exists decides.
 local function split_key(job_key)
-  return string.match(job_key, "^(.*:)([^:]+)$")
+  local base, id = string.match(job_key, "^(.*:)([^:]+)$")
+  local shorter, three_parts = string.match(job_key, "^([^:]+:.*:)([^:]+:[^:]*:[^:]+)$")
+  if shorter and redis.pcall("EXISTS", base .. "meta") ~= 1 and redis.pcall("EXISTS", shorter .. "meta") == 1 then
+    return shorter, three_parts
+  end
+  return base, id
 end
 
 -- release_parent: a parent that waits for children becomes ready, or delayed if it has a delay of its own.

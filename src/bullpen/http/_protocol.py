@@ -1,0 +1,139 @@
+"""The limits of one connection and of one request.
+
+In: the time for a request, and the sizes. Out: a protocol for uvicorn that closes what takes too long, and an ASGI
+application around another one that refuses what is too large. Elsewhere: how many connections there are (`serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["limited", "protocol_for"]
+
+_RECEIVING: Final = (h11.IDLE, h11.SEND_BODY)
+_Message = dict[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_Application = Callable[[dict[str, Any], _Receive, _Send], Awaitable[None]]
+
+
+def protocol_for(request_s: float, on_end: Callable[[], None]) -> type[asyncio.Protocol]:
+    """A class, because that is what uvicorn wants. `on_end` is called once for each connection."""
+
+    class Protocol(H11Protocol):
+        _request_timer: asyncio.TimerHandle | None = None
+        _answer_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            # Every byte that the client has not taken counts, so that what it never takes has a deadline as well.
+            transport.set_write_buffer_limits(high=0)
+            self._time_request()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._time_request()
+
+        def _time_request(self) -> None:
+            """From the first byte to the last, or from the beginning of the connection. More bytes buy no more time."""
+            if self.conn.their_state not in _RECEIVING:
+                if self._request_timer is not None:
+                    self._request_timer.cancel()
+                    self._request_timer = None
+            elif self._request_timer is None:
+                self._request_timer = self.loop.call_later(request_s, self.transport.abort)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.trailing_data[0]:  # the next request has begun; between two, uvicorn's own limit counts
+                self._time_request()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._answer_timer is None:
+                self._answer_timer = self.loop.call_later(request_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
+                self._answer_timer = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._request_timer, self._answer_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._unset_keepalive_if_required()
+            try:
+                super().connection_lost(exc)
+            finally:
+                on_end()
+
+    return Protocol
+
+
+def limited(application: _Application, *, header_bytes: int, body_bytes: int) -> _Application:
+    """The application, for requests that are small enough."""
+
+    async def serve(scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+        target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        if target + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > header_bytes:
+            await _refuse(send, 431, b"the headers are too large")
+            return
+        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if int(told) > body_bytes:
+            await _refuse(send, 413, b"the body is too large")
+            return
+        await _Request(receive, send, body_bytes).answer(application, scope)
+
+    return serve
+
+
+class _Request:
+    """One whose body is counted while it is read."""
+
+    def __init__(self, receive: _Receive, send: _Send, most: int) -> None:
+        self._receive_next, self._send_next, self._most = receive, send, most
+        self._size = 0
+        self._is_answered = self._is_refused = False
+
+    async def answer(self, application: _Application, scope: dict[str, Any]) -> None:
+        try:
+            await application(scope, self._receive, self._send)
+        except Exception:
+            if not self._is_refused:  # else it is about the body that we took away
+                raise
+
+    async def _receive(self) -> _Message:
+        if self._is_refused:
+            return {"type": "http.disconnect"}
+        message = await self._receive_next()
+        self._size += len(message.get("body", b""))
+        if self._size <= self._most:
+            return message
+        self._is_refused = True
+        if not self._is_answered:
+            await _refuse(self._send_next, 413, b"the body is too large")
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: _Message) -> None:
+        if not self._is_refused or self._is_answered:
+            self._is_answered = True
+            await self._send_next(message)
+
+
+async def _refuse(send: _Send, status: int, why: bytes) -> None:
+    """And close: the rest of the request is not read."""
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    body = b'{"error":"' + why + b'"}'
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
