@@ -174,6 +174,11 @@ class Exchange:
         call = ("EVALSHA", self._script.sha1, len(self._keys), *self._keys, base, HOLE, call_ttl_ms, HOLE, *rest)
         return Form(command, call)
 
+    @property
+    def call_key(self) -> str:
+        """Where the server keeps the latest call."""
+        return self._keys[0]
+
     async def void(self) -> ExchangeReply:
         """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it
         never will be."""
