@@ -160,7 +160,7 @@ class Maintenance(QueuePart):
 
     async def promote_all(self) -> int:
         """Let all delayed jobs run now, each with its priority. Returns how many."""
-        keys, promoted = self._keys, 0
+        keys, promoted, step = self._keys, 0, 0
         logs = JobLogs(keys.name)
         while True:
             step, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
