@@ -160,11 +160,11 @@ class Maintenance(QueuePart):
 
     async def promote_all(self) -> int:
         """Let all delayed jobs run now, each with its priority. Returns how many."""
-        keys, promoted, step = self._keys, 0, 0
+        keys, promoted = self._keys, 0
         logs = JobLogs(keys.name)
         while True:
             step, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
-            promoted += step
+            promoted += int(step)
             if dropped:
                 logs.dropped(read_dropped(dropped))
             if step < _PER_STEP:  # else jobs that are delayed anew would be promoted for ever
