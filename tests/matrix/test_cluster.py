@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
 
 import pytest
 
 from bullpen import DeadLetters
-from bullpen.errors import InvalidOption, ServerRefused
-from bullpen.queue import Connection, Job, Queue, QueueEvents, Worker
+from bullpen.errors import ConnectionLost, DurabilityUnknown, InvalidOption, OutcomeUnknown, ServerRefused
+from bullpen.queue import Connection, Durability, Job, Queue, QueueEvents, Worker
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Door
 from bullpen.queue._wire import FOREIGN_KEY, ReplyError
@@ -303,3 +304,68 @@ async def test_work_goes_on_when_a_primary_dies() -> None:
                     await traffic.goes_on()
             assert servers.node_of(home) is not primary
         await connection.aclose()
+
+
+@pytest.mark.long
+@pytest.mark.requirement("Q-65")
+async def test_no_add_that_a_replica_has_is_lost_by_failovers_and_moves() -> None:
+    """Ids are the caller's, so each that was acknowledged is looked for. Under load: a slot goes away and comes back,
+    its primary hands over as planned, and the heir is killed while its replica lags behind."""
+    need("valkey")
+    acknowledged, unknown, is_over = list[str](), list[str](), False
+
+    async def produce(name: str, queue: Queue) -> None:
+        for number in itertools.count():
+            if is_over:
+                return
+            job_id = f"{name}-{number}"
+            try:
+                await queue.add("mail", job_id=job_id, durability=Durability.replicated(1))
+                acknowledged.append(job_id)
+            except (ConnectionLost, OutcomeUnknown, DurabilityUnknown):
+                unknown.append(job_id)  # not promised
+
+    async def more() -> None:
+        begun = len(acknowledged)
+        async with asyncio.timeout(30):
+            while len(acknowledged) < begun + 100:  # noqa: ASYNC110 - a list tells nobody
+                await asyncio.sleep(0.05)
+
+    with ClusterServers.start(replicas=1) as cluster:
+        async with contextlib.AsyncExitStack() as stack:
+            opened = [Queue("known", connection=cluster.url, prefix=PREFIX) for _ in range(4)]
+            queues = [await stack.enter_async_context(queue) for queue in opened]
+            producing = [asyncio.create_task(produce(f"p{at}", queue)) for at, queue in enumerate(queues)]
+            await more()
+            place = slot(PREFIX)
+            home = cluster.node_of(place)
+            for target in (cluster.other_primary(home), home):
+                await asyncio.to_thread(cluster.move_slot, place, target)
+                await more()
+            heir = next(node for node in cluster.nodes[3:] if _follows(node, home))
+            heir.command("CLUSTER", "FAILOVER")
+            await _until_served_by_another(cluster, place, home)
+            await more()
+            killed = cluster.node_of(place)
+            with home.paused():  # and does not get what comes now
+                killed.command("CLIENT", "KILL", "TYPE", "replica")
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(killed.kill)
+            await _until_served_by_another(cluster, place, killed)
+            is_over = True  # no replica is left: from now on nothing is promised
+            await asyncio.gather(*producing)
+        kept = {raw.decode() for raw in cluster.node_of(place).command("LRANGE", f"{PREFIX}:known:wait", 0, -1)}
+
+    lost = [job_id for job_id in acknowledged if job_id not in kept]
+    assert (lost, len(acknowledged) >= 400) == ([], True)
+
+
+def _follows(node: RedisServer, primary: RedisServer) -> bool:
+    told = node.command("INFO", "replication")
+    return told["role"] == "slave" and int(told["master_port"]) == primary.port
+
+
+async def _until_served_by_another(cluster: ClusterServers, place: int, than: RedisServer) -> None:
+    async with asyncio.timeout(30):
+        while cluster.node_of(place) is than:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
 from bullpen.queue import Added, Connection, JobState, NewJob, Queue
+from bullpen.sync import Queue as SyncQueue
 from bullpen.testing import RedisServer, free_port
 from bullpen.wire.options import JobMeta
 from tests.queue._kit import Gate, Kit, echo, ids_of, nothing, soon
@@ -809,3 +810,26 @@ class TestLoops:
             return job.id
 
         assert [asyncio.run(add()), asyncio.run(add())] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("add_deadline", "stays_ms"), [(None, 60_000), (20_000, 60_000), (90_000, 180_000)], ids=["default", "20s", "90s"]
+)
+@pytest.mark.parametrize("how", ["queue", "call", "many", "blocking"])
+async def test_the_record_of_an_add_stays_as_long_as_it_may_be_repeated_and_a_minute_at_least(
+    kit: Kit, how: str, add_deadline: int | None, stays_ms: int
+) -> None:
+    """Another client that deletes the queue leaves it behind: it does not know the key."""
+    if how == "queue":
+        await kit.queue(add_deadline=5_000 if add_deadline is None else add_deadline).add("a")
+    elif how == "call":
+        await kit.queue().add("a", add_deadline=add_deadline)
+    elif how == "many":
+        await kit.queue().add_many([("a", 1), ("a", 2)], add_deadline=add_deadline)
+    else:
+        with SyncQueue(kit.name, connection=kit.url) as queue:
+            queue.add("a", add_deadline=add_deadline)
+            queue.add_many([("a", 1), ("a", 2)], add_deadline=add_deadline)
+
+    [key] = kit.redis.scan_iter(f"{kit.base}bp:call:*")
+    assert stays_ms - 5_000 < kit.redis.pttl(key) <= stays_ms

@@ -398,6 +398,44 @@ class TestWithoutAsking:
             jobs = await queue.add_many([("a", number) for number in range(count)])
             assert await soon(asyncio.gather(*(job.result(30_000) for job in jobs))) == [None] * count
 
+    async def test_an_end_that_comes_as_the_patience_ends_is_heard_and_nobody_asks(
+        self, kit: Kit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A busy loop comes to the page of events and to the timer in one turn: the page is as good as before. Asking
+        for each job would make the loop busier still, and an end that was told must not count as one that nobody told.
+        """
+        monkeypatch.setattr("bullpen.queue.events._EVENT_WITHIN_S", 0.2)
+        queue = kit.queue()
+        first = await queue.add("first")
+        waiting = asyncio.ensure_future(first.result(5_000))
+        await kit.until(lambda: any("cmd=xread" in line for line in kit.clients()), "it listens")
+        self.end(kit, [first])
+        await soon(waiting)
+        jobs = await queue.add_many([("a", number) for number in range(100)])
+        waits = [asyncio.ensure_future(job.result(5_000)) for job in jobs]
+        await asyncio.sleep(0)
+        kit.reset_statistics()
+        await queue.add("b")  # ends the first read; the next one is looked for
+        await kit.until(lambda: kit.redis.info("commandstats").get("cmdstat_xrange", {}).get("calls") == 1, "it reads")
+        kit.reset_statistics()
+
+        self.end(kit, jobs)
+        time.sleep(1.2)  # noqa: ASYNC251 - the loop is busy, until after the patience of all
+
+        assert await soon(asyncio.gather(*waits)) == [5] * 100
+        assert "cmdstat_evalsha" not in kit.redis.info("commandstats")
+        await asyncio.sleep(0.4)  # an event that is missing would be noted by now; the fixture of all tests looks
+
+    def end(self, kit: Kit, jobs: list[Job]) -> None:
+        """What a worker writes."""
+        with kit.redis.pipeline() as pipe:
+            for job in jobs:
+                pipe.lrem(kit.base + "wait", 0, job.id)
+                pipe.hset(kit.base + job.id, mapping={"returnvalue": 5, "finishedOn": 1, "atm": 1})
+                pipe.zadd(kit.base + "completed", {job.id: 1})
+                pipe.xadd(kit.base + "events", {"event": "completed", "jobId": job.id, "returnvalue": "5"})
+            pipe.execute()
+
     async def test_a_duplicate_of_a_finished_job_answers_at_once(
         self, kit: Kit, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -81,8 +81,16 @@ _AUTHORIZATION: Final = r"authorization(?:\\{0,7}[\"'])?" + _IS + r"(?P<quote>\\
 _SCHEME: Final = r"(?:bearer|basic|token|negotiate|ntlm|apikey|key|jwt)"
 
 
+# A queue may be called `token`. What our own texts quote behind such a word is a name, and what follows it is no value.
+_OUR_NAME: Final = (
+    r"(?P<ours>\b(?:queue|job|task|handler|worker|scheduler|workflow) (?P<mark>[\"'])[^\s\"'=:]{1,200}+(?P=mark))"
+)
+
+
 def _hide_value(found: re.Match[str]) -> str:
     groups = found.groupdict("")
+    if groups.get("ours"):
+        return found[0]
     return f"{groups['keep']}{groups['quote']}{groups.get('open', '')}***"
 
 
@@ -203,12 +211,14 @@ _SECRETS: Final = (
     ),
     _Form(
         _NAME_HINTS,
-        re.compile(rf"(?i)(?P<keep>{_NAMED}(?:{_VALUE_FIELD}|{_CLOSED}{_IS}))(?:{_QUOTED}|{_LIST}|{_BARE})"),
+        re.compile(
+            rf"(?i){_OUR_NAME}|(?P<keep>{_NAMED}(?:{_VALUE_FIELD}|{_CLOSED}{_IS}))(?:{_QUOTED}|{_LIST}|{_BARE})"
+        ),
         _hide_value,
     ),
     _Form(
         _WHOLE_HINTS,
-        re.compile(rf"(?i)(?P<keep>{_WHOLE}{_WHOLE_IS})(?:{_QUOTED}|{_LIST}|{_BARE})"),
+        re.compile(rf"(?i){_OUR_NAME}|(?P<keep>{_WHOLE}{_WHOLE_IS})(?:{_QUOTED}|{_LIST}|{_BARE})"),
         _hide_value,
     ),
     # <password>…</password>; name="password" and an empty line before the value; PASSWORD '…' and IDENTIFIED BY '…'

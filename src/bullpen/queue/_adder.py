@@ -26,12 +26,12 @@ from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, Qu
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, outcome_unknown
 from bullpen.queue._packing import (
-    CALL_TTL_MS,
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
     PackedJob,
     add_arguments,
     add_keys,
+    call_ttl_ms,
     clock_and_version,
     command_for_one,
     count_fitting,
@@ -229,7 +229,7 @@ class Adder:
         self._door = door
         self._keys, self._base = keys, keys.base
         self._actions = actions
-        self.deadline_s = deadline_s
+        self.deadline_s, self._call_ttl_ms = deadline_s, call_ttl_ms(deadline_s)
         self._max_buffered = max_buffered
         self._clock_offset_ms, self._clock = clock_offset_ms, clock_and_version(clock_offset_ms)
         self._before_first = before_first
@@ -429,7 +429,8 @@ class Adder:
         call = _Alone(self, caller, packed, future, wire, self._actions.heard)
         self._in_flight += 1
         try:
-            command = command_for_one(packed, self._names[caller.id][0], self._base, caller.next_number(), self._clock)
+            number, ttl_ms = caller.next_number(), self._call_ttl_ms
+            command = command_for_one(packed, self._names[caller.id][0], self._base, number, ttl_ms, self._clock)
             wire.send_to(call, pack(command), within_s=self._within_s)
             if until := self._watch.begin(call.sent_at):
                 wire.stay_awake(until)
@@ -438,7 +439,8 @@ class Adder:
             _fail(future, error)
 
     def _arguments(self, batch: _Batch, number: int) -> list[Any]:
-        return add_arguments(self._keys, batch.jobs, number, self._clock)
+        ttl_ms = self._call_ttl_ms if batch.deadline_s == self.deadline_s else call_ttl_ms(batch.deadline_s)
+        return add_arguments(self._keys, batch.jobs, number, ttl_ms, self._clock)
 
     # ---- what became of a call --------------------------------------------------------------------------------
 
@@ -532,7 +534,7 @@ class Adder:
             reply = await self._durable.call(
                 batch.level,
                 names,
-                CALL_TTL_MS,
+                call_ttl_ms(batch.deadline_s),
                 partial(self._arguments, batch),
                 queue=self._keys,
                 deadline_s=batch.deadline_s,

@@ -16,6 +16,7 @@ from bullpen._kernel import json
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.tuples import maker
 from bullpen.queue._caller import OBSERVE_EVERY_S, Caller, Carry, Flight
+from bullpen.queue._job_logs import read_dropped
 from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._redis import Door
 from bullpen.queue._wire import HOLE, Form, Prompt, Sending, Wire
@@ -174,6 +175,11 @@ class Exchange:
         call = ("EVALSHA", self._script.sha1, len(self._keys), *self._keys, base, HOLE, call_ttl_ms, HOLE, *rest)
         return Form(command, call)
 
+    @property
+    def call_key(self) -> str:
+        """Where the server keeps the latest call."""
+        return self._keys[0]
+
     async def void(self) -> ExchangeReply:
         """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it
         never will be."""
@@ -201,8 +207,7 @@ class Exchange:
         except ValueError:
             lines, taken, dropped = reply
             if self._on_dropped is not None:
-                texts = [raw.decode("utf-8", "replace") for raw in dropped]
-                self._on_dropped(list(zip(texts[::2], texts[1::2], strict=True)))
+                self._on_dropped(read_dropped(dropped))
         _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
         token = self._token
         begun = [now_ms, self._raw_worker_name]

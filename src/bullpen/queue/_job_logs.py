@@ -31,6 +31,12 @@ _DROPPED: Final = {
 }
 
 
+def read_dropped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Ids without a job, each with what its key is, as scripts tell them."""
+    texts = [raw.decode("utf-8", "replace") for raw in flat]
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
 class JobLogs:
     """What one worker logs of its jobs."""
 

@@ -6,6 +6,7 @@ Elsewhere: sending them (`_adder`, `bullpen.sync`), the script itself (`bullpen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,7 +28,7 @@ MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
 ADD_DEADLINE_S: Final = 5.0
 """How long an add or a read waits for a server that is away: whoever serves a request must not hang."""
-CALL_TTL_MS: Final = 600_000
+_SHORTEST_CALL_TTL_MS: Final = 60_000
 VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 
 
@@ -176,20 +177,28 @@ _USUAL_CLOCK: Final = clock_and_version(0)
 _ADD: Final = SCRIPTS["add"]
 
 
-def add_arguments(keys: QueueKeys, jobs: Sequence[PackedJob], number: int, clock: str = _USUAL_CLOCK) -> list[Any]:
-    """`clock`: made by `clock_and_version`."""
+def call_ttl_ms(deadline_s: float) -> int:
+    """How long the server remembers a call: longer than it is repeated. Not for long, because another client that
+    deletes the queue does not know the key."""
+    return max(_SHORTEST_CALL_TTL_MS, math.ceil(2_000 * deadline_s))
+
+
+def add_arguments(
+    keys: QueueKeys, jobs: Sequence[PackedJob], number: int, ttl_ms: int, clock: str = _USUAL_CLOCK
+) -> list[Any]:
+    """`ttl_ms`: see `call_ttl_ms`. `clock`: made by `clock_and_version`."""
     if _differ_in_data_alone(jobs):
         # As the jobs of one loop do: one argument each instead of five.
         _, name, _, options_json, place, _ = jobs[0]
-        return [keys.base, number, CALL_TTL_MS, clock, name, options_json, place, *map(_DATA, jobs)]
-    args: list[Any] = [keys.base, number, CALL_TTL_MS, clock, "", "", ""]
+        return [keys.base, number, ttl_ms, clock, name, options_json, place, *map(_DATA, jobs)]
+    args: list[Any] = [keys.base, number, ttl_ms, clock, "", "", ""]
     for job in jobs:
         args += job[:5]
     return args
 
 
 def command_for_one(
-    job: PackedJob, call_key: str, base: str, number: int, clock: str = _USUAL_CLOCK
+    job: PackedJob, call_key: str, base: str, number: int, ttl_ms: int, clock: str = _USUAL_CLOCK
 ) -> tuple[Any, ...]:
     """The whole call of one job, in one step for a caller that is alone."""
     job_id, name, data, options_json, place, _ = job
@@ -197,7 +206,7 @@ def command_for_one(
         jobs: tuple[Any, ...] = ("", "", "", *job[:5])
     else:
         jobs = (name, options_json, place, data)
-    return ("EVALSHA", _ADD.sha1, 1, call_key, base, number, CALL_TTL_MS, clock, *jobs)
+    return ("EVALSHA", _ADD.sha1, 1, call_key, base, number, ttl_ms, clock, *jobs)
 
 
 def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:

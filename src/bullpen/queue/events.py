@@ -39,8 +39,9 @@ _WITHIN_S = _BLOCK_MS / 1000 + 2.0
 """A blocked read may be answered late by a server tick; after this it is taken for dead."""
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
+_ASK_AT_ONCE = 20
+"""So many waits ask together, before the reader has another chance to answer the rest."""
 _EVENT_WITHIN_S = 3.0
-_NOTHING_YET = object()
 
 
 class _Closed(Exception):
@@ -279,8 +280,10 @@ class ResultListener:
         self._door = Door(connection, client_name(keys.prefix, keys.name) + ":qe", key=keys.base)
         self._stream = EventStream(self._door, keys, None)
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
-        self._patience: deque[tuple[float, weakref.ref[asyncio.Future[Any]]]] = deque()
+        self._patience: deque[tuple[float, str, weakref.ref[asyncio.Future[Any]]]] = deque()
         self._patience_ends: asyncio.TimerHandle | None = None
+        self._impatient: deque[tuple[str, asyncio.Future[Any]]] = deque()
+        self._asking: asyncio.Task[None] | None = None
         self._expecting: set[asyncio.TimerHandle] = set()
         self._noting: set[asyncio.Task[None]] = set()
         self.heard: int | None = None
@@ -340,34 +343,59 @@ class ResultListener:
         future = self._register(job_id)
         try:
             if self._go_on(mark) if self.heard is not None else await self._begin():
-                self._be_patient(future)
-                value = await future
-                if value is not _NOTHING_YET:
-                    return value  # whoever told it has forgotten the wait
-                self._forget(job_id, future)
-                future = self._register(job_id)
-                return await self._ask(job_id, future, is_fallback=True)
+                self._be_patient(job_id, future)
+                return await future  # whoever tells it has forgotten the wait
         except BaseException:
             self._forget(job_id, future)
             raise
         return await self._ask(job_id, future)
 
-    async def _ask(self, job_id: str, future: asyncio.Future[Any], *, is_fallback: bool = False) -> Any:
+    async def _ask(self, job_id: str, future: asyncio.Future[Any]) -> Any:
         """After the position is fixed: either the job has finished already, or its event is still to come."""
         try:
-            try:
-                finished, value = await self._actions.read_result(job_id)
-            except JobNotFound:
-                # It may have ended, and gone by its own retention, since we began to listen.
-                await self._look_behind_position()
-                if not future.done():
-                    raise
-                return await future
-            if finished and is_fallback and not future.done():
-                self._expect_event(job_id)
+            finished, value = await self._read_stored(job_id, future)
             return value if finished else await future
         finally:
             self._forget(job_id, future)
+
+    async def _read_stored(self, job_id: str, future: asyncio.Future[Any]) -> tuple[bool, Any]:
+        """(has it finished?, its value); not finished also when the wait was told meanwhile."""
+        try:
+            return await self._actions.read_result(job_id)
+        except JobNotFound:
+            # It may have ended, and gone by its own retention, since we began to listen.
+            await self._look_behind_position()
+            if not future.done():
+                raise
+            return False, None
+
+    async def _ask_for_impatient(self) -> None:
+        """Look for the jobs that nothing was heard of for a while. Few at a time: when they are many, then because the
+        loop or the server is slow, and most of them are told by the next page of events."""
+        while self._impatient:
+            some: list[tuple[str, asyncio.Future[Any]]] = []
+            while self._impatient and len(some) < _ASK_AT_ONCE:
+                job_id, future = self._impatient.popleft()
+                if not future.done():
+                    some.append((job_id, future))
+            await asyncio.gather(*(self._ask_for(job_id, future) for job_id, future in some))
+        self._asking = None
+
+    async def _ask_for(self, job_id: str, future: asyncio.Future[Any]) -> None:
+        try:
+            finished, value = await self._read_stored(job_id, future)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller that waits
+            if future.done():
+                return
+            future.set_exception(error)
+            finished = isinstance(error, JobFailed)
+        else:
+            if not finished or future.done():
+                return
+            future.set_result(value)
+        self._forget(job_id, future)
+        if finished:
+            self._expect_event(job_id)
 
     def _expect_event(self, job_id: str) -> None:
         """The job has finished, and no event has told so. Unless that is on its way, it is missing."""
@@ -410,20 +438,24 @@ class ResultListener:
         if future.done() and not future.cancelled():
             future.exception()  # told although nobody asks any more: the stored result came first
 
-    def _be_patient(self, future: asyncio.Future[Any]) -> None:
+    def _be_patient(self, job_id: str, future: asyncio.Future[Any]) -> None:
         """Have a wait look for itself when nothing comes for a while. One timer for all: one of their own would cost
         short waits more than the rest of them."""
         # Weak, so that a value is not held until then.
-        self._patience.append((time.monotonic() + _ASK_AFTER_S, weakref.ref(future)))
+        self._patience.append((time.monotonic() + _ASK_AFTER_S, job_id, weakref.ref(future)))
         if self._patience_ends is None:
             self._patience_ends = future.get_loop().call_later(_ASK_AFTER_S, self._lose_patience)
 
     def _lose_patience(self) -> None:
         patience, now, self._patience_ends = self._patience, time.monotonic(), None
         while patience and patience[0][0] <= now:
-            future = patience.popleft()[1]()
+            _, job_id, wait = patience.popleft()
+            future = wait()
             if future is not None and not future.done():
-                future.set_result(_NOTHING_YET)
+                self._impatient.append((job_id, future))
+        if self._impatient and self._asking is None:
+            # In a task, which comes behind the page of events that this turn of the loop may have brought.
+            self._asking = asyncio.get_running_loop().create_task(self._ask_for_impatient())
         if patience:
             wait_s = patience[0][0] - now
             self._patience_ends = asyncio.get_running_loop().call_later(wait_s, self._lose_patience)
@@ -436,7 +468,7 @@ class ResultListener:
             handle.cancel()
         if self._noting:
             await asyncio.wait(self._noting)
-        for task in (self._ready, self._reading):
+        for task in (self._ready, self._reading, self._asking):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, _Closed):

@@ -16,6 +16,7 @@ from bullpen._kernel.duration import check_int, to_ms
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, ServerRefused, require
 from bullpen.queue._actions import QueueActions
 from bullpen.queue._children import children_of, remove_pending_children, split_key
+from bullpen.queue._job_logs import JobLogs, read_dropped
 from bullpen.queue._orphans import find_orphans, remove_orphans
 from bullpen.queue._part import QueuePart, id_of
 from bullpen.queue.job import Job, JobState
@@ -160,8 +161,12 @@ class Maintenance(QueuePart):
     async def promote_all(self) -> int:
         """Let all delayed jobs run now, each with its priority. Returns how many."""
         keys, promoted = self._keys, 0
-        while step := await self._ready().evaluate("promote_all", [keys.delayed], [keys.base]):
-            promoted += step
+        logs = JobLogs(keys.name)
+        while True:
+            step, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
+            promoted += int(step)
+            if dropped:
+                logs.dropped(read_dropped(dropped))
             if step < _PER_STEP:  # else jobs that are delayed anew would be promoted for ever
                 break
         return promoted

@@ -51,6 +51,7 @@ from bullpen.queue._packing import (
     Stored,
     add_arguments,
     add_keys,
+    call_ttl_ms,
     command_for_one,
     count_fitting,
     pack_job,
@@ -187,7 +188,7 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-            command = command_for_one(job, self._add_keys[0], self._keys.base, self._number)
+            command = command_for_one(job, self._add_keys[0], self._keys.base, self._number, call_ttl_ms(deadline_s))
             until = self._watch.begin(time.monotonic())
             reply = self._call(
                 lambda wire: wire.run_script(SCRIPTS["add"], command, watch_until=until), deadline_s, [job]
@@ -215,7 +216,7 @@ class Queue:
         with self._lock:
             self._ready()
             self._number += 1
-            names, args = self._add_keys, add_arguments(self._keys, batch, self._number)
+            names, args = self._add_keys, add_arguments(self._keys, batch, self._number, call_ttl_ms(deadline_s))
             reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args), deadline_s, adds=batch)
         return self._stored_jobs(read_stored(reply), batch)
 

@@ -41,6 +41,7 @@ from bullpen._kernel.outcome import (
 )
 from bullpen._kernel.policy import DeadLetters, RetryPolicy
 from bullpen.errors import (
+    BullpenError,
     ConnectionLost,
     CorruptJob,
     InvalidOption,
@@ -88,6 +89,7 @@ _NULL: Final = Completed(b"null")
 _CANCEL_GRACE_S: Final = 0.5
 _IDLE_PATIENCE_S: Final = 0.2
 """For a take that is being repeated just now: the server may be back in this moment."""
+_ENDED_CALL_TTL_MS: Final = 60_000
 _OVERLOOKED_MS: Final = 20
 """A job that could run for so long, and was found without a marker, was announced to nobody."""
 _TWO_PUMPS_FROM: Final = 20
@@ -337,6 +339,8 @@ class Worker:
             look_after=self._look_after,
             on_error=self._reports.tell_error,
         )
+        self._call_keys: list[str] = []
+        self._has_voided = False
         self._lent = self._new_exchange()
         self._suspects = Suspects(self._actions, keys, options.max_lonely_deaths)
         self._schedulers = Schedulers(
@@ -382,7 +386,7 @@ class Worker:
 
     def _new_exchange(self) -> Exchange:
         options = self.options
-        return Exchange(
+        exchange = Exchange(
             self._door,
             self._keys,
             self._actions,
@@ -396,6 +400,8 @@ class Worker:
             clock_offset_ms=options.clock_offset_ms,
             on_dropped=self._reports.tell_dropped,
         )
+        self._call_keys.append(exchange.call_key)
+        return exchange
 
     def _dead_letter_writer(self) -> DeadLetterWriter | None:
         name = self._policy.dead_letters.queue_for(self._keys.name)
@@ -441,6 +447,8 @@ class Worker:
         for pump in unfinished:
             pump.cancel()
         await asyncio.gather(stopping, *self._pumps, self._listener, *self._sweeping, return_exceptions=True)
+        if not unfinished and not self._has_voided and not self._lent.is_unanswered:
+            await self._let_calls_go(self._seconds_until(end_at))
         unregister = partial(self._keepalive.unregister, timeout_s=self._seconds_until(end_at))
         await self._loop.run_in_executor(None, unregister, self._held)
         self._door.close()
@@ -460,11 +468,23 @@ class Worker:
         await self._wakeups.stop(self._door, self._listener)
         await self._end_lent_look()
 
+    async def _let_calls_go(self, within_s: float) -> None:
+        """All calls were answered, so none will be repeated: their records need not stay for as long as those of a
+        worker that met an outage. Another client that deletes the queue would leave them behind."""
+        if self._door.open_wire is None:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._door.call_many([("PEXPIRE", key, _ENDED_CALL_TTL_MS) for key in self._call_keys])
+        except (TimeoutError, BullpenError) as error:
+            logger.debug("queue %r: records of calls stay until they expire: %s", self.queue_name, reason_of(error))
+
     async def _end_lent_look(self) -> None:
         """The blocked read could not be ended in order. The look behind it may have taken a job, or may do so yet: find
         out, and see to it that no late copy does."""
         if not self._lent.is_unanswered or self._door.is_lost:
             return
+        self._has_voided = True
         try:
             async with asyncio.timeout(self._connection.command_timeout_s):
                 reply = await self._lent.void()

@@ -22,6 +22,11 @@ def _prefixed(prefix: str, secret: str = _MIX) -> tuple[str, str]:
 SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
     "names": [
         ("login refused, password=hunter2; user=ada", "hunter2"),
+        ("queue 'token': password=hunter2", "hunter2"),
+        ("queue 'mails': token: hunter2", "hunter2"),
+        ("queue 'password=hunter2'", "hunter2"),
+        ("a queue: {'token': 'hunter2'}", "hunter2"),
+        ("the key 'token': hunter2", "hunter2"),
         ("PASSWORD: hunter2", "hunter2"),
         ("passwd=hunter2", "hunter2"),
         ("pwd=hunter2", "hunter2"),
@@ -255,6 +260,9 @@ SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
 }
 
 HARMLESS: Final = [
+    "queue 'token': nothing was written; the server is away",
+    "job 'password' of queue \"api-key\": it is waiting",
+    "queue 'reset-tokens': closed; task 'auth': refused; scheduler 'pin': ended",
     "job 1717171717171 of queue 'orders' failed at 2026-01-02T03:04:05.678Z",
     "no such file: /srv/data/4f3c2b1a-0000-4000-8000-123456789abc",
     "job 4f3c2b1a-0000-4000-8000-123456789abc of queue 'sk-orders' is locked",

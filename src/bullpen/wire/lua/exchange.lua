@@ -460,7 +460,9 @@ if take > 0 then
 --#include lib/ready
 --#include lib/promote
       -- They go behind all that was popped, so the order is the same as if they had come first.
-      local is_promoted, promoted = pcall(promote_due, base, now_ms)
+      local gone = {}
+      local is_promoted, promoted = pcall(promote_due, base, now_ms, gone)
+      if gone[1] then dropped = gone end
       if not is_promoted then refusal = promoted end
       if promoted == 1000 then more = 1 end
       if is_promoted and may_take and from_wait < take then

@@ -1,6 +1,7 @@
 -- promote_due: move delayed jobs whose time has come to where workers find them, at most 1000 per call, in due order.
 -- Done by every take, also while the queue is paused or limited, so that order and events do not depend on who is awake.
-local function promote_due(base, now_ms, most)
+-- `dropped` gets the first ids that have no job, each with its reason.
+local function promote_due(base, now_ms, dropped, most)
   local delayed_key, events_key = base .. "delayed", base .. "events"
   local due = redis.call("ZRANGEBYSCORE", delayed_key, 0, (now_ms + 1) * 4096 - 1, "LIMIT", 0, most or 1000)
   if #due == 0 then return 0 end
@@ -9,7 +10,12 @@ local function promote_due(base, now_ms, most)
   for _, job_id in ipairs(due) do
     local job_key = base .. job_id
     local fields = redis.pcall("HMGET", job_key, "name", "priority")
-    if fields[1] then -- no name, or no hash at all: an id without a job, dropped here
+    if not fields[1] then -- no name, or no hash at all: an id without a job, dropped here
+      if #dropped < 20 then
+        dropped[#dropped + 1] = job_id
+        dropped[#dropped + 1] = fields.err and "type" or redis.call("EXISTS", job_key) == 1 and "name" or "gone"
+      end
+    else
       local priority = priority_class(fields[2])
       if priority ~= 0 then
         place_ready(base, job_id, priority, false)
