@@ -36,6 +36,7 @@ __all__ = [
 DEFAULT_PREFIX: Final = "bull"
 
 EXTENSION_KEYS: Final[dict[str, str]] = {
+    "bp:audit:": "stream, capped; who did what to dead letters where there is no ledger; always with a TTL",
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
@@ -152,6 +153,11 @@ class QueueKeys:
 
     def deduplication_next(self, deduplication_id: str) -> str:
         return f"{self.base}dn:{deduplication_id}"
+
+    @property
+    def audit(self) -> str:
+        """Who did what to the dead letters of this queue, where there is no ledger."""
+        return f"{self.base}bp:audit:log"
 
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
