@@ -30,12 +30,12 @@ from bullpen.queue._letter import DeadLetterWriter, original_data
 from bullpen.queue._line import walk_line
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue.job import JobState
-from bullpen.queue.tenant_letters import TenantIndex, TenantLetters
+from bullpen.queue.tenant_letters import TenantIndex
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
 
-__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport"]
+__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport", "TenantLetters"]
 
 _IDS_PER_PAGE: Final = 200
 _AT_ONCE: Final = 50
@@ -141,6 +141,17 @@ class RedriveReport:
 
 OnProgress = Callable[[RedriveReport], Awaitable[None] | None]
 ANY: Final = DeadLetterFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLetters:
+    """One page of a tenant's dead letters, newest first."""
+
+    letters: Sequence[DeadLetter]
+    depth: int
+    """How many the tenant has, on all pages."""
+    next: int | None
+    """Give it as `before` for the next page; None on the last one."""
 
 
 class DeadLetters:

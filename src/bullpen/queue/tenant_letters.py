@@ -8,19 +8,14 @@ Elsewhere: the entries themselves (`dead_letter`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bullpen._kernel import json
 from bullpen.queue._actions import QueueActions, is_wrong_type
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int
 
-if TYPE_CHECKING:
-    from bullpen.queue.dead_letter import DeadLetter
-
-__all__ = ["TenantIndex", "TenantLetters"]
+__all__ = ["TenantIndex"]
 
 _PER_PAGE: Final = 200
 _PER_CHECK: Final = 1_000
@@ -30,17 +25,6 @@ _SEEN_S: Final = 3_600
 """Then all entries are looked through again: a clock that stepped back by more hides nothing for longer."""
 _KEPT_S: Final = 7 * 24 * 3_600
 """A cursor is a place in the index, so the index must outlive whoever turns pages."""
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLetters:
-    """One page of a tenant's dead letters, newest first."""
-
-    letters: Sequence[DeadLetter]
-    depth: int
-    """How many the tenant has, on all pages."""
-    next: int | None
-    """Give it as `before` for the next page; None on the last one."""
 
 
 class TenantIndex:

@@ -40,7 +40,7 @@ from bullpen.ledger import (
     check_tenant,
 )
 from bullpen.queue import Connection, DeadLetter, JobState, Queue
-from bullpen.queue.tenant_letters import TenantLetters
+from bullpen.queue.dead_letter import TenantLetters
 from bullpen.runs._logs import log
 from bullpen.runs.payload import RunPayload, read_payload
 from bullpen.runs.processor import redrive_row
