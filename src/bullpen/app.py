@@ -470,10 +470,10 @@ class Bullpen:
     async def dead_letters(self, *, tenant_id: str | None = None) -> DeadLetterConsole:
         """One console for everything that failed finally: queues of the server, the outbox, and stores that were
         added. For a tenant it shows and touches that tenant's only."""
-        from bullpen._parts.dead_letters import make_console, message_letters
+        from bullpen._parts.dead_letters import installed_ledger, make_console, message_letters
 
         has_ledger = self._ledger is not None or self.settings.has_ledger()
-        ledger = self.ledger if has_ledger else None
+        ledger = installed_ledger(lambda: self.ledger) if has_ledger else None
         added = [*self._letter_stores, *message_letters(self.settings, self._messages)]
         queue = self.settings.rabbitmq.queue_name
         return await make_console(self.connection, self.prefix, ledger, added, tenant_id, message_queue=queue)

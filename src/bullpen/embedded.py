@@ -21,6 +21,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -48,7 +49,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ownership import NO_FOLLOW, prepare_directory
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured, require
 
-__all__ = ["USED", "EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path", "was_used"]
+__all__ = ["NEARBY", "USED", "EmbeddedServer", "acquire", "data_directory", "is_running", "ledger_path", "was_used"]
 
 _log = get_logger("bullpen.embedded")
 
@@ -57,6 +58,7 @@ Sync = Literal["everysec", "always"]
 _SYNCS: Final = ("everysec", "always")
 
 _PROJECT_MARKS = ("pyproject.toml", ".git", ".bullpen")
+_NAME = ".bullpen"
 _STAMP = "server.json"
 _LEDGER = "ledger.sqlite3"
 _OUR_FILES = frozenset(
@@ -441,12 +443,52 @@ _told: set[Path] = set()
 
 USED: Final = "using the embedded server in %s; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never"
 """The line that a process writes before it uses a directory."""
+NEARBY: Final = (
+    "there is another embedded server in %s, whose jobs are not seen here (in %s); "
+    "to share one, name its directory with BULLPEN_DATA_DIR, or mark the common directory by a pyproject.toml"
+)
+"""The line that a process writes when a directory near by has a server of its own."""
+_MOST_SIBLINGS: Final = 200
 
 
 def _tell_once(place: Path) -> None:
     if place not in _told:
         _told.add(place)
-        _log.warning(USED, place)
+        _log.info(USED, place)
+        other = _nearby(place)
+        if other is not None:
+            _log.warning(NEARBY, other, place)
+
+
+def _nearby(place: Path) -> Path | None:
+    """A used directory of a parent or a sibling, where somebody may believe that it is this one.
+
+    A place that was named is meant. A project is apart from those beside it, but not from one that it lies in.
+    """
+    if place.name != _NAME or os.environ.get("BULLPEN_DATA_DIR"):
+        return None
+    home = place.parent
+    candidates = [parent / _NAME for parent in home.parents]
+    is_project = any((home / mark).exists() for mark in _PROJECT_MARKS if mark != _NAME)
+    if not is_project and not _is_shared(home.parent):
+        with contextlib.suppress(OSError), os.scandir(home.parent) as entries:  # advice only: it may be unreadable
+            candidates += [Path(entry.path) / _NAME for entry in itertools.islice(entries, _MOST_SIBLINGS)]
+    return next((each for each in candidates if each != place and _is_mine(each)), None)
+
+
+def _is_shared(directory: Path) -> bool:
+    """Whether everybody puts something there, as in /tmp: what lies side by side has nothing in common."""
+    try:
+        return bool(directory.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return True
+
+
+def _is_mine(directory: Path) -> bool:
+    try:
+        return (directory / _STAMP).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def was_used(directory: str | Path) -> bool:

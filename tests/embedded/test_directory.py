@@ -85,14 +85,58 @@ def test_the_default_directory_is_told_once(
 ) -> None:
     """Nobody shall wonder where the jobs went."""
     monkeypatch.setenv("BULLPEN_DATA_DIR", str(directory))
-    with caplog.at_level(logging.WARNING, "bullpen.embedded"), embedded.acquire() as first, embedded.acquire():
+    with caplog.at_level(logging.INFO, "bullpen.embedded"), embedded.acquire() as first, embedded.acquire():
         _ = first
-    warnings = [record.getMessage() for record in caplog.records]
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
 
-    assert warnings == [
+    line = (
         f"using the embedded server in {directory}; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never"
-    ]
+    )
+    assert told == [("INFO", line)]
     _stop(embedded.acquire())
+
+
+def _use_and_stop(directory: Path) -> None:
+    _stop(embedded.acquire(directory))
+
+
+@pytest.mark.parametrize("other", [".", "elsewhere"])
+def test_a_server_of_a_parent_or_a_sibling_is_warned_of_once(
+    tmp_path: Path, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two directories of one tree get two servers, and whoever adds in one waits in vain in the other."""
+    place, neighbour = tmp_path / "here" / ".bullpen", (tmp_path / other).resolve() / ".bullpen"
+    _use_and_stop(neighbour)
+    caplog.clear()
+
+    with embedded.acquire(place), embedded.acquire(place):
+        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    _use_and_stop(place)
+
+    how = "name its directory with BULLPEN_DATA_DIR, or mark the common directory by a pyproject.toml"
+    what = f"there is another embedded server in {neighbour}, whose jobs are not seen here (in {place})"
+    assert told == [f"{what}; to share one, {how}"]
+
+
+@pytest.mark.parametrize("case", ["a project of its own", "never used", "named by the environment"])
+def test_what_is_meant_to_be_apart_is_not_warned_of(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, neighbour = tmp_path / "here" / ".bullpen", tmp_path / "elsewhere" / ".bullpen"
+    if case == "never used":
+        neighbour.mkdir(parents=True)
+    else:
+        _use_and_stop(neighbour)
+    if case == "a project of its own":
+        place.parent.mkdir()
+        (place.parent / "pyproject.toml").touch()
+    if case == "named by the environment":
+        monkeypatch.setenv("BULLPEN_DATA_DIR", str(place))
+    caplog.clear()
+
+    _use_and_stop(place)
+
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_link_leads_to_the_same_server(directory: Path, tmp_path: Path) -> None:

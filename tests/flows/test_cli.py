@@ -355,6 +355,18 @@ def test_without_any_configuration_the_embedded_server_keeps_the_jobs_between_co
     assert listed.err == ""
 
 
+def test_commands_tell_of_a_server_nearby_only_the_first_time(tmp_path: Path) -> None:
+    for name in ("shop", "worker"):
+        (tmp_path / name).mkdir()
+    cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "shop")
+
+    first = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "worker")
+    again = cli_process("jobs", "emails", cwd=tmp_path / "worker")
+
+    assert f"another embedded server in {tmp_path / 'shop' / '.bullpen'}" in first.err
+    assert again.err == ""
+
+
 def test_the_configuration_is_shown_with_its_origins_and_without_passwords(tmp_path: Path) -> None:
     env = {"BULLPEN_REDIS_URL": "redis://:hunter2@example:6379"}
 

@@ -19,7 +19,9 @@ from starlette.routing import Mount
 from bullpen.errors import InvalidOption, PermanentError
 from bullpen.http.runs import Principal, Tokens, runs_api
 from bullpen.ledger import RunStatus
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.queue import JobState
+from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
 from bullpen.runs import Run
 from tests.runs.kit import ALICE, BOB, Stage, payload
 from tests.runs.test_isolation import LONG
@@ -438,3 +440,62 @@ async def test_no_request_that_the_description_allows_makes_a_server_error(addre
     thread.join()
 
     assert problems == []
+
+
+async def _bury(stage: Stage, number: int, tenant_id: str = ALICE) -> str:
+    entry = f"dl-run-{number}-1"
+    letter = DeadLetter(
+        id=entry, source=stage.runs.queue.name, message_id=f"run-{number}", name="workflow-run",
+        data={"runId": f"run-{number}", "tenantId": tenant_id}, error_message="no", entry={"tenantId": tenant_id},
+    )  # fmt: skip
+    await DeadLetterQueueStore(stage.runs.queue).put(letter)
+    return entry
+
+
+@pytest.mark.requirement("X-40")
+async def test_dead_letters_are_paged_newest_first_and_counted_truly(lite: Stage, client: Client) -> None:
+    mine = [await _bury(lite, number) for number in range(120)]
+    for number in range(1000, 1010):
+        await _bury(lite, number, BOB)
+    await lite.runs.dead_letter_queue.add("of somebody else", ["no entry"])
+    odd = await lite.runs.dead_letter_queue.add("no JSON", None)
+    odd_key = lite.runs.dead_letter_queue.keys.job(odd.id)
+    await lite.connection.shared_door(odd_key).call("HSET", odd_key, "data", b"\xff{", "timestamp", "x")
+
+    seen, cursor, depths = list[str](), "", set[int]()
+    while True:
+        status, page = await client("GET", f"/dead-letters?limit=50{cursor}")
+        assert status == 200, page
+        seen += [each["id"] for each in page["deadLetters"]]
+        depths.add(page["depth"])
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+
+    assert seen == mine[::-1]
+    assert depths == {120}, "of the tenant, not of the page"
+
+
+@pytest.mark.requirement("X-40")
+async def test_what_happens_to_dead_letters_elsewhere_is_seen_in_the_next_page(lite: Stage, client: Client) -> None:
+    """The index is only a hint: somebody redrives, discards or removes entries past it, and new ones come."""
+    mine = [await _bury(lite, number) for number in range(5)]
+    _, first = await client("GET", "/dead-letters?limit=2")
+    await lite.runs.queue.dead_letters.discard(mine[4])
+    await lite.runs.queue.dead_letters.discard(mine[1])
+    mine.append(await _bury(lite, 5))
+    odd = await lite.runs.dead_letter_queue.add("of a client without a clock", {})
+    odd_key = lite.runs.dead_letter_queue.keys.job(odd.id)
+    await lite.connection.shared_door(odd_key).call("HSET", odd_key, "timestamp", "x")
+
+    _, after = await client("GET", "/dead-letters")
+    _, second = await client("GET", f"/dead-letters?cursor={first['next']}")
+
+    assert [each["id"] for each in first["deadLetters"]] == [mine[4], mine[3]]
+    assert ([each["id"] for each in after["deadLetters"]], after["depth"]) == ([mine[5], mine[3], mine[2], mine[0]], 4)
+    assert ([each["id"] for each in second["deadLetters"]], second["next"]) == ([mine[2], mine[0]], None)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=x", "cursor=Zm9v"])
+async def test_wrong_pages_of_dead_letters_are_refused(client: Client, query: str) -> None:
+    assert (await client("GET", f"/dead-letters?{query}"))[0] == 422

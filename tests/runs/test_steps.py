@@ -281,3 +281,52 @@ async def test_no_connection_is_held_while_handlers_work(postgres_url: str, make
         go_on.set()
         for each in wanted:
             await stage.until(each.run_id, RunStatus.COMPLETED)
+
+
+async def _lock_of(stage: Stage, run_id: str) -> tuple[str, Any]:
+    key = stage.runs.queue.keys.lock(run_id)
+    return key, stage.connection.shared_door(key)
+
+
+@pytest.mark.requirement("X-120")
+async def test_a_worker_that_slept_past_its_lock_makes_no_paid_call(stage: Stage) -> None:
+    """It was frozen, and another one has its job. It must learn that before it calls, not when it stores."""
+    bank, ended = Bank(), asyncio.get_running_loop().create_future()
+
+    async def execute(run: Run) -> None:
+        key, door = await _lock_of(stage, run.id)
+        await door.call("SET", key, "another worker", "PX", 60_000)
+        try:
+            await run.step("charge", bank.charge)
+        except BaseException as error:
+            ended.set_result(type(error))
+            raise
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        # Cancelled, where the thread that renews locks was faster.
+        assert await asyncio.wait_for(ended, 20) in (RunInterrupted, asyncio.CancelledError)
+        key, door = await _lock_of(stage, run_id)
+        await door.call("DEL", key)
+
+    assert bank.calls == {}
+
+
+async def test_a_lock_that_ran_out_is_had_again_before_a_paid_call(stage: Stage) -> None:
+    """Nobody took the job meanwhile: the run goes on, once the lock is ours again."""
+    holders = list[Any]()
+
+    async def execute(run: Run) -> None:
+        key, door = await _lock_of(stage, run.id)
+        await door.call("DEL", key)
+
+        async def charge(_: str) -> None:
+            holders.append(await door.call("GET", key) == run.job.token.encode())
+
+        await run.step("charge", charge)
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        await stage.until(run_id, RunStatus.COMPLETED)
+
+    assert holders == [True]

@@ -216,3 +216,23 @@ async def rows_of(ledger: Ledger) -> int:
     async with ledger.database.statement(reads=True) as connection:
         found = await connection.execute(sa.text(f"SELECT count(*) FROM {ledger.database.table('bullpen_turns')}"))
         return int(found.scalar_one())
+
+
+async def _turns_stored(ledger: Ledger) -> int:
+    table = ledger.database.table("bullpen_turns")
+    async with ledger.database.transaction_without_tenant() as connection:
+        return int((await connection.execute(sa.text(f"SELECT count(*) FROM {table}"))).scalar_one())
+
+
+async def test_turns_of_holders_that_died_are_removed(ledger: Ledger) -> None:
+    """Whoever dies with a turn leaves its row behind, and an entity that nobody touches again keeps it for ever."""
+    for number in range(20):
+        assert await ledger.turns.take(f"gone-{number}", "dead", 1)
+    assert await ledger.turns.take("held", "alive", 60_000)
+    await asyncio.sleep(0.01)  # the leases end by the clock of the database
+
+    async with Ledger(str(ledger.database.engine.url.render_as_string(hide_password=False))) as other:
+        assert await other.turns.take("next", "other", 60_000), "the first turn of a process"
+        assert await _turns_stored(other) == 2
+        assert not await other.turns.take("held", "other", 60_000)
+        assert await other.turns.take("gone-3", "other", 60_000)

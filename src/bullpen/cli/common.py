@@ -123,7 +123,7 @@ def speak_plainly(*, as_json: bool) -> None:
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter("bullpen: %(message)s"))
-    logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.WARNING)
+    logging.getLogger("bullpen.embedded").setLevel(logging.ERROR if as_json else logging.INFO)
     logging.getLogger("bullpen.embedded").addFilter(_only_first_use)
 
 
@@ -137,9 +137,9 @@ def speak_fully(level: int, *, as_json: bool = False) -> None:
 
 def _only_first_use(record: logging.LogRecord) -> bool:
     """Whoever types ten commands knows after the first one where the jobs are."""
-    if record.msg != embedded.USED or not isinstance(record.args, tuple):
-        return True
-    return not embedded.was_used(str(record.args[0]))
+    if record.msg not in (embedded.USED, embedded.NEARBY) or not isinstance(record.args, tuple):
+        return record.levelno >= logging.WARNING
+    return not embedded.was_used(str(record.args[-1]))
 
 
 def speak_as_told(log_level: str, log_format: str) -> None:

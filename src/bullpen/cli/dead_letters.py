@@ -11,14 +11,16 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
+from bullpen._parts.dead_letters import OUTBOX_STORE, LetterAudit, installed_ledger, ready_ledger
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.cli.edit import edit
 from bullpen.cli.outbox import whoami
-from bullpen.errors import JobNotFound, JobStateConflict, LedgerNotReady
+from bullpen.errors import JobNotFound, JobStateConflict
 from bullpen.ops.dead_letters import Group, Wanted
 from bullpen.queue import DeadLetter
+from bullpen.queue.audit import AuditStreams
 from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
 
 app = typer.Typer(
@@ -28,7 +30,6 @@ app = typer.Typer(
 )
 
 _SUFFIX: Final = "-dlq"
-_OUTBOX: Final = "integration_outbox"
 
 EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)]
 EntriesArgument = Annotated[
@@ -293,7 +294,7 @@ async def _get(queue: str, entry: str, tenant: str | None, redis: str | None, pr
 
 def _letters_of(app: Bullpen, named: str) -> DeadLetters:
     """Those of a queue, which may also be named as `overview` names their store."""
-    if named == _OUTBOX:
+    if named == OUTBOX_STORE:
         raise WrongCommand(
             "these are rows of the outbox: bullpen outbox list --status DEAD, redrive, discard; here they can be edited"
         )
@@ -301,15 +302,11 @@ def _letters_of(app: Bullpen, named: str) -> DeadLetters:
 
 
 async def _write_down(app: Bullpen, action: str, letters: DeadLetters, by: str, asked: dict[str, Any]) -> None:
-    """Who asked for what, in the ledger's audit table if there is one; before it is done."""
-    if not app.settings.has_ledger():
-        return
-    try:
-        await app.ledger.check()
-    except LedgerNotReady:
-        return  # a file that nobody uses yet
+    """Who asked for what, in the ledger's audit table, else in the stream beside the letters; before it is done."""
+    ledger = installed_ledger(lambda: app.ledger) if app.settings.has_ledger() else None
+    audit = LetterAudit(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix))
     chosen = {name: value for name, value in asked.items() if value not in (None, False)}
-    await app.ledger.audit.write(by, f"dead_letter.{action}", letters.queue_name, tenant_id=None, detail=chosen)
+    await audit.write(letters.queue_name, by, action, letters.queue_name, None, chosen)
 
 
 async def _with_letters(

@@ -101,8 +101,9 @@ def describe(root_path: str = "") -> bytes:
                 "get": _operation(
                     "deadLetters",
                     "Runs that failed finally, with what they were asked to do",
-                    {200: ("The oldest fifty.", "DeadLetterPage")},
-                    (401, 403, 503),
+                    {200: ("A page, newest first.", "DeadLetterPage")},
+                    (401, 403, 422, 503),
+                    parameters=[each for each in query if each["name"] != "status"],
                 )
             },
         },

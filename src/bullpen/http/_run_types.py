@@ -112,10 +112,13 @@ class DeadLetterView(_Wire):
 
 
 class DeadLetterPage(_Wire):
-    """Dead letters of the tenant, oldest first."""
+    """Dead letters of the tenant, newest first."""
 
     dead_letters: list[DeadLetterView]
     depth: int
+    """How many the tenant has, on all pages."""
+    next: str | None
+    """The `cursor` of the next page; null on the last one."""
 
 
 class Problem(_Wire):

@@ -209,18 +209,16 @@ class _Api:
     async def list(self, request: Request) -> Response:
         who = await self._identify(request)
         query = request.query_params
-        status, limit = query.get("status"), query.get("limit", "50")
+        status, limit = query.get("status"), _limit(query.get("limit", "50"))
         if status is not None and status not in RunStatus.__members__:
             raise InvalidOption("status", f"one of {', '.join(RunStatus)}", status)
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= 200):
-            raise InvalidOption("limit", "a number from 1 to 200", limit)
         rows = await self._service.find(
             who.tenant_id,
             status=None if status is None else RunStatus(status),
             before=_read_cursor(query.get("cursor")),
-            limit=int(limit),
+            limit=limit,
         )
-        is_full = len(rows) == int(limit)
+        is_full = len(rows) == limit
         page = RunPage(runs=[RunView.of(row) for row in rows], next=_cursor(rows[-1]) if is_full else None)
         return _json(page)
 
@@ -268,8 +266,19 @@ class _Api:
 
     async def dead_letters(self, request: Request) -> Response:
         who = await self._identify(request, writes=True)  # payloads: not for those who may only look at statuses
-        found = await self._service.dead_letters(who.tenant_id, actor=who.actor)
-        return _json(DeadLetterPage(dead_letters=[DeadLetterView.of(letter) for letter in found], depth=len(found)))
+        query = request.query_params
+        before, limit = query.get("cursor"), _limit(query.get("limit", "50"))
+        if before is not None and not (before.isascii() and before.isdigit() and 0 < int(before[:16]) < 2**53):
+            raise InvalidOption("cursor", "what an earlier page gave as `next`", before)
+        found = await self._service.dead_letter_page(
+            who.tenant_id, actor=who.actor, before=None if before is None else int(before[:16]), limit=limit
+        )
+        page = DeadLetterPage(
+            dead_letters=[DeadLetterView.of(letter) for letter in found.letters],
+            depth=found.depth,
+            next=None if found.next is None else str(found.next),
+        )
+        return _json(page)
 
     async def openapi(self, request: Request) -> Response:
         return Response(describe(request.scope.get("root_path", "")), media_type="application/json")
@@ -328,6 +337,12 @@ def _is_deeper(value: object, most: int) -> bool:
         if not level:
             return False
     return True
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 200):
+        raise InvalidOption("limit", "a number from 1 to 200", text)
+    return int(text)
 
 
 def _cursor(row: RunRow) -> str:

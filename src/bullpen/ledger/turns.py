@@ -9,6 +9,8 @@ Elsewhere: waiting for a turn and renewing it (`bullpen.workflow.locks`).
 from __future__ import annotations
 
 import hashlib
+import time
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -17,6 +19,9 @@ from bullpen.ledger._words import Words
 from bullpen.ledger.database import Database
 
 __all__ = ["Turns"]
+
+_SWEEP_EVERY_S: Final = 60.0
+_MOST_SWEPT: Final = 1_000
 
 
 class Turns:
@@ -31,6 +36,12 @@ INSERT INTO {table} AS t (name, token, until) VALUES (:name, :token, {words._lat
 ON CONFLICT (name) DO UPDATE SET token = excluded.token, until = excluded.until
 WHERE t.token = excluded.token OR t.until < {words.now}
 RETURNING token"""
+        # Not one that somebody takes at this moment: whoever waited for it here could wait for us there.
+        skip = " FOR UPDATE SKIP LOCKED" if database.is_postgres else ""
+        self._sweep = f"""
+DELETE FROM {table} WHERE until < {words.now}
+AND name IN (SELECT name FROM {table} WHERE until < {words.now} ORDER BY until LIMIT {_MOST_SWEPT}{skip})"""
+        self._sweep_at = 0.0
         self._release = f"DELETE FROM {table} WHERE name = :name AND token = :token"
 
     @property
@@ -42,7 +53,17 @@ RETURNING token"""
         """Take a turn that is free or whose lease has ended, renew our own. False: somebody else has it."""
         given = {"name": _digest(name), "token": token, "lease_ms": lease_ms}
         async with self._database.statement() as connection:
-            return (await connection.execute(sa.text(self._take), given)).first() is not None
+            is_taken = (await connection.execute(sa.text(self._take), given)).first() is not None
+        if is_taken and time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + _SWEEP_EVERY_S
+            await self.sweep()
+        return is_taken
+
+    async def sweep(self) -> int:
+        """Remove turns whose lease has ended: their holders died. Returns how many. Runs by itself with the first turn
+        of a process and once a minute: a program of workflows has no other upkeep of its ledger."""
+        async with self._database.statement() as connection:
+            return (await connection.execute(sa.text(self._sweep))).rowcount
 
     async def release(self, name: str, token: str) -> None:
         """Give it back, if it is still ours."""

@@ -30,11 +30,12 @@ from bullpen.queue._letter import DeadLetterWriter, original_data
 from bullpen.queue._line import walk_line
 from bullpen.queue._sweep import Sweeper
 from bullpen.queue.job import JobState
+from bullpen.queue.tenant_letters import TenantIndex
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
 
-__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport"]
+__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport", "TenantLetters"]
 
 _IDS_PER_PAGE: Final = 200
 _AT_ONCE: Final = 50
@@ -146,6 +147,17 @@ OnProgress = Callable[[RedriveReport], Awaitable[None] | None]
 ANY: Final = DeadLetterFilter()
 
 
+@dataclass(frozen=True, slots=True)
+class TenantLetters:
+    """One page of a tenant's dead letters, newest first."""
+
+    letters: Sequence[DeadLetter]
+    depth: int
+    """How many the tenant has, on all pages."""
+    next: int | None
+    """Give it as `before` for the next page; None on the last one."""
+
+
 class DeadLetters:
     """The dead letters of one queue: list, find, get, redrive, discard, depth. Reached as `queue.dead_letters`."""
 
@@ -189,6 +201,17 @@ class DeadLetters:
         """One entry, or None."""
         found = await self._read([entry_id.encode("utf-8", "surrogateescape")])
         return found[0] if found else None
+
+    async def of_tenant(self, tenant_id: str, *, before: int | None = None, limit: int = 50) -> TenantLetters:
+        """Those whose work is this tenant's, newest first; `before` is the `next` of the page before."""
+        check_int("limit", limit, minimum=1)
+        if before is not None:
+            check_int("before", before, minimum=1)
+        found = await TenantIndex(self._actions, self._entries, tenant_id).read()
+        older = [entry for entry in found if before is None or entry[0] < before]
+        page = older[:limit]
+        letters = await self._read([raw for _, raw in page])
+        return TenantLetters(letters, len(found), page[-1][0] if len(older) > limit else None)
 
     async def redrive(self, entry_id: str, *, by: str | None = None, edit: Edit | None = None) -> str:
         """Send the job back with its id, data and idempotency key; attempts start again. Returns the job id.

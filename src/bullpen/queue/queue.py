@@ -225,6 +225,11 @@ class Queue(Browsing, Maintenance, Limits):
         """Where a job is now; UNKNOWN when there is none."""
         return await self._ready().state_of(job_id)
 
+    async def lock_holder(self, job_id: str) -> str | None:
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        token = await self._ready().command("GET", self._keys.lock(job_id))
+        return None if token is None else token.decode("utf-8", "surrogateescape")
+
     async def counts(self) -> JobCounts:
         """How many jobs are in each state."""
         keys = self._keys

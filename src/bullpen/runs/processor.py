@@ -282,6 +282,7 @@ class RunProcessor:
                 read_payload(await runs.payload(run_id)),
                 job,
                 done_steps=done,
+                queue=self._queue,
                 providers=self._providers,
                 patience_s=self._patience_s,
             )

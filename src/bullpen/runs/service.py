@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from bullpen.ledger import (
     check_tenant,
 )
 from bullpen.queue import Connection, DeadLetter, JobState, Queue
+from bullpen.queue.dead_letter import TenantLetters
 from bullpen.runs._logs import log
 from bullpen.runs.payload import RunPayload, read_payload
 from bullpen.runs.processor import redrive_row
@@ -334,19 +335,20 @@ class RunService:
     # ---- dead letters -------------------------------------------------------------------------------------------
 
     async def dead_letters(self, tenant_id: str, *, actor: str, limit: int = 50) -> list[DeadLetter]:
-        """Dead letters of this tenant, oldest first, secrets in their payloads hidden. Looking is written down."""
+        """The newest dead letters of this tenant, secrets in their payloads hidden. Looking is written down."""
+        return [*(await self.dead_letter_page(tenant_id, actor=actor, limit=limit)).letters]
+
+    async def dead_letter_page(
+        self, tenant_id: str, *, actor: str, before: int | None = None, limit: int = 50
+    ) -> TenantLetters:
+        """As `dead_letters`, with how many there are; `before` is the `next` of the page before."""
         tenant = check_tenant(tenant_id)
         check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
-        found: list[DeadLetter] = []
-        async for letter in self._queue.dead_letters:
-            if letter.entry.get("tenantId") == tenant:
-                found.append(_hidden(letter))
-                if len(found) == limit:
-                    break
+        page = await self._queue.dead_letters.of_tenant(tenant, before=before, limit=limit)
         await self._transactions.run(
-            tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", self._queue.name, count=len(found))
+            tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", self._queue.name, count=len(page.letters))
         )
-        return found
+        return replace(page, letters=[_hidden(letter) for letter in page.letters])
 
     async def dead_letter_depth(self) -> int:
         """How many dead letters wait for somebody, of all tenants."""

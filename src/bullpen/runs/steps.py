@@ -9,6 +9,7 @@ Elsewhere: beginning and ending attempts (`processor`), the rows (`bullpen.ledge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import time
@@ -20,9 +21,9 @@ from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import is_text
-from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
+from bullpen.errors import ConnectionLost, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
-from bullpen.queue import Job
+from bullpen.queue import Job, Queue
 from bullpen.runs.payload import RunPayload
 from bullpen.runs.providers import ProviderLimits
 from bullpen.wire.records import check_progress
@@ -52,6 +53,7 @@ class Run:
         job: Job,
         *,
         done_steps: frozenset[str] = frozenset(),
+        queue: Queue | None = None,
         providers: ProviderLimits | None = None,
         patience_s: float = 60.0,
     ) -> None:
@@ -60,7 +62,7 @@ class Run:
         """What the run was submitted with."""
         self.job = job
         self._done, self._used = done_steps, set[str]()
-        self._providers = providers
+        self._queue, self._providers = queue, providers
         self._patience_s = patience_s
 
     @property
@@ -102,8 +104,8 @@ class Run:
         `work` may be `async def`, a plain `def`, which runs in a thread, or a lambda, which runs on the event loop.
         `name` is unique in a run; the result is JSON of at most 1 MiB. Raises PermanentError for what no other attempt
         can do better, before `work` is called where that is possible: the run fails at once. Raises RunInterrupted when
-        the run is no longer ours: the result is then not stored, and the next attempt asks the provider again with the
-        same key.
+        the run is no longer ours: before `work` is called when another worker has the job's lock; afterwards the result
+        is not stored, and the next attempt asks the provider again with the same key.
         """
         _check_step(name, work)
         if name in self._used:
@@ -113,6 +115,7 @@ class Run:
             done, result = await self.persist(lambda runs: runs.step_result(self.id, name))
             if done:
                 return result
+        await self._confirm_lock(name)
         telemetry.emit("runs.step_begins", run_id=self.id, step=name)
         result_json = encode_result(await _call(work, self.key(name)), f"result of step {name!r}")
         telemetry.emit("runs.step_done", run_id=self.id, step=name)
@@ -121,6 +124,22 @@ class Run:
             raise RunInterrupted(f"step {name!r} of run {self.id} ended after the run had been cancelled or taken over")
         telemetry.emit("runs.step_kept", run_id=self.id, step=name)
         return json.decode(result_json)  # the same in this attempt and in later ones
+
+    async def _confirm_lock(self, step: str) -> None:
+        """Return when the job's lock is ours; raise RunInterrupted when another take has it.
+
+        A process that was frozen for longer than the lock wakes up here and does not know it. A lock that ran out is
+        taken again or given up by whoever renews locks, who then cancels us. While the server is away nobody can tell,
+        and nothing is paid for.
+        """
+        while self._queue is not None:
+            with contextlib.suppress(ConnectionLost):
+                holder = await self._queue.lock_holder(self.job.id)
+                if holder == self.job.token:
+                    return
+                if holder is not None:
+                    raise RunInterrupted(f"step {step!r} of run {self.id} was not begun: another worker has its job")
+            await asyncio.sleep(_FIRST_PAUSE_S)
 
     async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
         """Show how far it is: 0 to 100, or any JSON object. Counts as a sign of life. Raises RunInterrupted."""

@@ -36,7 +36,9 @@ __all__ = [
 DEFAULT_PREFIX: Final = "bull"
 
 EXTENSION_KEYS: Final[dict[str, str]] = {
+    "bp:audit:": "stream, capped; who did what to dead letters where there is no ledger; always with a TTL",
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
+    "bp:letters:": "sorted set or string; dead letters of one tenant, an index made from them; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
@@ -153,9 +155,22 @@ class QueueKeys:
     def deduplication_next(self, deduplication_id: str) -> str:
         return f"{self.base}dn:{deduplication_id}"
 
+    @property
+    def audit(self) -> str:
+        """Who did what to the dead letters of this queue, where there is no ledger."""
+        return f"{self.base}bp:audit:log"
+
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
         return f"{self.base}bp:call:{caller}"
+
+    def letters(self, tenant_id: str) -> str:
+        """Which entries of this dead-letter queue are a tenant's, in the order in which they came."""
+        return f"{self.base}bp:letters:of:{encode_segment(tenant_id)}"
+
+    def letters_seen(self, tenant_id: str) -> str:
+        """Up to when the entries have been looked through for a tenant."""
+        return f"{self.base}bp:letters:seen:{encode_segment(tenant_id)}"
 
     @property
     def limits_changed(self) -> str:

@@ -79,10 +79,20 @@ def test_scheduler_and_deduplication_keys() -> None:
 
 def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
     """Node's cleaner of orphans deletes `bull:orders:x`, not `bull:orders:x:y`."""
-    ours = [KEYS.call("w1"), KEYS.synced("w1"), KEYS.turns("open:ai")]
+    ours = [
+        KEYS.audit,
+        KEYS.call("w1"),
+        KEYS.letters("a:b"),
+        KEYS.letters_seen("a:b"),
+        KEYS.synced("w1"),
+        KEYS.turns("open:ai"),
+    ]
 
     assert ours == [
+        "bull:orders:bp:audit:log",
         "bull:orders:bp:call:w1",
+        "bull:orders:bp:letters:of:a%3Ab",
+        "bull:orders:bp:letters:seen:a%3Ab",
         "bull:orders:bp:synced:w1",
         "bull:orders:bp:turns:open%3Aai",
     ]
