@@ -56,12 +56,13 @@ class _Form(NamedTuple):
 
 
 # Every repetition is bounded, or keeps what it took, and what it takes is not looked at again: the text may come from
-# somebody hostile, and twice the text may take twice the time only.
-_QUOTED: Final = r"(?P<quote>\\{0,7}[\"'`])(?:(?!(?<!\\)(?P=quote))[^\n])++"  # to the end of the line if none closes it
+# somebody hostile, and twice the text may take twice the time only. A group is never followed by `++` or `*+`: Python
+# before 3.11.5 takes too little then.
+_QUOTED: Final = r"(?P<quote>\\{0,7}[\"'`])(?:(?!(?<!\\)(?P=quote))[^\n])+"  # to the end of the line if none closes it
 _LIST: Final = r"(?P<open>[\[{(])[^\]})\n]++"
 _NOTHING: Final = r"(?!(?:none|null|nil|undefined|true|false)\b)"
 # A comma ends a value when another name or a blank comes after it.
-_BARE: Final = _NOTHING + r"(?:[^\s&,;\"'<\[{(]|,(?!\s|[\w.-]{1,40}[=:]))(?:[^\s&,;\"'<]|,(?!\s|[\w.-]{1,40}[=:]))*+"
+_BARE: Final = _NOTHING + r"(?:[^\s&,;\"'<\[{(]|,(?!\s|[\w.-]{1,40}[=:]))(?:[^\s&,;\"'<]|,(?!\s|[\w.-]{1,40}[=:]))*"
 _IS: Final = r"\s{0,5}(?:=>|:=|[=:]|%3[ad])\s{0,5}(?:[bru]{1,2}(?=[\"']))?"
 _CLOSED: Final = r"\\{0,7}[\"'`]?[\])]{0,2}"
 _VALUE_FIELD: Final = r"\\{0,7}[\"'],\s{0,5}\\{0,7}[\"']value\\{0,7}[\"']" + _IS
@@ -159,7 +160,7 @@ _SECRETS: Final = (
         ("@",),
         # One match for all that hangs together, or every `://` of it would look for the same @ again.
         re.compile(
-            r"(?P<scheme>(?<![a-zA-Z0-9+.])[a-zA-Z0-9+.]*+)://(?P<rest>(?:(?!,\s?[a-z+]{1,20}://)[^\s\"'<>`])++)"
+            r"(?P<scheme>(?<![a-zA-Z0-9+.])[a-zA-Z0-9+.]*+)://(?P<rest>(?:(?!,\s?[a-z+]{1,20}://)[^\s\"'<>`])+)"
         ),
         _hide_user,
     ),
@@ -205,7 +206,7 @@ _SECRETS: Final = (
         ("cookie",),
         re.compile(
             r"(?i)(?P<keep>\bcookies?2?(?:\\{0,7}[\"'])?" + _IS + r"(?P<quote>\\{0,7}[\"'])?)"
-            r"(?=[^\s\"'\\])[^\n\"'\\]*+(?:(?<==)[\"'][^\n\"']*+[\"']?[^\n\"'\\]*+)*+"
+            r"(?=[^\s\"'\\])[^\n\"'\\]*+(?:(?<==)[\"'][^\n\"']*+[\"']?[^\n\"'\\]*+)*"
         ),
         r"\g<keep>***",
     ),
