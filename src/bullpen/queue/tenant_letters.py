@@ -30,9 +30,9 @@ _KEPT_S: Final = 7 * 24 * 3_600
 class TenantIndex:
     """Which entries of a dead-letter queue are one tenant's."""
 
-    def __init__(self, actions: QueueActions, entries: QueueKeys, tenant_id: str) -> None:
-        self._actions, self._entries, self._tenant_id = actions, entries, tenant_id
-        self._index, self._seen = entries.letters(tenant_id), entries.letters_seen(tenant_id)
+    def __init__(self, actions: QueueActions, keys: QueueKeys, tenant_id: str) -> None:
+        self._actions, self._keys, self._tenant_id = actions, keys, tenant_id
+        self._index, self._seen = keys.letters(tenant_id), keys.letters_seen(tenant_id)
 
     async def read(self) -> list[tuple[int, bytes]]:
         """Place and id of every entry that is there now, newest first. An older one has a smaller place."""
@@ -42,7 +42,7 @@ class TenantIndex:
         there, gone = list[tuple[int, bytes]](), list[bytes]()
         for first in range(0, len(known), _PER_CHECK):
             chunk = known[first : first + _PER_CHECK]
-            base = self._entries.base.encode()
+            base = self._keys.base.encode()
             found = await self._actions.commands([("EXISTS", base + raw) for _, raw in chunk])
             for entry, exists in zip(chunk, found, strict=True):
                 there.append(entry) if exists else gone.append(entry[1])
@@ -56,8 +56,8 @@ class TenantIndex:
         seen = -1 if raw_seen is None else read_int(raw_seen)
         mine, newest, start, is_new = list[bytes](), seen, 0, True
         while is_new:
-            ids = await self._actions.command("LRANGE", self._entries.wait, start, start + _PER_PAGE - 1)
-            base = self._entries.base.encode()
+            ids = await self._actions.command("LRANGE", self._keys.wait, start, start + _PER_PAGE - 1)
+            base = self._keys.base.encode()
             rows = await self._actions.commands(
                 [("HMGET", base + raw, "timestamp", "data") for raw in ids], or_none=is_wrong_type
             )
