@@ -1,8 +1,8 @@
 """Which tests are measured for the coverage goals: measuring makes Python half as fast again, and tells nothing new the
 second time.
 
-Measured is the first case of each test in the folders of the parts. Not measured: the further cases of a test with
-parameters; what tries the same code again beside other clients and faults; the processes that a test
+Measured are the units, and the first case of each other test in the folders of the parts. Not measured: its further
+cases; what tries the same code again beside other clients and faults; the processes that a test
 starts, unless it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without
 `coverage` nothing happens.
 """
@@ -10,6 +10,8 @@ starts, unless it is marked `measures_children`. In: a test. Out: whether `cover
 from __future__ import annotations
 
 import contextlib
+import importlib
+import pkgutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,11 @@ from typing import Final
 
 import pytest
 
+import bullpen
+from bullpen.errors import MissingExtra
+
+CASES: Final = "tests/unit/"
+"""Where each case is about another line, and takes no time."""
 AGAIN: Final = tuple(f"tests/{folder}/" for folder in ("bench", "chaos", "docs", "first_hour", "interop"))
 """Folders that run once more what others run."""
 MANY: Final = ("chaos", "test_year", "test_isolation", "test_admin_scale")
@@ -32,6 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Measured:
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._collecting = contextlib.ExitStack()
+
+    def pytest_sessionstart(self) -> None:
+        """Collecting is not measured: it runs nothing of ours but imports, which are all made before."""
+        if sys.gettrace() is not None:
+            _import_everything()
+            self._collecting.enter_context(_unwatched())
+
+    def pytest_collection_finish(self) -> None:
+        self._collecting.close()
+
+    def pytest_unconfigure(self) -> None:
+        self._collecting.close()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -44,22 +64,34 @@ class _Measured:
         test = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', item.nodeid)}"
         is_new = test not in self._seen
         self._seen.add(test)
-        watching, watching_threads = sys.gettrace(), threading.gettrace()
-        if watching is None or (is_new and not _is_repeated(item.nodeid)):
+        with contextlib.nullcontext() if _is_measured(item.nodeid, is_new) else _unwatched():
             yield
-            return
-        sys.settrace(None)
-        threading.settrace(None)
-        try:
-            yield
-        finally:
-            sys.settrace(watching)
-            threading.settrace(watching_threads)
 
 
-def _is_repeated(test: str) -> bool:
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    watching, watching_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(watching)
+        threading.settrace(watching_threads)
+
+
+def _import_everything() -> None:
+    for module in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
+        if not module.name.endswith("__main__") and ".migrations" not in module.name:
+            with contextlib.suppress(ImportError, MissingExtra):  # whoever needs it says so
+                importlib.import_module(module.name)
+
+
+def _is_measured(test: str, is_new: bool) -> bool:
     file = test.partition("::")[0]
-    return file.startswith(AGAIN) or any(word in file for word in MANY)
+    if file.startswith(CASES):
+        return True
+    return is_new and not file.startswith(AGAIN) and not any(word in file for word in MANY)
 
 
 @contextlib.contextmanager
