@@ -7,7 +7,10 @@ use it: whoever cancels a task once and then waits for it may wait for ever.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _AGAIN_AFTER_S: Final = 5.0
 """Long enough for what a task does to clean up; a second cancellation would cut that short."""
@@ -19,3 +22,13 @@ async def end(*tasks: asyncio.Task[Any], again_after_s: float = _AGAIN_AFTER_S) 
         for task in unfinished:
             task.cancel()
         await asyncio.wait(unfinished, timeout=again_after_s)
+
+
+async def to_its_end(query: Coroutine[Any, Any, T]) -> T:
+    """Let a query end before a cancellation goes on: a connection that is torn in the middle of one is lost."""
+    task = asyncio.ensure_future(query)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

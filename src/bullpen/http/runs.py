@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ending import to_its_end
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import (
     BullpenError,
@@ -258,7 +259,7 @@ class _Api:
             await asyncio.sleep(self._poll_s)
             silent_s += self._poll_s
             try:
-                row = await self._service.get(tenant_id, row.id)
+                row = await to_its_end(self._service.get(tenant_id, row.id))
             except DatabaseUnavailable:
                 continue  # whoever follows a run sees it go on when the database is back
             except RowNotFound:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, check_texts
-from bullpen._kernel.ending import end
+from bullpen._kernel.ending import end, to_its_end
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import Ledger
 from bullpen.ports.source import Batch, EventFilter, SourceHealth, SourceUnavailable
@@ -112,7 +112,7 @@ class SqlEvents:
 
     async def _next(self, after: int, until: int | None = None) -> Batch | None:
         with _translated():
-            found = await _to_its_end(self._ledger.events.page(after, self._batch_size, until=until))
+            found = await to_its_end(self._ledger.events.page(after, self._batch_size, until=until))
         if not found:
             return None
         wanted = tuple(event for event in found if self._filter.wants(event.type))
@@ -134,16 +134,6 @@ class SqlEvents:
             yield told
         finally:
             await end(listener)
-
-
-async def _to_its_end(query: Coroutine[Any, Any, T]) -> T:
-    """Let a query end before a cancellation goes on: a connection that is torn in the middle of one is lost."""
-    task = asyncio.ensure_future(query)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 @contextlib.contextmanager
