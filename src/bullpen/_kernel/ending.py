@@ -7,6 +7,7 @@ use it: whoever cancels a task once and then waits for it may wait for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -30,5 +31,9 @@ async def to_its_end(query: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):  # anyio cancels again and again until it is obeyed
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody else asks for it
         raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bullpen._kernel.ending import end
+import pytest
+
+from bullpen._kernel.ending import end, to_its_end
 
 
 class Deaf:
@@ -67,3 +69,26 @@ async def test_what_has_ended_already_is_left_alone() -> None:
     await end()
 
     assert isinstance(task.exception(), ValueError)
+
+
+async def test_a_query_ends_before_its_caller_however_often_that_is_cancelled() -> None:
+    """A connection that is torn in the middle of a query is lost; anyio cancels until it is obeyed."""
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), []
+
+    async def query() -> None:
+        begun.set()
+        await go_on.wait()
+        ended.append(True)
+
+    caller = asyncio.create_task(to_its_end(query()))
+    await begun.wait()
+    for _ in range(3):
+        caller.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not caller.done()
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended == [True]
