@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -100,7 +101,7 @@ class LocalLocks:
                 self._held[urn] = (lock, users - 1)
 
 
-class _Leased:
+class _Leased(ABC):
     """A lock that its holder renews every third of `lease`; when it dies, the next one gets it after `lease` at the
     latest. A holder that was stopped for longer than that has lost it without knowing: only a version check helps
     against that."""
@@ -113,12 +114,12 @@ class _Leased:
         self._lease_ms = to_ms("lease", lease, minimum=100)
         self._wait_ms = to_ms("wait", wait, minimum=1)
 
+    @abstractmethod
     async def _is_ours(self, urn: str, token: str) -> bool:
         """Take it if it is free, renew it if it is ours."""
-        raise NotImplementedError
 
-    async def _give_back(self, urn: str, token: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _give_back(self, urn: str, token: str) -> None: ...
 
     @asynccontextmanager
     async def hold(self, urn: str) -> AsyncIterator[None]:
