@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 # gRPC stops its own threads around every fork, and tests start servers all the time.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-pytest_plugins = ["tests.brokers", "tests.databases", "tests.loops", "tests.measured", "tests.spread"]
+pytest_plugins = [
+    "tests.brokers",
+    "tests.collecting",
+    "tests.databases",
+    "tests.loops",
+    "tests.measured",
+    "tests.spread",
+]
 
 StartServer = Callable[..., RedisServer]
 

@@ -32,6 +32,8 @@ class Stage:
     commands: tuple[tuple[str, ...], ...]
     program: str | None = None
     """A program from outside the virtual environment that the stage needs."""
+    quiet: bool = False
+    """What it prints is of use only when it fails."""
 
 
 def _tool(name: str, *arguments: str) -> tuple[str, ...]:
@@ -58,6 +60,8 @@ TYPES = Stage("mypy --strict", (_tool("mypy", "--strict", "--no-error-summary"),
 # of its own and takes over from another when it has finished: no core waits for the one that has the longest file.
 _PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 _PYTEST = ("-q", *_PARALLEL, f"--junitxml={TEST_REPORT}")
+# The processes of the tests all compile the same files at their start; compiled once, they find them.
+COLLECT = Stage("collect", (_module("pytest", "--collect-only", "-qqq"),), quiet=True)
 TESTS = Stage(
     "tests",
     (_module("coverage", "erase"), _module("coverage", "run", "-m", "pytest", "-m", "not long", *_PYTEST)),
@@ -93,6 +97,7 @@ def run(stage: Stage, *, beside: bool = False) -> Result:
     if not beside:
         print(f"\n=== {stage.name}", flush=True)
     said = b""
+    captured = beside or stage.quiet
     started = time.monotonic()
     if stage.program is not None and shutil.which(stage.program) is None:
         # A stage that cannot run is skipped at home and a failure in CI, as with tests.
@@ -105,8 +110,8 @@ def run(stage: Stage, *, beside: bool = False) -> Result:
                 command,
                 cwd=ROOT,
                 env=environment(),
-                stdout=subprocess.PIPE if beside else None,
-                stderr=subprocess.STDOUT if beside else None,
+                stdout=subprocess.PIPE if captured else None,
+                stderr=subprocess.STDOUT if captured else None,
                 check=False,
             )
             said += done.stdout or b""
@@ -114,6 +119,8 @@ def run(stage: Stage, *, beside: bool = False) -> Result:
                 verdict = "FAILED"
                 break
     seconds = time.monotonic() - started
+    if stage.quiet and verdict == "ok":
+        said = b""
     if beside:
         print(f"\n=== {stage.name}: {verdict}\n{said.decode(errors='replace')}", end="", flush=True)
     elif said:
@@ -182,7 +189,7 @@ def main() -> int:
     elif chosen.long:
         results = [run(LONG_TESTS)]
     else:
-        results = run_both((*RUFF, LUA, TYPES), (TESTS, COVERAGE))
+        results = run_both((*RUFF, LUA, TYPES), (COLLECT, TESTS, COVERAGE))
 
     print_table(results, time.monotonic() - started)
     return int(any(result.verdict == "FAILED" for result in results))

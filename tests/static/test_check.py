@@ -84,3 +84,13 @@ def test_make_test_runs_everything_that_is_not_long_and_nothing_twice() -> None:
     assert words[words.index("-m", words.index("pytest")) + 1] == "not long"
     assert not [word for word in words if "rerun" in word or "last-failed" in word]
     assert check.LONG_TESTS.commands[0][3:5] == ("-m", "long")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_quiet_stage_speaks_only_when_it_fails(beside: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    check.run(Stage("quiet", (python("print('all is well')"),), quiet=True), beside=beside)
+    check.run(Stage("quiet", (python("print('look here'); raise SystemExit(1)"),), quiet=True), beside=beside)
+
+    printed = capfd.readouterr().out
+    assert "all is well" not in printed
+    assert "look here" in printed
