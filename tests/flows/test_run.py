@@ -254,6 +254,31 @@ def test_a_thread_that_does_not_stop_does_not_keep_the_process(shop: Path, redis
     assert "leaving without 1 handler thread" in command.output
 
 
+def test_a_thread_that_is_about_to_end_is_no_thread_that_does_not_stop(shop: Path, redis_url: str) -> None:
+    (shop / "shop.py").write_text(
+        (shop / "shop.py").read_text()
+        + """
+import logging, threading
+
+class Ends(logging.Handler):
+    def emit(self, record):
+        if record.getMessage() == "stopped":
+            has_stopped.set()
+
+has_stopped = threading.Event()
+logging.getLogger("bullpen.run").addHandler(Ends())
+threading.Thread(target=lambda: (has_stopped.wait(), time.sleep(0.2))).start()
+"""
+    )
+    with started(shop, redis_url) as command:
+        add(redis_url, "emails", "first")
+        command.wait_for("running first")
+        command.terminate()
+
+        assert command.wait(timeout=15) == 0
+    assert command.output.splitlines()[-1].endswith("stopped")
+
+
 def test_concurrency_of_the_command_line_wins(shop: Path, redis_url: str) -> None:
     with started(shop, redis_url, "--concurrency", "1") as command:
         command.wait_for("taking jobs")

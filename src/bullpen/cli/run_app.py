@@ -9,9 +9,10 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -34,6 +35,9 @@ from bullpen.cli.supervisor import Supervisor
 from bullpen.errors import BullpenError
 
 logger = get_logger("bullpen.run")
+
+_THREADS_END_WITHIN_S: Final = 1.0
+"""For all threads together; one that is idle needs no time of its own but its turn on a busy machine."""
 
 
 def run(
@@ -208,7 +212,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def _leave_behind_stuck_threads() -> None:
     """A `def` handler that does not return cannot be stopped; Python would wait for its thread for ever."""
-    stuck = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    patience = time.monotonic() + _THREADS_END_WITHIN_S
+    stuck = []
+    for each in threading.enumerate():
+        if not each.daemon and each is not threading.main_thread():
+            each.join(max(0.0, patience - time.monotonic()))  # an idle one has been told to end, and is about to
+            if each.is_alive():
+                stuck.append(each)
     if stuck:
         logger.warning("leaving without %d handler threads that do not stop", len(stuck))
         logging.shutdown()
