@@ -1,9 +1,9 @@
 """Processes that begin with everything imported: a Python program without the half second that its imports take.
 
 One process imports all and forks for each request; what it forks has streams, directory and environment of its own, and
-its exit code, or the signal that ended it, is told. In: what to call, words, streams. Out: a `Fork`, or a `WarmChild`,
-which is a `Child` that was forked. Nothing is measured in a fork. Elsewhere: forks on terminals
-(`tests.flows._warm`), pages and their commands (`tests.docs._forks`).
+its exit code, or the signal that ended it, is told. In: what to call, words, streams. Out: a `Fork`; a `WarmChild`,
+which is a `Child` that was forked; or what `run` tells of a program that has ended. Nothing is measured in a fork.
+Elsewhere: forks on terminals (`tests.flows._warm`), pages and their commands (`tests.docs._forks`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -41,6 +42,7 @@ PRELOADED = ("bullpen.app", "bullpen.cli.commands", "bullpen.ledger", "bullpen.r
              "rich.live", "rich.progress", "rich.table", "uvloop")  # fmt: skip
 
 
+Ran = subprocess.CompletedProcess[str]
 Tell = Callable[[int], object]
 """Tells a number to whoever asked for the fork."""
 
@@ -153,6 +155,26 @@ class MergedChild(WarmChild):
     """A `WarmChild` whose stdout and stderr are read as one."""
 
     merged = True
+
+
+def run(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float = 50) -> Ran:
+    """Run a Python program (`-m module …`, `-c code …` or `file …`) to its end, as `subprocess.run` does."""
+    if any(env.get(name) for name in _MEASURED):
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, env=env, cwd=cwd, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        streams = (os.open(os.devnull, os.O_RDONLY), os.dup(out.fileno()), os.dup(errors.fileno()))
+        fork = _programs().start("tests.forks:program", *words, streams=streams, env=env, cwd=cwd)
+        with contextlib.closing(fork):
+            code = fork.code(timeout)
+            if code is None:
+                fork.signal(signal.SIGKILL, group=True)
+                raise subprocess.TimeoutExpired(list(words), timeout)
+        for stream in (out, errors):
+            stream.seek(0)
+        return subprocess.CompletedProcess(list(words), code, out.read().decode(), errors.read().decode())
 
 
 class _ForkedProcess:
@@ -305,7 +327,12 @@ def exit_code(function: Callable[..., int | None], *arguments: Any) -> int:
 
 
 def program(words: list[str], _: Tell) -> None:
-    """`python -m module …` or `python -c code …`."""
+    """`python -m module …`, `python -c code …` or `python file …`."""
+    if words[0] not in ("-m", "-c"):
+        sys.argv = list(words)
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+        return
     how, what, *arguments = words
     if how == "-m":
         sys.argv = [what, *arguments]

@@ -2,9 +2,9 @@
 second time.
 
 Measured are the units, and the first case of each other test in the folders of the parts. Not measured: its further
-cases; what tries the same code again beside other clients and faults; the processes that a test
-starts, unless it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without
-`coverage` nothing happens.
+cases; what tries the same code again beside other clients and faults; what runs the same code many times over, with
+examples that Hypothesis makes or because it is marked `many`; the processes that a test starts, unless it is marked
+`measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without `coverage` nothing happens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bullpen.errors import MissingExtra
 
 CASES: Final = "tests/unit/"
 """Where each case is about another line, and takes no time."""
-AGAIN: Final = tuple(f"tests/{folder}/" for folder in ("bench", "chaos", "docs", "first_hour", "interop"))
-"""Folders that run once more what others run."""
+AGAIN: Final = tuple(f"tests/{folder}/" for folder in ("bench", "chaos", "docs", "first_hour", "interop", "static"))
+"""Folders that run once more what others run, or nothing of ours."""
 MANY: Final = ("chaos", "test_year", "test_isolation", "test_admin_scale")
 """Files that run the same many times over."""
 _CHILDREN: Final = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
@@ -33,6 +33,7 @@ _CHILDREN: Final = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "measures_children: the processes that the test starts count for the coverage")
+    config.addinivalue_line("markers", "many: runs the same code many times over, and is not measured for the coverage")
     config.pluginmanager.register(_Measured(), "measured tests")
 
 
@@ -64,7 +65,8 @@ class _Measured:
         test = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', item.nodeid)}"
         is_new = test not in self._seen
         self._seen.add(test)
-        with contextlib.nullcontext() if _is_measured(item.nodeid, is_new) else _unwatched():
+        is_many = getattr(function, "is_hypothesis_test", False) or item.get_closest_marker("many") is not None
+        with contextlib.nullcontext() if _is_measured(item.nodeid, is_new) and not is_many else _unwatched():
             yield
 
 

@@ -125,6 +125,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.many
 def test_every_command_serves_a_user_of_one_queue(
     start_server: StartServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

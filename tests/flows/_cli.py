@@ -22,6 +22,7 @@ from unittest import mock
 
 from bullpen.cli import commands
 from bullpen.testing import Child
+from tests import forks
 from tests.forks import MergedChild
 
 COMMAND = (sys.executable, "-m", "bullpen.cli")
@@ -64,16 +65,7 @@ def cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin:
 
 def cli_process(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 50) -> Answer:
     """Run one command to its end in a process of its own."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=cwd,
-        env=environment(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = forks.run([*COMMAND[1:], *arguments], cwd=cwd, env=environment(env), timeout=timeout)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.docs.test_pages import node_environment
 from tests.flows._cli import child, environment
 
@@ -44,13 +44,8 @@ SAYS = {
 def test_an_example_prints_what_it_should(command: str, tmp_path: Path) -> None:
     name, *arguments = command.split()
 
-    answer = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=tmp_path,
-        env=environment({"BULLPEN_DATA_DIR": str(tmp_path / "data")}),
-        capture_output=True,
-        text=True,
-        check=False,
+    answer = forks.run(
+        [str(EXAMPLES / name), *arguments], cwd=tmp_path, env=environment({"BULLPEN_DATA_DIR": str(tmp_path / "data")})
     )
 
     assert answer.returncode == 0, answer.stderr
@@ -62,14 +57,7 @@ def test_the_application_and_its_producer(tmp_path: Path) -> None:
     with child("run", "shop:app", cwd=EXAMPLES, env=env) as workers:
         workers.wait_for("taking jobs from emails, invoices")
 
-        answer = subprocess.run(
-            [sys.executable, "shop_producer.py"],
-            cwd=EXAMPLES,
-            env=environment(env),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        answer = forks.run(["shop_producer.py"], cwd=EXAMPLES, env=environment(env))
         workers.terminate()
         workers.wait()
 
@@ -90,14 +78,7 @@ def test_node_runs_a_job_of_the_application(redis_url: str, tmp_path: Path) -> N
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
-        answer = subprocess.run(
-            [sys.executable, "-c", ADD_ONE_MAIL],
-            cwd=EXAMPLES,
-            env=environment(env),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        answer = forks.run(["-c", ADD_ONE_MAIL], cwd=EXAMPLES, env=environment(env))
         worker.terminate()
 
     assert answer.stdout == "{'sent to': 'ada, by Node'}\n", answer.stderr

@@ -111,6 +111,7 @@ def obeyed(text: str) -> set[str]:
     return {char for char in text if not char.isprintable() and char not in "\n\t"}
 
 
+@pytest.mark.many
 def test_no_command_prints_what_a_terminal_would_obey(evil: dict[str, str]) -> None:
     """Every command that there is, as a table and as JSON. It takes a while because there are so many."""
     shown = set()

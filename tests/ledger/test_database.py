@@ -143,6 +143,7 @@ async def test_sqlite_is_durable_and_does_not_wait_for_readers(sqlite_url: str, 
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5_000, "foreign_keys": 1}
 
 
+@pytest.mark.many
 def test_a_new_sqlite_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
     """As the processes of one program do at its first start. One in twenty such starts failed."""
     together = threading.Barrier(6)

@@ -36,6 +36,7 @@ async def numbers(ledger: Ledger, after: int = BEGINNING) -> list[int]:
 # Positions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-75", "O-4")
 async def test_an_event_that_commits_later_is_never_passed_over(postgres_url: str, make_ledger: MakeLedger) -> None:
     """The transaction that inserted first commits last: a number given at the insert would be behind the reader."""
@@ -79,6 +80,7 @@ async def test_what_was_rolled_back_leaves_no_event_and_no_gap(ledger: Ledger) -
     assert await ledger.events.head() == 2
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-75", "O-4")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_reader_beside_many_writers_gets_all_that_was_committed_once_and_in_the_order_of_streams(

@@ -177,6 +177,7 @@ def own_names(prefix: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.many
 @pytest.mark.requirement("S-47", "S-52", "X-67")
 async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
     rabbit: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

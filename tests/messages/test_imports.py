@@ -110,6 +110,7 @@ def test_a_mark_at_the_beginning_and_capital_names_are_no_problem() -> None:
     assert problems(text) == []
 
 
+@pytest.mark.many
 async def test_a_large_file_goes_in_batches(make_messages: MakeMessages, ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     with path.open("w") as file:

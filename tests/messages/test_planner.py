@@ -60,6 +60,7 @@ async def test_messages_are_created_within_the_horizon_at_the_local_time(
     assert ("person-york", "birthday 2026", "2026-03-14 13:00", "CREATED") in await planned(messages)
 
 
+@pytest.mark.many
 @pytest.mark.requirement("S-51", "X-16")
 async def test_planning_again_and_by_many_creates_each_message_once(
     make_messages: MakeMessages, both_ledgers: Ledger

@@ -24,6 +24,7 @@ from bullpen.http.ops import OpsApp
 from bullpen.http.serve import HttpLimits, HttpService
 from bullpen.ops.health import Health
 from bullpen.testing import free_port
+from tests.flows._cli import child, cli_process
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -288,18 +289,14 @@ def test_the_commands_need_the_same_word(tmp_path: Path, redis_url: str, command
         "async def handle(job): ...\n"
         "async def api(scope, receive, send): ...\n"
     )
-    words = [sys.executable, "-m", "bullpen.cli", *command, "--http", "0.0.0.0:0"]
-    environment = {**os.environ, "BULLPEN_REDIS_URL": redis_url}
-    refused = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert refused.returncode != 0 and "--http-public" in refused.stderr
+    words, env = (*command, "--http", "0.0.0.0:0"), {"BULLPEN_REDIS_URL": redis_url}
+    refused = cli_process(*words, cwd=tmp_path, env=env)
+    assert refused.code != 0 and "--http-public" in refused.err
     if command[0] == "exporter":
         return  # as the others
-    with subprocess.Popen(
-        [*words, "--http-public"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as allowed:
-        assert allowed.stderr is not None
-        assert any("serving http on port" in line for line in allowed.stderr)
-        allowed.send_signal(signal.SIGTERM)
+    with child(*words, "--http-public", cwd=tmp_path, env=env) as allowed:
+        allowed.wait_for("serving http on port")
+        allowed.terminate()
         assert allowed.wait(30) == 0
 
 
@@ -342,6 +339,7 @@ def test_what_is_no_application_is_refused(tmp_path: Path, target: str) -> None:
 _WORDS = [b"GET / HTTP/1.1", b"POST / HTTP/1.1", b"host: a", b"", b"content-length: 5", b"transfer-encoding: chunked"]
 
 
+@pytest.mark.many
 def test_whatever_is_sent_the_next_client_is_served() -> None:
     with asyncio.Runner() as runner:
 

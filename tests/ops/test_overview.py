@@ -188,6 +188,7 @@ async def test_a_server_that_hides_its_clients_is_no_failure(start_server: Start
     assert (look.ready, look.workers) == (1, None)
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-40")
 async def test_a_picture_of_many_queues_costs_two_round_trips_and_no_script_or_walk(
     redis_url: str, redis_server: RedisServer

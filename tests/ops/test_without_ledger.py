@@ -90,6 +90,7 @@ async def test_what_is_done_without_a_ledger_is_written_to_a_capped_stream(redis
     assert json.loads(found[0][b"detail"])["why"] == "a form bug"
 
 
+@pytest.mark.many
 async def test_the_stream_of_deeds_is_bounded(redis_url: str) -> None:
     async with Bullpen(redis_url) as app:
         await _three_letters(app.queue("forms"))

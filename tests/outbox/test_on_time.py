@@ -72,6 +72,7 @@ async def test_the_next_row_of_a_key_follows_one_that_another_process_settled(
     assert spy.numbers == list(range(10))
 
 
+@pytest.mark.many
 @pytest.mark.every_loop
 async def test_a_batch_that_ends_while_the_next_tick_begins_is_followed_by_the_next(
     ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, told: Told

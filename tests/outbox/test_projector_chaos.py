@@ -169,6 +169,7 @@ async def durable_postgres() -> AsyncIterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.long
 @pytest.mark.requirement("O-2", "O-4", "X-17", "X-16", "X-74", "X-75", "O-36", "O-81", "O-85", "O-32")
 async def test_everything_dies_under_load_and_every_message_arrives(
     durable_postgres: PostgresServer, events: KurrentServer, tmp_path: Path, start_server: StartServer,

@@ -241,6 +241,7 @@ class SlowNames:
         monkeypatch.setattr(socket, "getaddrinfo", answer)
 
 
+@pytest.mark.many
 async def test_names_that_nobody_resolves_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six of them filled the default executor of the loop, and with it all that needs a thread in this process."""
     names = SlowNames(monkeypatch)

@@ -88,6 +88,7 @@ async def test_the_signature_satisfies_the_reference_verifier(webhook: Webhook, 
     assert verified["type"] == "order.paid.v1"
 
 
+@pytest.mark.many
 @pytest.mark.requirement("O-57")
 async def test_a_thousand_keys_of_any_characters_verify(webhook: Webhook, receiver: HttpReceiver) -> None:
     """What is signed is what is sent: a receiver sees the key only as its header carries it."""

@@ -86,6 +86,7 @@ class TestBulk:
         assert report == RedriveReport(examined=5, matched=5, is_dry_run=True)
         assert await queue.dead_letters.depth() == 5 and kit.ids("wait") == []
 
+    @pytest.mark.many
     @pytest.mark.requirement("X-40", "Q-65")
     async def test_hundreds_go_back_and_progress_is_told(self, kit: Kit) -> None:
         queue = await bury(kit, *[NewJob("job", n) for n in range(450)], concurrency=50)
@@ -288,6 +289,7 @@ class TestSweep:
         assert letters(kit) == ["dl-yesterday-2"]
         assert int(kit.command("HGET", f"{kit.base}meta", "bpswept")) >= now
 
+    @pytest.mark.many
     @pytest.mark.requirement("X-51", "Q-65")
     async def test_thousands_are_looked_at_in_steps(self, kit: Kit) -> None:
         now = kit.server_ms()

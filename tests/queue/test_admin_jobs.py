@@ -322,6 +322,7 @@ class TestRemove:
         assert list(kit.zset("prioritized")) == ["P"]
         assert kit.events()[-2] == {"event": "waiting", "jobId": "P", "prev": "waiting-children"}
 
+    @pytest.mark.many
     @pytest.mark.requirement("W-84", "Q-65")
     async def test_a_large_flow_is_removed_from_the_top_in_steps(self, kit: Kit) -> None:
         tree = Tree(kit)
@@ -337,6 +338,7 @@ class TestRemove:
         assert (await kit.queue().counts()).pending == 0
         assert [event["event"] for event in kit.events() if event.get("prev") == "waiting-children"] == ["removed"] * 2
 
+    @pytest.mark.many
     @pytest.mark.requirement("W-84")
     async def test_a_large_flow_of_which_a_job_runs_says_how_far_it_came(self, kit: Kit) -> None:
         tree = Tree(kit)
@@ -394,6 +396,7 @@ class TestRemoveUnprocessedChildren:
 
         assert kit.ids("wait") == ["P"]
 
+    @pytest.mark.many
     @pytest.mark.requirement("W-84")
     async def test_a_large_family_goes_in_steps(self, kit: Kit) -> None:
         tree = Tree(kit)

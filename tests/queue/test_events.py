@@ -162,6 +162,7 @@ class TestBounds:
 
 
 class TestReading:
+    @pytest.mark.many
     @pytest.mark.every_loop
     async def test_no_event_is_missed_between_ready_and_the_first_read(self, kit: Kit) -> None:
         """Node's listener is ready before it reads and missed hundreds in one run; here the position comes first."""

@@ -243,6 +243,7 @@ async def test_a_retry_whose_reply_is_lost_counts_one_attempt(kit: Kit, proxy: F
     assert kit.event_names("1").count("retry") == 2
 
 
+@pytest.mark.many
 @pytest.mark.requirement("Q-65", "X-124")
 async def test_any_mixture_of_lost_messages_under_load_runs_each_job_once(kit: Kit, proxy: FaultProxy) -> None:
     """Requests and replies of every script are lost at random; nothing is stored twice, run twice, lost or late."""

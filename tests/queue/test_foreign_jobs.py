@@ -65,6 +65,7 @@ def foreign_fields(source: random.Random) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-101", "X-11", "Q-9")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.leaves_queue_broken  # parents and deduplication ids that nobody made are left as they were found

@@ -21,6 +21,7 @@ _TAKE = 3 + 1 + 5
 """Where an exchange says how many jobs it takes: behind command, script, number of keys, keys."""
 
 
+@pytest.mark.many
 @pytest.mark.requirement("Q-59", "Q-60", "Q-61", "Q-62", "X-104")
 async def test_no_call_takes_longer_than_its_limit_on_a_loaded_queue(start_server: StartServer) -> None:
     server = start_server()

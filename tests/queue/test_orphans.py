@@ -163,6 +163,7 @@ async def test_a_job_that_moves_during_the_search_is_not_lost(kit: Kit, move: Ca
         kit.redis.flushall()
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-128")
 async def test_a_job_that_stays_where_it_is_is_acquitted_wherever_it_stands(kit: Kit) -> None:
     queue = kit.queue()
@@ -183,6 +184,7 @@ async def test_a_job_that_stays_where_it_is_is_acquitted_wherever_it_stands(kit:
         kit.redis.flushall()
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-128")
 @pytest.mark.parametrize("taken", [1_500, 6_000])
 async def test_a_line_that_moves_on_draws_no_job_past_the_search(kit: Kit, taken: int) -> None:
@@ -205,6 +207,7 @@ async def test_a_line_that_moves_on_draws_no_job_past_the_search(kit: Kit, taken
         kit.redis.flushall()
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-128")
 async def test_orphans_beside_a_long_line_go_with_all_that_is_theirs(kit: Kit) -> None:
     queue = kit.queue()

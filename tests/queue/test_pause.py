@@ -122,6 +122,7 @@ class TestQueue:
         assert told.ids("active") == ["old-0", "old-1", "old-2", new.id]
         assert not kit.has("paused")
 
+    @pytest.mark.many
     async def test_a_long_legacy_list_keeps_its_order(self, kit: Kit) -> None:
         """More than one call is needed; the order over the seams must hold, and nobody may start in between."""
         pipeline = kit.redis.pipeline(transaction=False)

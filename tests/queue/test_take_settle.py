@@ -130,6 +130,7 @@ class TestTaking:
         assert kit.event_names(promoted)[:3] == ["added", "delayed", "waiting"]
         assert {"event": "waiting", "jobId": promoted, "prev": "delayed"} in kit.events()
 
+    @pytest.mark.many
     async def test_more_due_jobs_than_one_call_promotes_are_all_promoted(self, kit: Kit) -> None:
         """A thousand per call bounds the script; the rest must not wait for the next wake-up."""
         queue = kit.queue(clock_offset_ms=-60_000, delay=1)

@@ -139,6 +139,7 @@ class TestClose:
         # Twice: one marks it, unless the worker's own first check has done so, the other finds it marked.
         assert check_stalled(kit)[1] + check_stalled(kit)[1] == [job.id]
 
+    @pytest.mark.many
     async def test_closed_at_any_moment_nothing_stays_active(self, kit: Kit) -> None:
         """Whichever step a close meets (connecting, taking, starting a handler), the job is done or back in line."""
         queue = kit.queue()

@@ -242,6 +242,7 @@ async def test_a_worker_that_dies_at_any_point_pays_nothing_twice_and_forgets_no
     print(f"[chaos] points: {len(rows)} runs, {len(points)} kills, {told}")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("R-51", "X-106", "X-109", "X-120", "R-52", "R-17", "X-114", "R-21")
 async def test_workers_and_servers_that_die_under_load_leave_every_run_ended_and_paid_once(arena: Arena) -> None:
     chosen = random.Random(11)
@@ -292,6 +293,7 @@ async def test_workers_and_servers_that_die_under_load_leave_every_run_ended_and
     )
 
 
+@pytest.mark.long
 @pytest.mark.requirement("X-118", "R-23", "R-3")
 async def test_how_long_it_takes_until_another_worker_has_the_run(arena: Arena) -> None:
     """After a crash at most the lock and one interval of the stalled check pass, whatever the handler's length."""

@@ -408,6 +408,7 @@ quietly = settings(
 )
 
 
+@pytest.mark.many
 @pytest.mark.requirement("R-54")
 @pytest.mark.timeout(900 if LONG else 240)
 async def test_no_request_that_the_description_allows_makes_a_server_error(address: str) -> None:

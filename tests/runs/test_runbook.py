@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bullpen.ledger import RunStatus
 from bullpen.queue import JobState
 from bullpen.runs import Run
 from bullpen.testing import RedisServer
+from tests import forks
 from tests.docs.run_page import blocks_of
 from tests.runs.kit import ALICE, Stage
 from tests.runs.test_lifecycle import submit_impatient
@@ -76,7 +77,7 @@ class Commands:
                 assert code == 0, f"{line} ended with {code}"
                 return printed.getvalue()
             case "python":
-                answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+                answer = forks.run(words, env=os.environ, cwd=Path.cwd())
                 assert answer.returncode == 0, answer.stderr
                 return answer.stdout
             case "curl":

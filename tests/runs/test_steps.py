@@ -254,6 +254,7 @@ async def test_a_coroutine_instead_of_its_function_is_refused_and_closed(lite: S
     assert bank.calls == {}
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-112")
 async def test_no_connection_is_held_while_handlers_work(postgres_url: str, make_ledger: Any, make_stage: Any) -> None:
     """Twenty slow calls at the same time on a pool of two: each transaction ends before the work begins."""

@@ -35,6 +35,7 @@ async def test_an_event_that_nobody_told_of_is_counted(postgres_url: str, make_l
             await asyncio.sleep(_UNTIL_COUNTED_S)
 
 
+@pytest.mark.many
 async def test_events_that_are_told_of_are_not_counted(postgres_url: str, make_ledger: MakeLedger) -> None:
     """However often the poll comes between: the notification of a commit may be on its way."""
     ledger = make_ledger(postgres_url)

@@ -84,6 +84,7 @@ async def test_client_defaults_apply_and_one_job_may_differ(make_client: MakeCli
     assert (wire["removeOnComplete"], wire["removeOnFail"]) == (True, 5_000)
 
 
+@pytest.mark.many
 @pytest.mark.requirement("W-29", "W-30", "W-58")
 async def test_ten_thousand_jobs_need_one_queue_object(
     make_client: MakeClient, redis_server: RedisServer, queue_name: str, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ async def test_every_number_is_counted_on_every_transport(
     assert values(after["queue_connection_status"], "transport")[(transport,)] == 0
 
 
+@pytest.mark.usefixtures("rabbit")  # so that it runs where the broker is
 @pytest.mark.requirement("S-37")
 async def test_channels_are_counted_where_there_are_channels(
     metrics: MessagingMetrics, request: pytest.FixtureRequest

@@ -677,6 +677,7 @@ async def test_a_connection_that_comes_back_finds_its_consumers_again(
     assert len(lost) == 1
 
 
+@pytest.mark.many
 async def test_a_broker_that_is_away_is_one_line_a_minute(
     rabbit: RabbitServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

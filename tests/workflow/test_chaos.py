@@ -79,7 +79,7 @@ def arenas() -> Iterator[list[Arena]]:
 
 
 @pytest.mark.requirement("X-52", "X-53", "W-54", "W-65")
-@pytest.mark.parametrize("kind", ["postgresql", "redis"])
+@pytest.mark.parametrize("kind", [pytest.param("postgresql", marks=pytest.mark.long), "redis"])
 async def test_nothing_is_lost_and_nothing_counts_twice_whoever_dies(
     kind: str, server: RedisServer, arenas: list[Arena], request: pytest.FixtureRequest, make_ledger: MakeLedger
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.flows._cli import Answer, cli, environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -116,7 +116,7 @@ def test_events_are_simulated(type_: Type) -> None:
 def test_an_entity_is_explained(type_: Type, there: Path) -> None:
     # The example has run before, and left two orders in its ledger.
     env = environment({"BULLPEN_DATA_DIR": str(there / "data"), "BULLPEN_TRANSPORT": "memory"})
-    subprocess.run([sys.executable, "order_workflow.py"], cwd=there, env=env, check=True, capture_output=True)
+    forks.run(["order_workflow.py"], cwd=there, env=env).check_returncode()
 
     past = json.loads(type_("history", "order_workflow", "order", "urn:order:1", "--json").out)
     assert [(each["from"], each["to"]) for each in past] == [("new", "paid"), ("paid", "packed"), ("packed", "shipped")]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.flows._cli import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,14 +33,7 @@ def test_the_example_is_the_same_on_every_transport(
         case "kafka":
             given["KAFKA_BROKERS"] = request.getfixturevalue("kafka").address
 
-    answer = subprocess.run(
-        [sys.executable, str(EXAMPLE)],
-        cwd=tmp_path,
-        env=environment(given),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    answer = forks.run([str(EXAMPLE)], cwd=tmp_path, env=environment(given))
 
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == SAYS

@@ -151,6 +151,7 @@ async def test_two_workflows_over_the_same_entities_do_not_hide_each_others_even
     await app.aclose()
 
 
+@pytest.mark.many
 async def test_an_entity_remembers_an_event_after_more_others_than_a_queue_keeps_jobs(stored: Stored) -> None:
     app = Bullpen(settings=Settings.load(environ={}))
     workflow: AnyWorkflow = app.workflow(definition(stored))

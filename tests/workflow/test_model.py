@@ -104,6 +104,7 @@ def transition(rule: Rule) -> Transition[str, int, str, str]:
     )
 
 
+@pytest.mark.many
 @pytest.mark.requirement("W-9", "W-11", "W-12", "W-13", "W-15")
 @settings(max_examples=2_000 if LONG else 80, deadline=None)
 @given(

@@ -189,6 +189,7 @@ async def test_a_change_of_an_old_version_is_refused_and_stores_nothing(stored: 
     assert [entry.key for entry in await stored.store.history("order", "urn:1")] == ["a"]
 
 
+@pytest.mark.many
 @pytest.mark.requirement("X-52")
 async def test_engines_in_different_places_lose_no_update(stored: Stored) -> None:
     """Each engine has only its own lock, as if each were a process; the version check does the rest."""

@@ -190,6 +190,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("form", [*SHAPES, "hostile"])
 def test_four_times_the_text_takes_four_times_the_time(form: str) -> None:
     """The text may come from somebody hostile. A pattern that goes back and forth takes sixteen times as long."""
