@@ -155,7 +155,10 @@ class PostgresServer:
     def create_database(self, template: str = "template1", *, owner: str = _SUPERUSER) -> str:
         """A new database, a copy of `template` to which nobody may be connected. Returns its name."""
         name = f"test_{next(self._numbers)}"
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{owner}"')
+        with self.connect() as connection:
+            # A copy of its files costs half of a copy through the log, which is the default since PostgreSQL 15.
+            strategy = "STRATEGY file_copy" if connection.info.server_version >= 150_000 else ""
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{owner}" {strategy}'.encode())
         return name
 
     def drop_database(self, name: str) -> None:
