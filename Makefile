@@ -8,7 +8,7 @@ TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,me
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table clean distclean
+.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table sbom clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
@@ -18,7 +18,8 @@ help:
 	@echo "make test-fresh  demo and test on minimal Debian systems (root, debootstrap); FRESH=user: one of them"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
-	@echo "make docs-table  rewrite the pages of requirements and of the command line"
+	@echo "make docs-table  rewrite the pages of requirements, of the command line and of licences"
+	@echo "make sbom        write a bill of materials of what is installed here: build/sbom.cdx.json"
 	@echo "make chaos       the long form of the fault tests"
 	@echo "make bench       measure bullpen and its peers, more than an hour; make bench BENCH=--quick: minutes"
 	@echo "make clean       remove results and caches; make distclean: the environments too"
@@ -51,6 +52,10 @@ format: $(VENV)/.dev-installed
 docs-table: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.requirements_table
 	$(BIN)/python -m tools.cli_reference
+	$(BIN)/python -m tools.licences
+
+sbom: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.licences --sbom build/sbom.cdx.json
 
 chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine

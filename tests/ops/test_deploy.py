@@ -107,3 +107,33 @@ def test_the_guide_speaks_of_everything_that_a_deployment_needs() -> None:
     for file in re.findall(r"`deploy/([\w.-]+)`", page):
         assert (DEPLOY / file).is_file()
     assert {path.name for path in DEPLOY.iterdir()} == set(re.findall(r"`deploy/([\w.-]+)`", page))
+
+
+@pytest.mark.parametrize("file", ["bullpen.service", "bullpen-exporter.service"])
+def test_the_units_give_away_every_right_that_the_work_does_not_need(file: str) -> None:
+    given = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / file).read_text(), re.MULTILINE))
+
+    assert given["User"] not in ("", "root")
+    assert (given["UMask"], given["ProtectSystem"], given["CapabilityBoundingSet"]) == ("0077", "strict", "")
+    closed = (
+        "NoNewPrivileges",
+        "ProtectHome",
+        "PrivateTmp",
+        "PrivateDevices",
+        "RestrictNamespaces",
+        "RestrictSUIDSGID",
+    )
+    assert {name for name in closed if given.get(name) != "yes"} == set()
+    assert set(given["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_INET", "AF_INET6"}
+
+
+def test_every_container_gives_away_every_right_that_the_work_does_not_need() -> None:
+    deployments = [each for each in (DEPLOY / "kubernetes.yml").read_text().split("---") if "kind: Deployment" in each]
+
+    assert len(deployments) == 3
+    for each in deployments:
+        assert "automountServiceAccountToken: false" in each
+        assert "securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}" in each
+        assert '{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: ["ALL"]}}' in each
+        assert re.search(r"limits: \{memory: \d+Mi\}", each)
+        assert each.count("name: tmp") == 2  # what is written to at all, and where it is mounted
