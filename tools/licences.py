@@ -83,7 +83,9 @@ def packages() -> list[Package]:
 def licence(given: metadata.PackageMetadata) -> str:
     """The expression of today's metadata, or what older packages say instead."""
     marks = [text.rpartition(" :: ")[2] for text in given.get_all("Classifier") or [] if text.startswith("License :: ")]
-    said = given.get("License-Expression") or "; ".join(marks) or given.get("License") or "not named"
+    written = (given.json.get(key) for key in ("license_expression", "license"))
+    expression, text = (each if isinstance(each, str) else "" for each in written)
+    said = expression or "; ".join(marks) or text or "not named"
     return SAME.get(said, said).partition("\n")[0]
 
 
