@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from bullpen.queue import (
         Added,
+        ChildLimits,
         Connection,
         DeadLetter,
         Durability,
@@ -61,6 +62,7 @@ __all__ = [
     "Backoff",
     "Bullpen",
     "BullpenError",
+    "ChildLimits",
     "Connection",
     "ConnectionLost",
     "DeadLetter",
@@ -109,8 +111,8 @@ _HOMES: Final = {
         *("PermanentError", "RateLimited", "ResultTimeout", "ReturnToWait", "WaitForChildren"),
     ),
     "bullpen.queue": (
-        *("Added", "Connection", "DeadLetter", "Durability", "Job", "JobCounts", "JobState", "NewJob", "Queue"),
-        *("QueueEvents", "RateLimit", "Worker"),
+        *("Added", "ChildLimits", "Connection", "DeadLetter", "Durability", "Job", "JobCounts", "JobState", "NewJob"),
+        *("Queue", "QueueEvents", "RateLimit", "Worker"),
     ),
     "bullpen.queue.dead_letter": ("DeadLetterFilter",),
     "bullpen.queue.tasks": ("Task", "TaskJob"),

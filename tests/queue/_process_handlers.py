@@ -87,6 +87,22 @@ def leaving_a_thread(job: Job) -> list[str]:
 _left: list[tuple[threading.Event, threading.Thread]] = []
 
 
+def using(job: Job) -> Any:
+    """Use memory, processor time or files, as much as the job says."""
+    memory = bytearray(job.data.get("megabytes", 0) * 1024 * 1024)
+    end = time.process_time() + job.data.get("seconds", 0)
+    while time.process_time() < end:
+        pass
+    files = [open(os.devnull) for _ in range(job.data.get("files", 0))]  # noqa: SIM115 - all at the same time
+    for file in files:
+        file.close()
+    return len(memory) // (1024 * 1024)
+
+
+async def using_on_a_loop(job: Job) -> Any:
+    return using(job)
+
+
 def echoing(job: Job) -> Any:
     return job.data
 

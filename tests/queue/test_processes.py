@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import BullpenError, InvalidOption
-from bullpen.queue import Job, Worker
+from bullpen.queue import ChildLimits, Job, Worker
 from bullpen.queue._child import run_plainly
 from bullpen.testing import Child
 from bullpen.testing.killer import wait_until_gone
@@ -319,6 +319,58 @@ class TestBorders:
         assert "because of what it sent" in (stored.failed_reason or "")
         assert await good.state() == "completed"
         assert await other.logs() == []
+
+
+class TestLimits:
+    """What one job may use of the machine; the jobs beside and after it are none the wiser."""
+
+    LIMITS = ChildLimits(memory_mb=256, cpu_ms=1_000, open_files=64)
+
+    @pytest.mark.parametrize("handler", [handlers.using, handlers.using_on_a_loop], ids=["plain", "loop"])
+    @pytest.mark.parametrize(
+        ("too_much", "told"),
+        [
+            ({"megabytes": 400}, "MemoryError"),
+            ({"seconds": 30}, "it used more than 1 s of processor time"),
+            ({"files": 100}, "Too many open files"),
+        ],
+        ids=["memory", "cpu", "files"],
+    )
+    async def test_a_job_that_uses_too_much_fails_and_nobody_else(
+        self, kit: Kit, handler: Callable[[Job], Any], too_much: dict[str, int], told: str
+    ) -> None:
+        queue = kit.queue()
+        greedy = await queue.add("greedy", too_much)
+        modest = await queue.add("modest", {"megabytes": 20, "files": 10})
+
+        heard = await kit.drain(handler, 2, processes=self.LIMITS)
+
+        ((failed, error),) = heard.of("failed")
+        assert (failed.id, told in f"{type(error).__name__} {error} {failed.failed_reason}") == (greedy.id, True)
+        ((completed, *_),) = heard.of("completed")
+        assert completed.id == modest.id
+
+    async def test_processor_time_is_counted_per_job_and_not_per_child(self, kit: Kit) -> None:
+        queue = kit.queue()
+        for _ in range(3):
+            await queue.add("work", {"seconds": 0.8})
+
+        heard = await kit.drain(handlers.using, 3, processes=self.LIMITS)
+
+        assert len(heard.of("completed")) == 3
+
+    async def test_what_is_not_limited_is_not(self, kit: Kit) -> None:
+        job = await kit.queue().add("large", {"megabytes": 400})
+
+        await kit.drain(handlers.using, 1, processes=ChildLimits(cpu_ms=10_000))
+
+        stored = (await kit.queue().get_job(job.id)) or pytest.fail("job is gone")
+        assert stored.return_value == 400
+
+    @pytest.mark.parametrize("wrong", [{"memory_mb": 1}, {"cpu_ms": 0}, {"open_files": 3}, {"memory_mb": "much"}])
+    def test_limits_with_which_no_child_can_live_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidOption):
+            ChildLimits(**wrong)
 
 
 class TestStart:

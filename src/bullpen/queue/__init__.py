@@ -9,10 +9,11 @@ from bullpen.queue.events import QueueEvents
 from bullpen.queue.job import Added, Job, JobState, NewJob
 from bullpen.queue.queue import JobCounts, Queue
 from bullpen.queue.worker import Worker
-from bullpen.queue.worker_options import RateLimit
+from bullpen.queue.worker_options import ChildLimits, RateLimit
 
 __all__ = [
     "Added",
+    "ChildLimits",
     "Children",
     "ChildrenCounts",
     "Connection",

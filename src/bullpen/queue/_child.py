@@ -36,6 +36,7 @@ from bullpen.errors import (
 )
 from bullpen.queue._execute import Handler, is_async, run_async, run_plain
 from bullpen.queue._messages import BlockingLink, EndOfMessages, LoopLink, Message
+from bullpen.queue.child_limits import ChildLimits
 from bullpen.queue.job import Job, JobState, Mark
 from bullpen.wire.records import JobRecord
 
@@ -233,7 +234,7 @@ def _keep_to_ourselves(*numbers: int) -> None:
     os.register_at_fork(after_in_child=replace)
 
 
-async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
+async def _serve_on_loop(link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
     running: set[asyncio.Task[None]] = set()  # held here, or the loop might forget it; never more than one
     actions: LoopActions | None = None
@@ -244,6 +245,7 @@ async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
     while True:
         message = await messages.receive()
         if message["kind"] == "run":
+            limits.begin_job()
             actions = LoopActions(message["queue"], messages)
             task = asyncio.create_task(run(_job(actions, message)))
             running.add(task)
@@ -252,9 +254,10 @@ async def _serve_on_loop(link: socket.socket, handler: Handler) -> None:
             actions.answer(message)
 
 
-def _serve_plainly(link: BlockingLink, handler: Handler) -> None:
+def _serve_plainly(link: BlockingLink, handler: Handler, limits: ChildLimits) -> None:
     while True:
         message = link.receive()
+        limits.begin_job()
         actions = PlainActions(message["queue"], link)
         job = _job(actions, message)
         job.bind(run_plainly)
@@ -275,6 +278,8 @@ def main() -> None:
     try:
         setup = link.receive()
         log_formats.configure_child(setup["logs"])
+        limits = ChildLimits.from_message(setup["limits"])
+        limits.set()
         handler = find_handler(setup)
     except Exception as error:  # noqa: BLE001 - user code of the module's top level
         link.send({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"})
@@ -282,8 +287,8 @@ def main() -> None:
     link.send({"kind": "ready"})
     try:
         if is_async(handler):
-            asyncio.run(_serve_on_loop(link.socket, handler))
+            asyncio.run(_serve_on_loop(link.socket, handler, limits))
         else:
-            _serve_plainly(link, handler)
+            _serve_plainly(link, handler, limits)
     except (EndOfMessages, OSError):
         os._exit(0)  # the parent closed the socket; a thread that a handler left must not hold us

@@ -28,6 +28,7 @@ from bullpen._kernel.remote import RemoteError
 from bullpen.errors import BullpenError, InvalidOption, NotJson
 from bullpen.queue._execute import Handler, JobTimeout
 from bullpen.queue._messages import EndOfMessages, LoopLink, Message, NoMessage
+from bullpen.queue.child_limits import ChildLimits, says_cpu_used_up
 from bullpen.queue.job import Job
 
 logger = get_logger("bullpen.worker")
@@ -145,8 +146,9 @@ class _Child:
 class ProcessPool:
     """The children of one worker."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._setup = _locate(handler)
+    def __init__(self, handler: Handler, limits: ChildLimits) -> None:
+        self._setup = {**_locate(handler), "limits": limits.to_message()}
+        self._limits = limits
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
         self._replacing: set[asyncio.Task[None]] = set()
@@ -193,9 +195,7 @@ class ProcessPool:
             raise
         except EndOfMessages:
             child.kill()
-            return Raised(
-                ChildDied(f"the child process died in the middle of the job (exit code {await child.reap()})")
-            )
+            return Raised(ChildDied(self._how_it_died(await child.reap())))
         except (NoMessage, ChildMisbehaved) as error:
             logger.error("a child process was killed: %s", error)
             return Raised(ChildMisbehaved(f"the child process was killed, because of what it sent: {error}"))
@@ -207,6 +207,11 @@ class ProcessPool:
                 job.cancelled = begun
                 child.kill()
                 await asyncio.shield(child.reap())
+
+    def _how_it_died(self, code: int) -> str:
+        if says_cpu_used_up(code) and self._limits.cpu_s is not None:
+            return f"the child process was killed: it used more than {self._limits.cpu_s} s of processor time"
+        return f"the child process died in the middle of the job (exit code {code})"
 
     async def _next(self) -> _Child:
         """A child that is ready. One that died meanwhile is no reason to fail the next job."""

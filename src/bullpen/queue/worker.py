@@ -79,7 +79,7 @@ from bullpen.queue._wakeups import SECONDS_AFTER_BLOCK, Wakeups
 from bullpen.queue._wire import Prompt, reason_of
 from bullpen.queue.job import Job
 from bullpen.queue.late_wakeups import note_late_wakeup
-from bullpen.queue.worker_options import RateLimit, WorkerOptions
+from bullpen.queue.worker_options import ChildLimits, RateLimit, WorkerOptions
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import KeepJobs, Retention, resolve
 
@@ -142,7 +142,7 @@ class Worker:
         permanent_errors: tuple[type[BaseException], ...] = (),
         dead_letters: bool | DeadLetters = False,
         concurrency: int = 1,
-        processes: bool = False,
+        processes: bool | ChildLimits = False,
         lock: int | timedelta = 30_000,
         timeout: int | timedelta | None = None,
         close_timeout: int | timedelta | None = None,
@@ -186,7 +186,8 @@ class Worker:
         self._handler = handler
         own = RetryPolicy(permanent_errors=permanent_errors, dead_letters=_dead_letter_policy(dead_letters))
         self._policy = own if policy is None else policy.over(own)
-        self._processes = ProcessPool(handler) if processes else None
+        limits = processes if isinstance(processes, ChildLimits) else ChildLimits()
+        self._processes = ProcessPool(handler, limits) if processes else None
         self._connection = connection_for(connection, self._keys.base)
         self._dead_letters = self._dead_letter_writer()
         self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)

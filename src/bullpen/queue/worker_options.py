@@ -9,9 +9,10 @@ from bullpen._kernel.cron import LOCAL, find_zone
 from bullpen._kernel.duration import MAX_MS, check_int
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import require
+from bullpen.queue.child_limits import ChildLimits
 from bullpen.wire.options import Retention, check_retention
 
-__all__ = ["RateLimit", "WorkerOptions"]
+__all__ = ["ChildLimits", "RateLimit", "WorkerOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +25,9 @@ class WorkerOptions:
     """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
     stalled_interval_ms: int = 10_000
     """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue."""
-    processes: bool = False
-    """Run the handler in child processes, one per running job, which are killed when time is up."""
+    processes: bool | ChildLimits = False
+    """Run the handler in child processes, one per running job, which are killed when time is up; with limits of what
+    each may use."""
     timeout_ms: int | None = None
     """How long one run of a handler may take; None is for ever."""
     close_timeout_ms: int | None = None
@@ -59,7 +61,8 @@ class WorkerOptions:
         check_int("stalled_interval", self.stalled_interval_ms, minimum=1)
         # Redis 6.2 blocks for ever when asked to block for less.
         check_int("drain_delay", self.drain_delay_ms, minimum=2)
-        require("processes", isinstance(self.processes, bool), "True or False", self.processes)
+        is_known = isinstance(self.processes, bool | ChildLimits)
+        require("processes", is_known, "True, False or ChildLimits", self.processes)
         for name in ("timeout", "max_block", "close_timeout"):
             value = getattr(self, f"{name}_ms")
             if value is not None:
