@@ -27,9 +27,9 @@ TENANTS = [f"tenant-{number:03d}" for number in range(100)]
 
 
 @pytest.fixture
-def guarded(tenant_ledger: Ledger, make_stage: MakeStage) -> Stage:
-    """As a worker or an API has it: the tenant role."""
-    return make_stage(tenant_ledger)
+def guarded(worker_ledger: Ledger, make_stage: MakeStage) -> Stage:
+    """As a worker has it, who may do all that an API may."""
+    return make_stage(worker_ledger)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_a_worker_with_a_role_that_sees_everything_does_not_start(
     role: str,
     problem: str,
 ) -> None:
-    ledger = make_ledger(postgres_server.url(guarded_database, role=role), roles=ROLES, duty="tenant")
+    ledger = make_ledger(postgres_server.url(guarded_database, role=role), roles=ROLES, duty="worker")
 
     with pytest.raises(UnsafeDatabaseRole, match=problem):
         await make_stage(ledger, concurrency=5).runs.worker().start()
@@ -237,8 +237,8 @@ async def test_a_worker_runs_many_tenants_and_mixes_none(
     caretaker: Stage,
     records: Records,
 ) -> None:
-    url = postgres_server.url(guarded_database, role=ROLES.tenant)
-    stage = make_stage(make_ledger(url, roles=ROLES, duty="tenant", pool_size=4), concurrency=40)
+    url = postgres_server.url(guarded_database, role=ROLES.worker)
+    stage = make_stage(make_ledger(url, roles=ROLES, duty="worker", pool_size=4), concurrency=40)
     seen: dict[str, str] = {}
 
     async def execute(run: Run) -> dict[str, str]:
@@ -317,8 +317,8 @@ def test_every_statement_about_runs_names_its_tenant() -> None:
 async def test_a_small_pool_is_told_with_the_role_too(
     postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger, make_stage: MakeStage
 ) -> None:
-    url = postgres_server.url(guarded_database, role=ROLES.tenant)
-    ledger = make_ledger(url, roles=ROLES, duty="tenant", pool_size=2)
+    url = postgres_server.url(guarded_database, role=ROLES.worker)
+    ledger = make_ledger(url, roles=ROLES, duty="worker", pool_size=2)
 
     with pytest.raises(NotConfigured, match="BULLPEN_DATABASE_POOL_SIZE"):
         await make_stage(ledger, concurrency=50).runs.worker().start()

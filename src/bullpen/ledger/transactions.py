@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bullpen.errors import InvalidOption
+from bullpen.ledger._run_functions import FunctionRuns
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import MAX_LENGTHS
@@ -47,5 +48,6 @@ class TransactionManager:
     async def run(self, tenant_id: str, fn: Callable[[TenantRuns], Awaitable[T]]) -> T:
         """Call `fn` with the rows of this tenant; commit when it returns. Raises InvalidOption without a tenant."""
         tenant = check_tenant(tenant_id)
+        kind = FunctionRuns if self._database.is_postgres else TenantRuns
         async with self._database.transaction(tenant=tenant) as connection:
-            return await fn(TenantRuns(connection, self._database, self._enqueuer, tenant))
+            return await fn(kind(connection, self._database, self._enqueuer, tenant))

@@ -57,7 +57,6 @@ __all__ = [
     "failure_message",
     "is_old_news",
     "placeholder",
-    "redrive_row",
 ]
 
 RunHandler = Callable[[Run], Awaitable[Any]]
@@ -269,7 +268,7 @@ class RunProcessor:
             if isinstance(decision, Skip):
                 return decision
             if decision.is_redrive:
-                row = await redrive_row(runs, run_id, by="dead-letter queue") or row
+                row = await runs.requeue(run_id, actor="dead-letter queue") or row
             if decision.is_recovery:
                 message = f"Recovering stale run {run_id} — previous attempt did not complete"
                 self._log(logging.WARNING, message, job, tenant_id=tenant_id)
@@ -322,13 +321,7 @@ class RunProcessor:
         result_json = encode_result(result, "result of the run")
         telemetry.emit("runs.completing", run_id=run.id)
 
-        async def complete(runs: TenantRuns) -> bool:
-            row = await runs.complete(run.id, run.fence, result_json)
-            if row is not None:
-                await runs.settle(row)
-            return row is not None
-
-        if not await run.persist(complete):
+        if await run.persist(lambda runs: runs.complete(run.id, run.fence, result_json)) is None:
             raise RunInterrupted(f"run {run.id} was cancelled or taken over before it could complete")
         telemetry.emit("runs.completed", run_id=run.id, tenant_id=run.tenant_id)
         self._log(logging.INFO, f"Run {run.id} completed", run.job, tenant_id=run.tenant_id)
@@ -435,24 +428,9 @@ def is_old_news(row: RunRow, take: Take) -> bool:
 
 
 async def fail_run(runs: TenantRuns, run_id: str, take: Take, message: str) -> bool:
-    """FAILED and refunded, unless the failure is old news. False when there is no such run."""
-    row = await runs.get(run_id, lock=True)
-    if row is None:
-        return False
-    if not is_old_news(row, take):
-        failed = await runs.fail(run_id, error_message=message, job_timestamp=take.timestamp, job_fence=take.fence)
-        if failed is not None:
-            await runs.refund(failed)
-    return True
-
-
-async def redrive_row(runs: TenantRuns, run_id: str, *, by: str) -> RunRow | None:
-    """A FAILED run becomes QUEUED and reserves its cost again. None when it was not FAILED."""
-    row = await runs.requeue(run_id)
-    if row is not None:
-        await runs.reserve(row)
-        await runs.audit(by, "run.redrive", run_id, round=row.redrives)
-    return row
+    """FAILED and refunded, unless it has ended or the failure is old news. False when there is no such run."""
+    failed = await runs.fail(run_id, error_message=message, job_timestamp=take.timestamp, job_fence=take.fence)
+    return failed is not None or await runs.get(run_id) is not None
 
 
 def _data_of(job: Job) -> dict[str, Any]:

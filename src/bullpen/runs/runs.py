@@ -196,9 +196,10 @@ class RunWorker:
 
     async def check(self) -> None:
         """Raise what keeps this process from running runs: tables, role, row-level security, size of the pool."""
-        if self._ledger.roles is not None and self._ledger.duty != "tenant":
+        if self._ledger.roles is not None and self._ledger.duty != "worker":
             raise UnsafeDatabaseRole(
-                "workers of runs see one tenant at a time: give them the tenant role (BULLPEN_DATABASE_DUTY=tenant)"
+                "workers of runs see one tenant at a time and move its runs along: give them the worker role "
+                "(BULLPEN_DATABASE_DUTY=worker)"
             )
         if not self._ledger.database.is_postgres:
             await self._ledger.check()
