@@ -274,7 +274,7 @@ class RunProcessor:
                 self._log(logging.WARNING, message, job, tenant_id=tenant_id)
             started = await runs.start(run_id, job_timestamp=take.timestamp, job_fence=take.fence)
             assert started is not None  # locked above
-            done = frozenset(step.name for step in await runs.steps(run_id)) if started.fence > 1 else frozenset[str]()
+            done = {step.name: step.price for step in await runs.steps(run_id)} if started.fence > 1 else {}
             return Run(
                 self._transactions,
                 started,
