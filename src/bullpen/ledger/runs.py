@@ -429,6 +429,10 @@ class TenantRuns:
         statement = Sql(self._database.dialect, self._database.schema, self._database.clock_offset_ms).audit_entries
         await self._connection.execute(sa.text(statement), {"rows": encode_rows([entry])})
 
+    async def ledger_id(self) -> str:
+        """Which ledger this is: the same in every process that uses it, and another for every other one."""
+        return self._database.ledger_id or await read_ledger_id(self._connection, self._database)
+
     async def instant(self) -> str:
         """The database's now, as text."""
         value = (await self._connection.execute(sa.text(f"SELECT {self._database.now}"))).scalar_one()
@@ -528,6 +532,14 @@ class AllRuns:
         if self._database.tenant_required:
             return self._database.transaction()  # row-level security would filter: refuses, and says why
         return self._database.statement(reads=True)
+
+
+async def read_ledger_id(connection: AsyncConnection, database: Database) -> str:
+    """The identity that the migration gave this ledger; the database remembers that it was read."""
+    options = {"schema_translate_map": database.translate_map}
+    found = await connection.execute(sa.select(tables.identity.c.id), execution_options=options)
+    database.ledger_id = identity = str(found.scalar_one())
+    return identity
 
 
 def _is_older(place: tuple[datetime, str]) -> sa.ColumnElement[bool]:

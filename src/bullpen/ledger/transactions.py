@@ -16,7 +16,7 @@ from bullpen.ledger._run_functions import FunctionRuns
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import MAX_LENGTHS
-from bullpen.ledger.runs import TenantRuns
+from bullpen.ledger.runs import TenantRuns, read_ledger_id
 
 __all__ = ["TransactionManager", "check_tenant"]
 
@@ -44,6 +44,13 @@ class TransactionManager:
 
     def __init__(self, database: Database, enqueuer: Enqueuer) -> None:
         self._database, self._enqueuer = database, enqueuer
+
+    async def ledger_id(self) -> str:
+        """Which ledger this is; see `TenantRuns.ledger_id`."""
+        if self._database.ledger_id is not None:
+            return self._database.ledger_id
+        async with self._database.statement(reads=True) as connection:
+            return await read_ledger_id(connection, self._database)
 
     async def run(self, tenant_id: str, fn: Callable[[TenantRuns], Awaitable[T]]) -> T:
         """Call `fn` with the rows of this tenant; commit when it returns. Raises InvalidOption without a tenant."""

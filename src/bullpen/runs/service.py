@@ -42,8 +42,9 @@ from bullpen.ledger import (
 from bullpen.queue import Connection, DeadLetter, JobState, Queue
 from bullpen.queue.dead_letter import TenantLetters
 from bullpen.runs._logs import log
-from bullpen.runs.payload import RunPayload, read_payload
+from bullpen.runs.payload import LEDGER_HEADER, RunPayload, read_payload
 from bullpen.wire.deferred import options_to_json
+from bullpen.wire.options import JobMeta
 
 __all__ = [
     "DEAD_LETTER_QUEUE",
@@ -146,7 +147,7 @@ class RunService:
         payload is refused.
         """
         new = self._new_run(payload, cost=cost, is_test_run=is_test_run, payload_in_job=payload_in_job)
-        item = self._intent(payload, in_job=payload_in_job)
+        item = self._intent(payload, await self._transactions.ledger_id(), in_job=payload_in_job)
         return await self._transactions.run(payload.tenant_id, lambda runs: self._store(runs, new, item, actor))
 
     async def submit_in(self, runs: TenantRuns, payload: RunPayload, **options: Any) -> Submitted:
@@ -156,7 +157,8 @@ class RunService:
         )
         actor = options.pop("actor", None)
         in_job = options.get("payload_in_job", True)
-        return await self._store(runs, self._new_run(payload, **options), self._intent(payload, in_job=in_job), actor)
+        item = self._intent(payload, await runs.ledger_id(), in_job=in_job)
+        return await self._store(runs, self._new_run(payload, **options), item, actor)
 
     @staticmethod
     def _new_run(
@@ -174,13 +176,16 @@ class RunService:
             cost=cost,
         )
 
-    def _intent(self, payload: RunPayload, *, in_job: bool) -> OutboxItem:
+    def _intent(self, payload: RunPayload, ledger_id: str, *, in_job: bool) -> OutboxItem:
         # Made before the transaction: what cannot be a job is refused before anything is stored.
         return OutboxItem(
             integration_type=f"{_CHANNEL}:{self._queue.name}",
             event_type=JOB_NAME,
             payload=_job_data(payload, in_job=in_job),
-            headers={_OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id})},
+            headers={
+                _OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id}),
+                LEDGER_HEADER: ledger_id,
+            },
             source_stream_id=_STREAM,
             source_event_id=payload.run_id,
             tenant_id=payload.tenant_id,
@@ -311,7 +316,9 @@ class RunService:
         if payload is None:
             return False
         data = _job_data(payload, in_job=row.payload_in_job)
-        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True)
+        headers = {LEDGER_HEADER: await self._transactions.ledger_id()}
+        meta = JobMeta(tenant_id=row.tenant_id, headers=headers)
+        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True, meta=meta)
         return True
 
     async def _remove_job(self, row: RunRow) -> None:
