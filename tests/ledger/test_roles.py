@@ -61,6 +61,8 @@ def world(postgres_server: PostgresServer, guarded_template: str) -> Iterator[st
         f"INSERT INTO {S}.integration_outbox (source_stream_id, source_event_id, route_key, integration_type, "
         "event_type, payload, tenant_id) VALUES ('s', 'e', 'r', 'webhook:x', 't', '{}', 'alice')",
         f"INSERT INTO {S}.bullpen_destinations (integration_type) VALUES ('webhook:x')",
+        f"INSERT INTO {S}.bullpen_messages (id, tenant_id, recipient_id, occasion, period, channel, zone, local_at, "
+        f"due_at) VALUES ('{NEW}', 'alice', 'r', 'birthday', '2026', 'email', 'UTC', '2026-01-01T00:00', now())",
     )
     yield name
     postgres_server.drop_database(name)
@@ -142,6 +144,8 @@ DELIVERY = {
     f"tenant_id) SELECT id, 1, 1, 'SENT', 'alice' FROM {S}.integration_outbox",
 }
 FORGING = {
+    "a greeting that says it was sent": f"UPDATE {S}.bullpen_messages SET status = 'SENT', sent_at = now()",
+    "a greeting of its own making": f"INSERT INTO {S}.bullpen_messages SELECT * FROM {S}.bullpen_messages",
     "a grant that never was": f"{AUDIT} VALUES ('bank', 'credits.grant', 'g', 'alice')",
     "a cancellation that never was": f"{AUDIT} VALUES ('ada', 'run.cancel', '{DONE}', 'alice')",
     "a redrive by somebody else": f"{AUDIT} VALUES ('bea', 'run.redrive', '{DONE}', 'alice')",
@@ -176,6 +180,15 @@ BREAKER = {
     "a destination broken for all": f"UPDATE {S}.bullpen_destinations SET broken_until = now() + interval '1 day'",
 }
 CROSSING = {
+    "a message in front of all others": f"INSERT INTO {S}.integration_outbox (seq, source_stream_id, source_event_id, "
+    "route_key, integration_type, event_type, payload, tenant_id, ordering_key) OVERRIDING SYSTEM VALUE "
+    "VALUES (-1, 's', 'f', 'r', 'x', 't', '{}', 'alice', 'shared')",
+    "an event behind which none has a number": f"INSERT INTO {S}.bullpen_events (position, stream_id, version, "
+    "event_id, event_type, data, metadata, tenant_id) "
+    "VALUES (9223372036854775807, 's', 1, 'e', 't', '{}', '{}', 'alice')",
+    "an event in front of all others": f"INSERT INTO {S}.bullpen_events (id, stream_id, version, event_id, "
+    "event_type, data, metadata, tenant_id) OVERRIDING SYSTEM VALUE "
+    "VALUES (-1, 's', 1, 'e', 't', '{}', '{}', 'alice')",
     "a run for another": f"SELECT {S}.run_submit('bob', '{NEW}', 'v', '{{}}', true, false, 0, 'ada')",
     "a message for another": f"INSERT INTO {S}.integration_outbox (source_stream_id, source_event_id, route_key, "
     "integration_type, event_type, payload, tenant_id) VALUES ('s', 'f', 'r', 'x', 't', '{}', 'bob')",

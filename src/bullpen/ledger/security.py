@@ -70,8 +70,14 @@ _ADDED: Final = {
     tables.outbox.name: (
         "status = 'PENDING' AND attempts = 0 AND fence = 0 AND NOT parked AND sent_at IS NULL AND dead_at IS NULL"
     ),
+    # Whoever reads for all tenants numbers events, behind the last number.
+    tables.events.name: "position IS NULL",
 }
 """What tenants and workers may add, beside the tenant that must be theirs."""
+_CHANGED: Final = {
+    tables.messages.name: "USING (status IN ('CREATED', 'QUEUED')) WITH CHECK (status IN ('CREATED', 'CANCELLED'))",
+}
+"""What they may change: a message that is not on its way is moved or taken back. The sender says that it was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +135,10 @@ def _grants(schema: str, roles: Roles) -> Iterator[str]:
     yield grant("DELETE", [tables.runs, tables.run_steps], roles.service)
     # Not `at` and not `login`: the database writes those itself.
     yield grant("SELECT, INSERT (actor, action, subject, tenant_id, detail)", [tables.audit], everybody)
-    yield grant("SELECT, INSERT", [tables.outbox, tables.events, tables.workflow_history], both)
+    # Not the numbers by which all tenants' rows are put in order: they can be overridden by whoever may insert them.
+    for table, numbered in ((tables.outbox, {"seq"}), (tables.events, {"id"}), (tables.workflow_history, {"id", "at"})):
+        columns = ", ".join(column.name for column in table.columns if column.name not in numbered)
+        yield grant(f"SELECT, INSERT ({columns})", [table], both)
     yield grant("SELECT", [tables.fences, tables.attempts], both)
     yield grant("SELECT, INSERT, DELETE", [tables.inbox], both)
     yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions], both)
@@ -155,7 +164,13 @@ def _policies(table: str, name: str, roles: Roles) -> Iterator[str]:
     yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
     # Without FORCE the owner would be exempt.
     yield f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY"
-    for policy in ("bullpen_tenant", "bullpen_tenant_adds", "bullpen_owner", "bullpen_service"):
+    for policy in (
+        "bullpen_tenant",
+        "bullpen_tenant_adds",
+        "bullpen_tenant_changes",
+        "bullpen_owner",
+        "bullpen_service",
+    ):
         yield f"DROP POLICY IF EXISTS {policy} ON {table}"
     both = f"{roles.tenant}, {roles.worker}"
     yield f"CREATE POLICY bullpen_tenant ON {table} TO {both} USING ({_OWN}) WITH CHECK ({_OWN})"
@@ -165,6 +180,8 @@ def _policies(table: str, name: str, roles: Roles) -> Iterator[str]:
             f"CREATE POLICY bullpen_tenant_adds ON {table} AS RESTRICTIVE FOR INSERT TO {both} "
             f"WITH CHECK ({_ADDED[name]})"
         )
+    if name in _CHANGED:
+        yield f"CREATE POLICY bullpen_tenant_changes ON {table} AS RESTRICTIVE FOR UPDATE TO {both} {_CHANGED[name]}"
     if name in _OWNED:
         # For the functions: even they touch one tenant at a time. Whoever migrates need not be the owner.
         yield (
