@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from bullpen.errors import InvalidOption, NotConfigured, RowNotFound, UnsafeDatabaseRole
+from bullpen.errors import InvalidOption, NotConfigured, PermanentError, RowNotFound, UnsafeDatabaseRole
 from bullpen.ledger import Ledger, NewRun, RunStatus, TenantRuns
 from bullpen.ledger.security import TENANT_TABLES
 from bullpen.queue import JobState
@@ -102,6 +102,48 @@ async def test_what_the_tenant_role_may_not_do(guarded: Stage, statement: str) -
 
     with pytest.raises(Exception, match=r"permission|policy|owner|tenant|right"):
         await guarded.ledger.transactions.run(ALICE, attack)
+
+
+@pytest.mark.requirement("X-23")
+async def test_an_api_has_all_that_it_needs_and_grants_nothing(
+    tenant_ledger: Ledger, guarded: Stage, caretaker: Stage, make_stage: MakeStage
+) -> None:
+    """With the tenant role: submit, look, cancel, send back, read dead letters. Others run and pay."""
+    api, is_mended = make_stage(tenant_ledger), False
+
+    async def execute(run: Run) -> str:
+        await run.step("model", lambda key: {"key": key}, price=2)
+        if not is_mended:
+            raise PermanentError("no")
+        return "done"
+
+    with pytest.raises(UnsafeDatabaseRole, match="credits_grant"):
+        await api.service.grant(ALICE, 1_000, reference="mine", actor="eve")
+    await caretaker.service.grant(ALICE, 10, reference="g", actor="bank")
+    wanted, unwanted = payload(), payload()
+    for each in (wanted, unwanted):
+        await api.service.submit(each, cost=5, actor="ada")
+    await api.service.cancel(ALICE, unwanted.run_id, actor="ada")
+    await caretaker.dispatch()
+    async with guarded.working(execute, dispatch=False):
+        await api.until(wanted.run_id, RunStatus.FAILED)
+        letters = await api.service.dead_letters(ALICE, actor="ada")
+        await api.runs.queue.remove(wanted.run_id)  # the job must be made anew
+        is_mended = True
+        await api.service.retry(ALICE, wanted.run_id, actor="ada")
+        row = await api.until(wanted.run_id, RunStatus.COMPLETED)
+
+    assert (row.result, len(letters), await api.service.balance(ALICE)) == ("done", 1, 5)
+    assert [(step.name, step.price) for step in await api.service.steps(ALICE, wanted.run_id)] == [("model", 2)]
+    lines = await caretaker.ledger.audit.read(tenant_id=ALICE)
+    assert [(line.action, line.actor, line.login) for line in reversed(lines)] == [
+        ("credits.grant", "bank", ROLES.service),
+        ("run.submit", "ada", ROLES.tenant),
+        ("run.submit", "ada", ROLES.tenant),
+        ("run.cancel", "ada", ROLES.tenant),
+        ("run.dead_letters.read", "ada", ROLES.tenant),
+        ("run.redrive", "ada", ROLES.tenant),
+    ]
 
 
 @pytest.mark.requirement("X-113")
