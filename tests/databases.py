@@ -18,7 +18,7 @@ import pytest
 from bullpen.ledger import Ledger, OutboxItem, Roles
 from bullpen.testing.postgres import PostgresServer, memory_directory, need_postgres
 
-ROLES = Roles(tenant="shop_tenant", service="shop_service")
+ROLES = Roles(tenant="shop_tenant", worker="shop_worker", service="shop_service")
 OWNER = "shop_owner"
 """An ordinary role. It owns the tables; in databases without row-level security it is also the one that works."""
 
@@ -30,7 +30,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     """The cluster that all tests share; its roles exist."""
     need_postgres()
     with PostgresServer.start(args=("max_connections=200",)) as server:
-        for role in (OWNER, ROLES.tenant, ROLES.service):
+        for role in (OWNER, ROLES.tenant, ROLES.worker, ROLES.service):
             server.execute(f"CREATE ROLE {role} LOGIN")
         yield server
 

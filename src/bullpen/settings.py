@@ -332,11 +332,15 @@ class LedgerSettings:
     schema: str = _option("core_outbox", _NAME, "BULLPEN_DATABASE_SCHEMA")
     """Schema of the tables on PostgreSQL."""
     tenant_role: str | None = _option(None, _NAME, "BULLPEN_TENANT_ROLE")
-    """Database role of APIs and delivery workers. With both roles row-level security keeps tenants apart."""
+    """Database role of APIs. With all three roles row-level security keeps tenants apart."""
+    worker_role: str | None = _option(None, _NAME, "BULLPEN_WORKER_ROLE")
+    """Database role of workers of deliveries and runs."""
     service_role: str | None = _option(None, _NAME, "BULLPEN_SERVICE_ROLE")
-    """Database role of dispatchers, which see all tenants."""
-    duty: Literal["service", "tenant"] = _option("service", _one_of("service", "tenant"), "BULLPEN_DATABASE_DUTY")
-    """Which of the two roles this process has. Only with roles."""
+    """Database role of dispatchers and maintenance, which see all tenants, and of whoever grants credits."""
+    duty: Literal["service", "worker", "tenant"] = _option(
+        "service", _one_of("service", "worker", "tenant"), "BULLPEN_DATABASE_DUTY"
+    )
+    """Which of the three roles this process has. Only with roles."""
     pool_size: int = _option(10, _whole_number(1), "BULLPEN_DATABASE_POOL_SIZE")
     """Connections to PostgreSQL that this process holds at most. Ten runs at the same time need one."""
 

@@ -90,15 +90,15 @@ async def test_a_name_that_no_row_could_have_is_refused(ledger: Ledger) -> None:
 
 
 @pytest.mark.requirement("X-23")
-async def test_workers_with_the_tenant_role_see_and_tell(
+async def test_workers_with_the_worker_role_see_and_tell(
     postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger
 ) -> None:
-    tenant = make_ledger(postgres_server.url(guarded_database, role=ROLES.tenant), roles=ROLES, duty="tenant")
+    worker = make_ledger(postgres_server.url(guarded_database, role=ROLES.worker), roles=ROLES, duty="worker")
     service = make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=ROLES)
 
-    await trip(tenant)
+    await trip(worker)
     await service.destinations.disable("webhook:y", by="ada")
 
-    assert (await state(service), await state(tenant, "webhook:y")) == ("broken", "disabled")
-    await tenant.destinations.mend("webhook:x")
+    assert (await state(service), await state(worker, "webhook:y")) == ("broken", "disabled")
+    await worker.destinations.mend("webhook:x")
     assert await state(service) is None

@@ -205,9 +205,9 @@ def test_names_that_would_have_to_be_quoted_are_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match="lower-case letters"):
         migrate.render_sql(schema=name)
     with pytest.raises(InvalidOption, match="lower-case letters"):
-        Roles(tenant=name, service="s")
+        Roles(tenant=name, worker="w", service="s")
 
 
-def test_both_duties_need_a_role_of_their_own() -> None:
-    with pytest.raises(InvalidOption, match="another role"):
-        Roles(tenant="same", service="same")
+def test_each_duty_needs_a_role_of_its_own() -> None:
+    with pytest.raises(InvalidOption, match="three different roles"):
+        Roles(tenant="same", worker="other", service="same")

@@ -23,6 +23,11 @@ def tenant_ledger(postgres_server: PostgresServer, guarded_database: str, make_l
 
 
 @pytest.fixture
+def worker_ledger(postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger) -> Ledger:
+    return make_ledger(postgres_server.url(guarded_database, role=ROLES.worker), roles=ROLES, duty="worker")
+
+
+@pytest.fixture
 def service_ledger(postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger) -> Ledger:
     return make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=ROLES, duty="service")
 
@@ -76,8 +81,8 @@ async def test_a_pooled_connection_carries_no_tenant_over(
 
 
 @pytest.mark.requirement("X-23", "O-54")
-async def test_a_worker_with_the_tenant_role_delivers_its_tenants_rows(
-    tenant_ledger: Ledger, service_ledger: Ledger
+async def test_a_worker_delivers_the_rows_of_its_tenant(
+    tenant_ledger: Ledger, worker_ledger: Ledger, service_ledger: Ledger
 ) -> None:
     """The dispatcher claims for all tenants; a delivery worker begins, settles and announces as one of them."""
     await tenant_ledger.outbox.enqueue(item(1, tenant_id=ALICE))
@@ -85,9 +90,9 @@ async def test_a_worker_with_the_tenant_role_delivers_its_tenants_rows(
     rows = {row.tenant_id: row for row in await service_ledger.outbox.claim_due_batch("dispatcher")}
     ids = [row.id for row in rows.values()]
 
-    begun = await tenant_ledger.outbox.begin(ids, worker_id="w", lease_ms=1_000, tenant_id=ALICE)
-    foreign = await tenant_ledger.outbox.begin(ids, worker_id="w", lease_ms=1_000, tenant_id=ALICE)
-    settled = await tenant_ledger.outbox.settle(
+    begun = await worker_ledger.outbox.begin(ids, worker_id="w", lease_ms=1_000, tenant_id=ALICE)
+    foreign = await worker_ledger.outbox.begin(ids, worker_id="w", lease_ms=1_000, tenant_id=ALICE)
+    settled = await worker_ledger.outbox.settle(
         [Settlement(begun[rows[ALICE].id], Died("bad", "X"), "w")], tenant_id=ALICE
     )
 
@@ -124,8 +129,11 @@ async def test_keys_of_one_tenant_do_not_hide_messages_of_another(tenant_ledger:
     assert seen == {ALICE: [True, False], BOB: [True]}
 
 
-async def test_each_duty_passes_its_own_check(tenant_ledger: Ledger, service_ledger: Ledger) -> None:
+async def test_each_duty_passes_its_own_check(
+    tenant_ledger: Ledger, worker_ledger: Ledger, service_ledger: Ledger
+) -> None:
     await tenant_ledger.check()
+    await worker_ledger.check()
     await service_ledger.check()
 
 
@@ -142,6 +150,9 @@ async def ledger_as(server: PostgresServer, database: str, role: str, duty: str)
         ("postgres", "service", "superuser"),
         (OWNER, "service", "owns the tables"),
         (ROLES.service, "tenant", "sees all tenants"),
+        (ROLES.service, "worker", "sees all tenants"),
+        (ROLES.tenant, "worker", "is not shop_worker"),
+        (ROLES.worker, "tenant", "moves runs along"),
         (ROLES.tenant, "service", "is not shop_service"),
     ],
 )
@@ -178,7 +189,7 @@ async def test_a_table_without_it_is_refused(
 async def test_roles_that_do_not_exist_are_told(
     postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger
 ) -> None:
-    missing = Roles(tenant="nobody_here", service="nor_here")
+    missing = Roles(tenant="nobody_here", worker="not_here", service="nor_here")
     ledger = make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=missing)
 
     with pytest.raises(LedgerNotReady, match="--create-roles"):
@@ -187,7 +198,7 @@ async def test_roles_that_do_not_exist_are_told(
 
 async def test_roles_are_created_only_when_asked(postgres_server: PostgresServer, make_ledger: MakeLedger) -> None:
     name = postgres_server.create_database()
-    roles = Roles(tenant="made_tenant", service="made_service")
+    roles = Roles(tenant="made_tenant", worker="made_worker", service="made_service")
     ledger = make_ledger(postgres_server.url(name), roles=roles)
     try:
         with pytest.raises(Exception, match="does not exist"):
@@ -202,7 +213,7 @@ async def test_roles_are_created_only_when_asked(postgres_server: PostgresServer
     finally:
         await ledger.aclose()
         postgres_server.drop_database(name)
-        postgres_server.execute("DROP ROLE IF EXISTS made_tenant, made_service")
+        postgres_server.execute("DROP ROLE IF EXISTS made_tenant, made_worker, made_service")
 
 
 async def test_without_roles_one_owner_does_everything(postgres_url: str, make_ledger: MakeLedger) -> None:

@@ -431,6 +431,7 @@ async def test_a_process_that_sees_one_tenant_does_not_watch(
         redis_url=redis_url,
         ledger_url=postgres_server.url(guarded_database, role=ROLES.tenant),
         ledger_tenant_role=ROLES.tenant,
+        ledger_worker_role=ROLES.worker,
         ledger_service_role=ROLES.service,
         ledger_duty="tenant",
         alerts_webhook_url="https://example.com/hook",

@@ -173,13 +173,15 @@ async def test_a_configured_database_without_tables_stops_the_start(empty_postgr
 async def test_with_roles_a_process_does_what_its_role_may(
     postgres_server: PostgresServer, guarded_database: str, redis_url: str, tmp_path: Path, make_ledger: MakeLedger
 ) -> None:
-    """The dispatcher sees all tenants and delivers nothing; workers deliver and see one tenant at a time."""
+    """The dispatcher sees all tenants and delivers nothing; workers deliver and see one tenant at a time; an API does
+    neither."""
 
     def make(duty: str, role: str, spy: SpyChannel) -> Bullpen:
         environ = {
             "BULLPEN_DATABASE_URL": postgres_server.url(guarded_database, role=role),
             "BULLPEN_REDIS_URL": redis_url,
             "BULLPEN_TENANT_ROLE": ROLES.tenant,
+            "BULLPEN_WORKER_ROLE": ROLES.worker,
             "BULLPEN_SERVICE_ROLE": ROLES.service,
             "BULLPEN_DATABASE_DUTY": duty,
         }
@@ -187,16 +189,17 @@ async def test_with_roles_a_process_does_what_its_role_may(
         app.outbox.route("webhook:partnerX", spy)
         return app
 
-    service_spy, tenant_spy = SpyChannel(), SpyChannel()
-    service, tenant = make("service", ROLES.service, service_spy), make("tenant", ROLES.tenant, tenant_spy)
+    service_spy, worker_spy, tenant_spy = SpyChannel(), SpyChannel(), SpyChannel()
+    service, worker = make("service", ROLES.service, service_spy), make("worker", ROLES.worker, worker_spy)
+    tenant = make("tenant", ROLES.tenant, tenant_spy)
     all_rows = make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=ROLES)
 
-    async with running(service), running(tenant):
+    async with running(service), running(worker), running(tenant):
         await all_rows.outbox.enqueue_many([item(n, tenant_id=f"t-{n}") for n in range(3)])
         await until_settled(all_rows, 3)
 
-    assert sorted(tenant_spy.numbers) == [0, 1, 2]
-    assert service_spy.messages == []
+    assert sorted(worker_spy.numbers) == [0, 1, 2]
+    assert service_spy.messages == tenant_spy.messages == []
 
 
 async def test_a_hurried_close_does_not_wait_for_a_target_that_hangs(settings: Settings) -> None:

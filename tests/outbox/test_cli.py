@@ -203,13 +203,15 @@ def test_without_a_database_the_projects_own_file_is_used(
 
 
 def test_statements_can_be_printed(type_: Type) -> None:
-    roles = ("--tenant-role", "shop_tenant", "--service-role", "shop_service", "--create-roles")
+    named = [word for duty in ("tenant", "worker", "service") for word in (f"--{duty}-role", f"shop_{duty}")]
+    roles = (*named, "--create-roles")
 
     code, text, _ = type_("migrate", "--database", "postgresql://o@h/d", "--schema", "billing", "--print-sql", *roles)
 
     assert code == 0
     assert "CREATE TABLE IF NOT EXISTS billing.integration_outbox" in text
-    assert "CREATE POLICY bullpen_tenant ON billing.integration_outbox TO shop_tenant" in text
+    assert "CREATE POLICY bullpen_tenant ON billing.integration_outbox TO shop_tenant, shop_worker " in text
+    assert "GRANT EXECUTE ON FUNCTION billing.run_complete TO shop_worker, shop_service" in text
     assert type_("migrate", "--database", "postgresql://o@h/d", "--tenant-role", "t", "--print-sql")[0] == 2
 
 

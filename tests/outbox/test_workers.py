@@ -321,7 +321,7 @@ async def test_a_job_waits_for_the_database(ledger: Ledger, make_outbox: MakeOut
 
 
 @pytest.mark.requirement("X-23")
-async def test_workers_with_the_tenant_role_deliver_only_what_the_job_names(
+async def test_workers_with_the_worker_role_deliver_only_what_the_job_names(
     postgres_server: Any,
     guarded_database: str,
     make_ledger: MakeLedger,
@@ -330,11 +330,11 @@ async def test_workers_with_the_tenant_role_deliver_only_what_the_job_names(
 ) -> None:
     """A job that claims another tenant's row finds nothing: row-level security is asked, not the job."""
     service = make_ledger(postgres_server.url(guarded_database, role=ROLES.service), roles=ROLES)
-    tenant = make_ledger(postgres_server.url(guarded_database, role=ROLES.tenant), roles=ROLES, duty="tenant")
+    worker = make_ledger(postgres_server.url(guarded_database, role=ROLES.worker), roles=ROLES, duty="worker")
     await service.outbox.enqueue_many([item(1, tenant_id="alice"), item(2, tenant_id="bob")])
     spy = SpyChannel()
     dispatching = make_outbox({"webhook:*": Route()}, ledger=service, connection=connection)
-    delivering = make_outbox({"webhook:partnerX": spy}, ledger=tenant, connection=connection)
+    delivering = make_outbox({"webhook:partnerX": spy}, ledger=worker, connection=connection)
     await dispatch(dispatching)
     alice = next(row for row in await rows(service) if row.tenant_id == "alice")
     async with Queue(QUEUE, connection=connection) as queue:

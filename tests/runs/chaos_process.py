@@ -56,8 +56,8 @@ def die_at(event: str, count: int) -> None:
 
 async def main(order: dict[str, Any]) -> None:
     logs.configure(sys.stdout, level=20, as_json=True)
-    roles = Roles(tenant=order["tenant_role"], service=order["service_role"])
-    duty = "tenant" if order["role"] == "worker" else "service"
+    roles = Roles(**order["roles"])
+    duty = "worker" if order["role"] == "worker" else "service"
     ledger = Ledger(order[f"{duty}_url"], roles=roles, duty=duty, timeout_ms=5_000)  # type: ignore[arg-type]  # one of two
     connection = Connection(order["redis"], command_timeout_ms=1_000)
     options = RunOptions(

@@ -52,8 +52,14 @@ def lite(sqlite_url: str, make_ledger: MakeLedger, make_stage: MakeStage) -> Sta
 
 @pytest.fixture
 def tenant_ledger(postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger) -> Ledger:
-    """Row-level security, as workers and APIs have it."""
+    """Row-level security, as APIs have it."""
     return make_ledger(postgres_server.url(guarded_database, role=ROLES.tenant), roles=ROLES, duty="tenant")
+
+
+@pytest.fixture
+def worker_ledger(postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger) -> Ledger:
+    """Row-level security, as workers have it."""
+    return make_ledger(postgres_server.url(guarded_database, role=ROLES.worker), roles=ROLES, duty="worker")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,14 @@ async def test_an_app_without_a_handler_looks_after_runs_only(redis_url: str, sq
 async def test_an_app_whose_worker_would_see_all_tenants_does_not_start(
     redis_url: str, postgres_server: PostgresServer, guarded_database: str, tmp_path: Path
 ) -> None:
-    given = {"ledger_tenant_role": ROLES.tenant, "ledger_service_role": ROLES.service}
+    given = {f"ledger_{duty}_role": role for duty, role in asdict(ROLES).items()}
     url = postgres_server.url(guarded_database, role=ROLES.service)
     app = Bullpen(settings=settings(redis_url, url, tmp_path, **given, ledger_duty="service"))
 
     @app.runs.handler
     async def execute(run: Run) -> None: ...
 
-    with pytest.raises(UnsafeDatabaseRole, match="tenant role"):
+    with pytest.raises(UnsafeDatabaseRole, match="worker role"):
         await app.run(signals=False)
 
 

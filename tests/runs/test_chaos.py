@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.runs.kit import payload
 from tests.runs.test_isolation import LONG
 
 ROOT = Path(__file__).parents[2]
-ROLES = Roles(tenant="chaos_tenant", service="chaos_service")
+ROLES = Roles(tenant="chaos_tenant", worker="chaos_worker", service="chaos_service")
 RUNS = 2_000 if LONG else 80
 TENANTS = [f"tenant-{number}" for number in range(20 if LONG else 5)]
 PRICE, GRANT = 3, 1_000_000
@@ -72,10 +73,9 @@ class Arena:
     ) -> Child:
         order = {
             "role": role,
-            "tenant_url": self.url(ROLES.tenant),
+            "worker_url": self.url(ROLES.worker),
             "service_url": self.url(ROLES.service),
-            "tenant_role": ROLES.tenant,
-            "service_role": ROLES.service,
+            "roles": asdict(ROLES),
             "redis": self.redis.url,
             "bank": str(self.bank),
             "concurrency": CONCURRENCY,
@@ -197,7 +197,7 @@ async def seen_by(arena: Arena, tenant: str) -> list[str]:
 def durable_postgres() -> Any:
     need_postgres()
     with PostgresServer.start(durable=True, args=("max_connections=200",)) as server:
-        for role in ("chaos_owner", ROLES.tenant, ROLES.service):
+        for role in ("chaos_owner", ROLES.tenant, ROLES.worker, ROLES.service):
             server.execute(f"CREATE ROLE {role} LOGIN")
         yield server
 

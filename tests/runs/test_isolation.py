@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from bullpen.errors import InvalidOption, NotConfigured, RowNotFound, UnsafeDatabaseRole
+from bullpen.errors import InvalidOption, NotConfigured, PermanentError, RowNotFound, UnsafeDatabaseRole
 from bullpen.ledger import Ledger, NewRun, RunStatus, TenantRuns
 from bullpen.ledger.security import TENANT_TABLES
 from bullpen.queue import JobState
@@ -27,9 +27,9 @@ TENANTS = [f"tenant-{number:03d}" for number in range(100)]
 
 
 @pytest.fixture
-def guarded(tenant_ledger: Ledger, make_stage: MakeStage) -> Stage:
-    """As a worker or an API has it: the tenant role."""
-    return make_stage(tenant_ledger)
+def guarded(worker_ledger: Ledger, make_stage: MakeStage) -> Stage:
+    """As a worker has it, who may do all that an API may."""
+    return make_stage(worker_ledger)
 
 
 @pytest.fixture
@@ -104,6 +104,48 @@ async def test_what_the_tenant_role_may_not_do(guarded: Stage, statement: str) -
         await guarded.ledger.transactions.run(ALICE, attack)
 
 
+@pytest.mark.requirement("X-23")
+async def test_an_api_has_all_that_it_needs_and_grants_nothing(
+    tenant_ledger: Ledger, guarded: Stage, caretaker: Stage, make_stage: MakeStage
+) -> None:
+    """With the tenant role: submit, look, cancel, send back, read dead letters. Others run and pay."""
+    api, is_mended = make_stage(tenant_ledger), False
+
+    async def execute(run: Run) -> str:
+        await run.step("model", lambda key: {"key": key}, price=2)
+        if not is_mended:
+            raise PermanentError("no")
+        return "done"
+
+    with pytest.raises(UnsafeDatabaseRole, match="credits_grant"):
+        await api.service.grant(ALICE, 1_000, reference="mine", actor="eve")
+    await caretaker.service.grant(ALICE, 10, reference="g", actor="bank")
+    wanted, unwanted = payload(), payload()
+    for each in (wanted, unwanted):
+        await api.service.submit(each, cost=5, actor="ada")
+    await api.service.cancel(ALICE, unwanted.run_id, actor="ada")
+    await caretaker.dispatch()
+    async with guarded.working(execute, dispatch=False):
+        await api.until(wanted.run_id, RunStatus.FAILED)
+        letters = await api.service.dead_letters(ALICE, actor="ada")
+        await api.runs.queue.remove(wanted.run_id)  # the job must be made anew
+        is_mended = True
+        await api.service.retry(ALICE, wanted.run_id, actor="ada")
+        row = await api.until(wanted.run_id, RunStatus.COMPLETED)
+
+    assert (row.result, len(letters), await api.service.balance(ALICE)) == ("done", 1, 5)
+    assert [(step.name, step.price) for step in await api.service.steps(ALICE, wanted.run_id)] == [("model", 2)]
+    lines = await caretaker.ledger.audit.read(tenant_id=ALICE)
+    assert [(line.action, line.actor, line.login) for line in reversed(lines)] == [
+        ("credits.grant", "bank", ROLES.service),
+        ("run.submit", "ada", ROLES.tenant),
+        ("run.submit", "ada", ROLES.tenant),
+        ("run.cancel", "ada", ROLES.tenant),
+        ("run.dead_letters.read", "ada", ROLES.tenant),
+        ("run.redrive", "ada", ROLES.tenant),
+    ]
+
+
 @pytest.mark.requirement("X-113")
 @pytest.mark.parametrize(
     ("role", "problem"), [("postgres", "superuser"), (OWNER, "owns the tables"), (ROLES.service, "sees all tenants")]
@@ -116,7 +158,7 @@ async def test_a_worker_with_a_role_that_sees_everything_does_not_start(
     role: str,
     problem: str,
 ) -> None:
-    ledger = make_ledger(postgres_server.url(guarded_database, role=role), roles=ROLES, duty="tenant")
+    ledger = make_ledger(postgres_server.url(guarded_database, role=role), roles=ROLES, duty="worker")
 
     with pytest.raises(UnsafeDatabaseRole, match=problem):
         await make_stage(ledger, concurrency=5).runs.worker().start()
@@ -237,8 +279,8 @@ async def test_a_worker_runs_many_tenants_and_mixes_none(
     caretaker: Stage,
     records: Records,
 ) -> None:
-    url = postgres_server.url(guarded_database, role=ROLES.tenant)
-    stage = make_stage(make_ledger(url, roles=ROLES, duty="tenant", pool_size=4), concurrency=40)
+    url = postgres_server.url(guarded_database, role=ROLES.worker)
+    stage = make_stage(make_ledger(url, roles=ROLES, duty="worker", pool_size=4), concurrency=40)
     seen: dict[str, str] = {}
 
     async def execute(run: Run) -> dict[str, str]:
@@ -317,8 +359,8 @@ def test_every_statement_about_runs_names_its_tenant() -> None:
 async def test_a_small_pool_is_told_with_the_role_too(
     postgres_server: PostgresServer, guarded_database: str, make_ledger: MakeLedger, make_stage: MakeStage
 ) -> None:
-    url = postgres_server.url(guarded_database, role=ROLES.tenant)
-    ledger = make_ledger(url, roles=ROLES, duty="tenant", pool_size=2)
+    url = postgres_server.url(guarded_database, role=ROLES.worker)
+    ledger = make_ledger(url, roles=ROLES, duty="worker", pool_size=2)
 
     with pytest.raises(NotConfigured, match="BULLPEN_DATABASE_POOL_SIZE"):
         await make_stage(ledger, concurrency=50).runs.worker().start()

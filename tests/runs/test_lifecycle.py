@@ -402,6 +402,98 @@ async def test_a_cancelled_run_is_refunded_once(stage: Stage) -> None:
     assert [kind for kind, _, _ in await entries(stage)] == ["grant", "reserve", "refund"]
 
 
+@pytest.mark.requirement("R-52")
+async def test_cancelling_refunds_what_no_stored_step_has_spent(stage: Stage) -> None:
+    bank, paid = Bank(), asyncio.Event()
+
+    async def execute(run: Run) -> None:
+        await run.step("model", lambda key: bank.charge(key, 10), price=10)
+        await run.step("free", lambda key: bank.charge(key, 0))
+        paid.set()
+        await asyncio.Event().wait()
+
+    await stage.service.grant(ALICE, 100, reference="invoice-1", actor="bank")
+    wanted = payload()
+    await stage.service.submit(wanted, cost=30)
+    async with stage.working(execute):
+        await paid.wait()
+        for _ in range(2):
+            await stage.service.cancel(ALICE, wanted.run_id, actor="ada")
+        await stage.until_job(wanted.run_id, JobState.COMPLETED)
+
+    assert await stage.service.balance(ALICE) == 90
+    assert await entries(stage) == [("grant", 100, 0), ("reserve", -30, 0), ("refund", 20, 0)]
+    assert [(step.name, step.price) for step in await stage.service.steps(ALICE, wanted.run_id)] == [
+        ("model", 10),
+        ("free", 0),
+    ]
+
+
+@pytest.mark.requirement("R-52")
+async def test_a_run_that_is_sent_back_pays_a_step_once(stage: Stage) -> None:
+    bank, flaky = Bank(), Flaky()
+
+    async def execute(run: Run) -> Any:
+        await run.step("model", lambda key: bank.charge(key, 10), price=10)
+        return await flaky(run)
+
+    await stage.service.grant(ALICE, 100, reference="invoice-1", actor="bank")
+    run_id = await submit_impatient(stage, cost=30)
+    async with stage.working(execute, dispatch=False):
+        await stage.until(run_id, RunStatus.FAILED)
+        after_failure = await stage.service.balance(ALICE)
+        await stage.service.retry(ALICE, run_id, actor="ada")
+        await stage.until(run_id, RunStatus.FAILED)
+        flaky.is_mended = True
+        await stage.service.retry(ALICE, run_id, actor="ada")
+        await stage.until(run_id, RunStatus.COMPLETED)
+
+    assert (after_failure, await stage.service.balance(ALICE), bank.calls.total()) == (90, 70, 1)
+    assert await entries(stage) == [
+        ("grant", 100, 0),
+        ("reserve", -30, 0),
+        ("refund", 20, 0),
+        ("reserve", -20, 1),
+        ("refund", 20, 1),
+        ("reserve", -20, 2),
+        ("settle", 0, 2),
+    ]
+
+
+@pytest.mark.parametrize("price", [-1, 1.5, True, "5", 31, 21])
+async def test_a_price_that_the_run_does_not_cover_is_refused_before_the_call(lite: Stage, price: Any) -> None:
+    bank = Bank()
+
+    async def execute(run: Run) -> None:
+        await run.step("first", lambda key: bank.charge(key, 10), price=10)
+        await run.step("second", lambda key: bank.charge(key, 10), price=price)
+
+    await lite.service.grant(ALICE, 100, reference="invoice-1", actor="bank")
+    wanted = payload()
+    await lite.service.submit(wanted, cost=30)
+    async with lite.working(execute):
+        row = await lite.until(wanted.run_id, RunStatus.FAILED)
+
+    assert "step 'second'" in str(row.error_message) and "price" in str(row.error_message)
+    assert bank.calls.total() == 1
+    assert await lite.service.balance(ALICE) == 90
+
+
+@pytest.mark.requirement("R-53")
+async def test_steps_of_a_test_run_spend_nothing(stage: Stage) -> None:
+    async def execute(run: Run) -> None:
+        await run.step("model", lambda key: {"key": key}, price=10)
+        raise PermanentError("no")
+
+    wanted = payload()
+    await stage.service.submit(wanted, cost=5, is_test_run=True)  # with an empty account
+    async with stage.working(execute):
+        row = await stage.until(wanted.run_id, RunStatus.FAILED)
+
+    assert "no" in str(row.error_message)
+    assert await entries(stage) == [("reserve", 0, 0), ("refund", 0, 0)]
+
+
 @pytest.mark.requirement("R-53", "R-52")
 async def test_a_test_run_costs_nothing_and_knows_it(stage: Stage) -> None:
     seen: list[bool] = []

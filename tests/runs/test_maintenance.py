@@ -117,10 +117,8 @@ async def test_a_redrive_that_stopped_half_way_is_finished(stage: Stage) -> None
     async with stage.working(execute, dispatch=False):
         await stage.until(run_id, RunStatus.FAILED)
         await stage.until_job(run_id, JobState.FAILED)
-    from bullpen.runs.processor import redrive_row
-
     # The process dies right after its transaction.
-    await stage.ledger.transactions.run(ALICE, lambda runs: redrive_row(runs, run_id, by="ada"))
+    await stage.ledger.transactions.run(ALICE, lambda runs: runs.requeue(run_id, actor="ada"))
     flaky.is_mended = True
 
     swept = await stage.runs.maintenance().sweep()
@@ -190,12 +188,13 @@ async def test_maintenance_looks_again_and_again_until_it_is_closed(lite: Stage)
 
 
 @pytest.mark.requirement("X-23")
-async def test_maintenance_needs_the_service_role_and_workers_the_tenants(
+async def test_maintenance_needs_the_service_role_and_workers_the_worker_role(
     tenant_ledger: Ledger, service_ledger: Ledger, make_stage: MakeStage
 ) -> None:
     with pytest.raises(UnsafeDatabaseRole, match="service role"):
         make_stage(tenant_ledger).runs.maintenance()
-    with pytest.raises(UnsafeDatabaseRole, match="tenant role"):
-        await make_stage(service_ledger).runs.worker().start()
+    for wrong in (service_ledger, tenant_ledger):
+        with pytest.raises(UnsafeDatabaseRole, match="worker role"):
+            await make_stage(wrong).runs.worker().start()
     with pytest.raises(UnsafeDatabaseRole, match="needs a tenant"):
         await tenant_ledger.runs.find()

@@ -142,7 +142,7 @@ class AlertService:
         try:
             if not await self._ledger_is_ready():
                 return
-            if self._ledger.roles is not None and self._ledger.duty == "tenant":
+            if self._ledger.database.tenant_required:
                 raise NotConfigured(
                     "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
                 )

@@ -28,11 +28,16 @@ def make_ledger(settings: Settings) -> Ledger:
 
 
 def roles_of(settings: Settings) -> Roles | None:
-    """The two database roles, or None for a ledger without row-level security."""
-    tenant, service = settings.ledger.tenant_role, settings.ledger.service_role
-    if (tenant is None) != (service is None):
-        raise InvalidOption("tenant_role", "both roles or none", tenant or service)
-    return None if tenant is None or service is None else Roles(tenant=tenant, service=service)
+    """The three database roles, or None for a ledger without row-level security."""
+    chosen = settings.ledger
+    tenant, worker, service = chosen.tenant_role, chosen.worker_role, chosen.service_role
+    if tenant and worker and service:
+        return Roles(tenant=tenant, worker=worker, service=service)
+    if tenant or worker or service:
+        given = {"tenant_role": tenant, "worker_role": worker, "service_role": service}
+        missing = ", ".join(name for name, role in given.items() if role is None)
+        raise InvalidOption(missing, "all three roles or none", None)
+    return None
 
 
 async def prepare(ledger: Ledger, settings: Settings, *, connections: int = 2) -> None:

@@ -54,7 +54,7 @@ class OutboxService:
         if not self._is_closed:
             if ledger.roles is None or ledger.duty == "service":
                 self._parts.append(self._outbox.dispatcher())
-            if ledger.roles is None or ledger.duty == "tenant":
+            if ledger.roles is None or ledger.duty == "worker":
                 self._parts.append(self._outbox.workers())
             try:
                 for part in self._parts:

@@ -14,13 +14,18 @@ from bullpen.settings import Settings
 def migrate(
     database: DatabaseOption = None,
     schema: Annotated[str | None, typer.Option(metavar="NAME", help="Schema on PostgreSQL.")] = None,
-    tenant_role: Annotated[str | None, typer.Option(metavar="ROLE", help="Role of APIs and delivery workers.")] = None,
-    service_role: Annotated[str | None, typer.Option(metavar="ROLE", help="Role of dispatchers.")] = None,
+    tenant_role: Annotated[str | None, typer.Option(metavar="ROLE", help="Role of APIs.")] = None,
+    worker_role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Role of workers of deliveries and runs.")
+    ] = None,
+    service_role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Role of dispatchers and maintenance.")
+    ] = None,
     create_roles: Annotated[bool, typer.Option("--create-roles", help="Create the roles if they are missing.")] = False,
     print_sql: Annotated[bool, typer.Option("--print-sql", help="Print the statements and run nothing.")] = False,
 ) -> None:
-    """Make the ledger's tables or bring them up to date. With both roles also row-level security. Safe to repeat."""
-    settings = settings_for(database, schema, tenant_role, service_role)
+    """Make the ledger's tables or bring them up to date. With three roles also row-level security. Safe to repeat."""
+    settings = settings_for(database, schema, tenant_role, worker_role, service_role)
     if print_sql:
         print(_render(settings, create_roles=create_roles))
         return

@@ -172,12 +172,17 @@ def stats(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
 
 
 def settings_for(
-    database: str | None, schema: str | None = None, tenant_role: str | None = None, service_role: str | None = None
+    database: str | None,
+    schema: str | None = None,
+    tenant_role: str | None = None,
+    worker_role: str | None = None,
+    service_role: str | None = None,
 ) -> Settings:
     return Settings.load(
         ledger_url=database,
         ledger_schema=schema,
         ledger_tenant_role=tenant_role,
+        ledger_worker_role=worker_role,
         ledger_service_role=service_role,
     )
 

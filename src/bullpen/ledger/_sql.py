@@ -448,9 +448,10 @@ RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
 
     @cached_property
     def audit_entries(self) -> str:
+        # The instant is the database's own word, and so is the login: PostgreSQL writes both by a trigger.
         return f"""\
-INSERT INTO {self.audit} (at, actor, action, subject, tenant_id, detail)
-SELECT {self.now}, s_actor, s_action, s_subject, s_tenant_id, {self._json("s_detail")}
+INSERT INTO {self.audit} (actor, action, subject, tenant_id, detail)
+SELECT s_actor, s_action, s_subject, s_tenant_id, {self._json("s_detail")}
 FROM {self._batch({"actor": "text", "action": "text", "subject": "text", "tenant_id": "text", "detail": "text"})}"""
 
     @cached_property

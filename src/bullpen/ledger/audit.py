@@ -36,6 +36,8 @@ class AuditEntry:
     subject: str
     tenant_id: str | None
     detail: Any
+    login: str | None = None
+    """Who was logged in, by PostgreSQL's own word; `actor` is whom that login named."""
 
 
 class AuditLog:
@@ -66,7 +68,15 @@ class AuditLog:
         check_int("limit", limit, minimum=1)
         columns = tables.audit.c
         query = sa.select(
-            *(columns.at, columns.actor, columns.action, columns.subject, columns.tenant_id, columns.detail)
+            *(
+                columns.at,
+                columns.actor,
+                columns.action,
+                columns.subject,
+                columns.tenant_id,
+                columns.detail,
+                columns.login,
+            )
         )
         if subject is not None:
             query = query.where(columns.subject == subject)
@@ -77,7 +87,8 @@ class AuditLog:
         async with self._database.transaction(tenant=tenant_id) as connection:
             rows = (await connection.execute(query, execution_options=options)).all()
         return [
-            AuditEntry(row.at, row.actor, row.action, row.subject, row.tenant_id, _decoded(row.detail)) for row in rows
+            AuditEntry(row.at, row.actor, row.action, row.subject, row.tenant_id, _decoded(row.detail), row.login)
+            for row in rows
         ]
 
 

@@ -77,6 +77,8 @@ class Database:
         self._timeout_s = check_int("timeout_ms", timeout_ms, minimum=1) / 1000
         self.clock_offset_ms = clock_offset_ms
         """Moves the database's clock as the ledger sees it. For tests."""
+        self.ledger_id: str | None = None
+        """Which ledger this is, once somebody has read it."""
         self.tenant_required = False
         """True for connections that row-level security filters: each transaction then needs a tenant."""
         self.url = parsed

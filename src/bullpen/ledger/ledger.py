@@ -36,7 +36,7 @@ class Ledger:
 
         ledger = Ledger("postgresql://app@db/shop")      # or "sqlite:///shop.db"
 
-    With `roles` row-level security keeps tenants apart, and `duty` says which of the two roles this process has;
+    With `roles` row-level security keeps tenants apart, and `duty` says which of the three roles this process has;
     `check` then refuses a connection for which it would mean nothing. Belongs to one event loop.
     """
 
@@ -68,9 +68,9 @@ class Ledger:
         )
         if roles is not None and not self.database.is_postgres:
             raise InvalidOption("roles", "none: only PostgreSQL has row-level security", url)
-        require("duty", duty in ("tenant", "service"), "'tenant' or 'service'", duty)
+        require("duty", duty in ("tenant", "worker", "service"), "'tenant', 'worker' or 'service'", duty)
         self.roles, self.duty = roles, duty
-        self.database.tenant_required = roles is not None and duty == "tenant"
+        self.database.tenant_required = roles is not None and duty != "service"
         self.enqueuer = Enqueuer(schema=schema, notify=notify, strict=strict_sources, max_attempts=max_attempts)
         """Stores messages in a caller's transaction."""
         self.outbox: OutboxRepository = SqlOutbox(
@@ -88,7 +88,7 @@ class Ledger:
         self.transactions = TransactionManager(self.database, self.enqueuer)
         """Runs and credits, one tenant per transaction."""
         self.runs = AllRuns(self.database)
-        """Runs of all tenants; not for a connection with the tenant role."""
+        """Runs of all tenants; only for a connection with the service role, where there are roles."""
         self.audit = AuditLog(self.database)
         """Who did what by hand."""
         self.incidents = Incidents(self.database, self.enqueuer)

@@ -2,9 +2,10 @@
 
 Every write names the status it expects and, inside an attempt, the fence it began with: a run that was cancelled
 meanwhile stays cancelled, and an owner that lost its job writes nothing. Every statement names the tenant too, although
-row-level security would filter: defence in depth, and the only one that SQLite has.
+row-level security would filter: defence in depth, and the only one that SQLite has. What a change costs or gives back
+is part of it, so nobody can do one without the other. The changes here are those of SQLite; PostgreSQL has functions.
 In: a connection with an open transaction. Out: records. Elsewhere: opening that transaction (`transactions`), deciding
-what to write (`bullpen.runs`).
+what to write (`bullpen.runs`), the changes on PostgreSQL (`_run_functions`).
 """
 
 from __future__ import annotations
@@ -107,9 +108,11 @@ class StepRow:
     name: str
     fence: int
     finished_at: datetime
+    price: int
+    """What of the run's cost is spent with it, whatever becomes of the run."""
 
 
-_JSON: Final = frozenset({"progress", "result", "retry_history"})
+JSON_COLUMNS: Final = frozenset({"progress", "result", "retry_history"})
 
 
 def _as_json(text: str) -> Any:
@@ -122,9 +125,11 @@ def _as_text(column: Any) -> Any:
     return sa.cast(column, sa.Text).label(column.name)
 
 
-_COLUMNS: Final = tuple(
-    _as_text(_runs.c[field.name]) if field.name in _JSON else _runs.c[field.name] for field in fields(RunRow)
+COLUMNS: Final = tuple(
+    _as_text(_runs.c[field.name]) if field.name in JSON_COLUMNS else _runs.c[field.name] for field in fields(RunRow)
 )
+ACTOR: Final = "bullpen.runs"
+"""Who acts when nobody is named."""
 _IS_OPEN: Final = "status IN ('QUEUED', 'RUNNING')"  # as text: PostgreSQL proves a partial index by literals only
 _TERMINAL: Final = tuple(status.value for status in RunStatus if status.is_terminal)
 
@@ -138,8 +143,9 @@ class TenantRuns:
 
     # ---- storing and reading --------------------------------------------------------------------------------------
 
-    async def add(self, run: NewRun) -> bool:
-        """Store a run as QUEUED. False when the id is known, to this tenant or to another."""
+    async def add(self, run: NewRun, *, actor: str | None = None) -> RunRow | None:
+        """Store a run as QUEUED and reserve what it costs; audited with an actor. None when the id is known, to this
+        tenant or to another. Raises InsufficientCredits."""
         values = {
             "id": run.id,
             "tenant_id": self.tenant_id,
@@ -150,8 +156,15 @@ class TenantRuns:
             "cost": run.cost,
         }
         # No target named: the only constraint that can be hit is the key.
-        insert = self._insert(_runs).values(**values).on_conflict_do_nothing().returning(_runs.c.id)
-        return (await self._execute(insert)).first() is not None
+        insert = self._insert(_runs).values(**values).on_conflict_do_nothing().returning(*COLUMNS)
+        found = (await self._execute(insert)).first()
+        if found is None:
+            return None
+        row = to_row(found)
+        await self._reserve(row)
+        if actor is not None:
+            await self.audit(actor, "run.submit", run.id)
+        return row
 
     async def enqueue(self, item: OutboxItem) -> Enqueued:
         """Store a message or a job in this transaction."""
@@ -159,9 +172,9 @@ class TenantRuns:
 
     async def get(self, run_id: str, *, lock: bool = False) -> RunRow | None:
         """One run of this tenant; with `lock` nobody else changes it until this transaction ends."""
-        query = sa.select(*_COLUMNS).where(self._is(run_id))
+        query = sa.select(*COLUMNS).where(self._is(run_id))
         row = (await self._execute(query.with_for_update() if lock else query)).first()
-        return None if row is None else _to_row(row)
+        return None if row is None else to_row(row)
 
     async def payload(self, run_id: str) -> Any:
         """What the run was submitted with."""
@@ -174,21 +187,22 @@ class TenantRuns:
         self, *, status: RunStatus | None = None, before: tuple[datetime, str] | None = None, limit: int = 50
     ) -> list[RunRow]:
         """Newest first; `before` is creation time and id of the last run of the page before."""
-        query = sa.select(*_COLUMNS).where(_runs.c.tenant_id == self.tenant_id)
+        query = sa.select(*COLUMNS).where(_runs.c.tenant_id == self.tenant_id)
         if status is not None:
             query = query.where(_runs.c.status == status.value)
         if before is not None:
             query = query.where(_is_older(before))
         found = await self._execute(query.order_by(_runs.c.created_at.desc(), _runs.c.id.desc()).limit(limit))
-        return [_to_row(row) for row in found]
+        return [to_row(row) for row in found]
 
     # ---- the life of a run ----------------------------------------------------------------------------------------
 
     async def start(self, run_id: str, *, job_timestamp: int, job_fence: int) -> RunRow | None:
-        """RUNNING, with a fence of its own. None unless it was QUEUED or RUNNING."""
+        """RUNNING, with a fence of its own. None unless it was QUEUED or RUNNING, and not begun by a later take."""
+        is_newer = sa.or_(_runs.c.job_timestamp != job_timestamp, _runs.c.job_fence < job_fence)
         return await self._change(
             run_id,
-            _runs.c.status.in_([RunStatus.QUEUED.value, RunStatus.RUNNING.value]),
+            sa.and_(_runs.c.status.not_in(_TERMINAL), is_newer),
             status=RunStatus.RUNNING.value,
             fence=_runs.c.fence + 1,
             job_timestamp=job_timestamp,
@@ -201,8 +215,8 @@ class TenantRuns:
         )
 
     async def complete(self, run_id: str, fence: int, result_json: str) -> RunRow | None:
-        """COMPLETED, if this attempt still owns the run."""
-        return await self._change(
+        """COMPLETED, if this attempt still owns the run: what was reserved is spent."""
+        row = await self._change(
             run_id,
             self._is_owned(fence),
             status=RunStatus.COMPLETED.value,
@@ -211,6 +225,9 @@ class TenantRuns:
             completed_at=self._now,
             duration_ms=self._duration,
         )
+        if row is not None and row.cost:
+            await self._book("settle", 0, run_id=row.id, round=row.redrives)
+        return row
 
     async def note_failure(
         self, run_id: str, fence: int, *, history_json: str, attempts: int, will_retry: bool
@@ -229,10 +246,15 @@ class TenantRuns:
         return await self._change(run_id, self._is_owned(fence), status=RunStatus.QUEUED.value)
 
     async def fail(self, run_id: str, *, error_message: str, job_timestamp: int, job_fence: int) -> RunRow | None:
-        """FAILED by this take of its job, unless it has ended already."""
-        return await self._change(
+        """FAILED by this take of its job, unless it has ended already or a later take has it; what no step has spent
+        goes back."""
+        is_old_news = sa.and_(
+            _runs.c.job_timestamp == job_timestamp,
+            sa.or_(_runs.c.job_fence > job_fence, sa.and_(_runs.c.job_fence == job_fence, _runs.c.needs_job)),
+        )
+        row = await self._change(
             run_id,
-            _runs.c.status.not_in(_TERMINAL),
+            sa.and_(_runs.c.status.not_in(_TERMINAL), sa.not_(is_old_news)),
             status=RunStatus.FAILED.value,
             error_message=error_message,
             job_timestamp=job_timestamp,
@@ -241,10 +263,13 @@ class TenantRuns:
             completed_at=self._now,
             duration_ms=self._duration,
         )
+        if row is not None:
+            await self._give_back(row)
+        return row
 
-    async def cancel(self, run_id: str) -> RunRow | None:
-        """CANCELLED, unless it has ended already."""
-        return await self._change(
+    async def cancel(self, run_id: str, *, actor: str = ACTOR) -> RunRow | None:
+        """CANCELLED, unless it has ended already; what no step has spent goes back. Audited."""
+        row = await self._change(
             run_id,
             _runs.c.status.not_in(_TERMINAL),
             status=RunStatus.CANCELLED.value,
@@ -252,10 +277,15 @@ class TenantRuns:
             completed_at=self._now,
             duration_ms=self._duration,
         )
+        if row is not None:
+            await self._give_back(row)
+            await self.audit(actor, "run.cancel", run_id)
+        return row
 
-    async def requeue(self, run_id: str) -> RunRow | None:
-        """A FAILED run is QUEUED once more, in need of a job. Its steps stay done."""
-        return await self._change(
+    async def requeue(self, run_id: str, *, actor: str = ACTOR) -> RunRow | None:
+        """A FAILED run is QUEUED once more, in need of a job; what it has not spent is reserved again. Its steps stay
+        done. Audited. Raises InsufficientCredits."""
+        row = await self._change(
             run_id,
             _runs.c.status == RunStatus.FAILED.value,
             status=RunStatus.QUEUED.value,
@@ -267,13 +297,19 @@ class TenantRuns:
             completed_at=None,
             duration_ms=None,
         )
+        if row is not None:
+            await self._reserve(row)
+            await self.audit(actor, "run.redrive", run_id, round=row.redrives)
+        return row
 
-    async def expect_new_job(self, run_id: str, fence: int) -> RunRow | None:
+    async def expect_new_job(self, run_id: str, fence: int, *, is_lost: bool = False) -> RunRow | None:
         """QUEUED, and about to get a new job: what is known of the one before counts no more. None when the run has
-        ended, or somebody has begun it since its fence was read."""
+        ended, or somebody has begun it since its fence was read. `is_lost`: it may be RUNNING, and its job is gone;
+        on PostgreSQL with roles this needs the service role."""
+        is_open = _runs.c.status.not_in(_TERMINAL) if is_lost else _runs.c.status == RunStatus.QUEUED.value
         return await self._change(
             run_id,
-            sa.and_(_runs.c.status.not_in(_TERMINAL), _runs.c.fence == fence),
+            sa.and_(is_open, _runs.c.fence == fence),
             status=RunStatus.QUEUED.value,
             job_timestamp=0,
             job_fence=0,
@@ -292,11 +328,11 @@ class TenantRuns:
     async def steps(self, run_id: str) -> list[StepRow]:
         """What is done, in the order in which it was."""
         query = (
-            sa.select(_steps.c.name, _steps.c.fence, _steps.c.finished_at)
+            sa.select(_steps.c.name, _steps.c.fence, _steps.c.finished_at, _steps.c.price)
             .where(_steps.c.run_id == run_id, _steps.c.tenant_id == self.tenant_id)
             .order_by(_steps.c.finished_at, _steps.c.name)
         )
-        return [StepRow(row.name, row.fence, row.finished_at) for row in await self._execute(query)]
+        return [StepRow(row.name, row.fence, row.finished_at, row.price) for row in await self._execute(query)]
 
     async def step_result(self, run_id: str, name: str) -> tuple[bool, Any]:
         """(is it done?, its result)."""
@@ -306,12 +342,13 @@ class TenantRuns:
         text = (await self._execute(query)).scalar_one_or_none()
         return (False, None) if text is None else (True, json.decode(text))
 
-    async def save_step(self, run_id: str, name: str, fence: int, result_json: str) -> bool:
-        """Keep the result of a step. False when this attempt no longer owns the run: then nothing is kept."""
+    async def save_step(self, run_id: str, name: str, fence: int, result_json: str, *, price: int = 0) -> bool:
+        """Keep the result of a step, and that `price` of the run's cost is spent with it. False when this attempt no
+        longer owns the run: then nothing is kept."""
         run = await self.get(run_id, lock=True)
         if run is None or run.status is not RunStatus.RUNNING or run.fence != fence:
             return False
-        values = {"run_id": run_id, "name": name, "tenant_id": self.tenant_id, "fence": fence}
+        values = {"run_id": run_id, "name": name, "tenant_id": self.tenant_id, "fence": fence, "price": price}
         insert = self._insert(_steps).values(**values, result=_as_json(result_json), finished_at=self._now)
         await self._execute(insert.on_conflict_do_nothing())
         return True
@@ -323,36 +360,45 @@ class TenantRuns:
         query = sa.select(_accounts.c.balance).where(_accounts.c.tenant_id == self.tenant_id)
         return int((await self._execute(query)).scalar_one_or_none() or 0)
 
-    async def grant(self, amount: int, *, reference: str) -> bool:
-        """Add to the account, once per reference. False when this grant was made before."""
+    async def grant(self, amount: int, *, reference: str, actor: str = ACTOR) -> bool:
+        """Add to the account, once per reference; audited. False when this grant was made before."""
         insert = self._insert(_accounts).values(tenant_id=self.tenant_id, balance=0)
         await self._execute(insert.on_conflict_do_nothing())
         if not await self._book("grant", amount, reference=reference):
             return False
         await self._move(amount)
+        await self.audit(actor, "credits.grant", reference, amount=amount)
         return True
 
-    async def reserve(self, run: RunRow) -> None:
-        """Take what the run costs before it begins. Raises InsufficientCredits."""
+    async def _reserve(self, run: RunRow) -> None:
+        """Take what the run costs, less what it has spent in earlier rounds, before it begins."""
         if run.cost == 0:
             return
-        amount = 0 if run.is_test_run else run.cost
+        amount = 0 if run.is_test_run else run.cost - await self._taken(run)
         if amount and not await self._move(-amount):
             raise InsufficientCredits(self.tenant_id, needed=amount, balance=await self.balance())
         await self._book("reserve", -amount, run_id=run.id, round=run.redrives)
 
-    async def settle(self, run: RunRow) -> None:
-        """The run is done: what was reserved is spent."""
-        if run.cost:
-            await self._book("settle", 0, run_id=run.id, round=run.redrives)
-
-    async def refund(self, run: RunRow) -> None:
-        """The run came to nothing: what was reserved goes back. Doing it again changes nothing."""
+    async def _give_back(self, run: RunRow) -> None:
+        """The run came to nothing: what was reserved goes back, less the prices of its steps. Once per round."""
         if run.cost == 0:
             return
-        amount = 0 if run.is_test_run else run.cost
-        if await self._book("refund", amount, run_id=run.id, round=run.redrives) and amount:
-            await self._move(amount)
+        rest = 0
+        if not run.is_test_run:
+            query = sa.select(sa.func.coalesce(sa.func.sum(_steps.c.price), 0)).where(
+                _steps.c.run_id == run.id, _steps.c.tenant_id == self.tenant_id
+            )
+            spent = min(run.cost, int((await self._execute(query)).scalar_one()))
+            rest = max(0, await self._taken(run) - spent)
+        if await self._book("refund", rest, run_id=run.id, round=run.redrives) and rest:
+            await self._move(rest)
+
+    async def _taken(self, run: RunRow) -> int:
+        """What the run has taken from its tenant so far, all rounds together."""
+        query = sa.select(sa.func.coalesce(sa.func.sum(_entries.c.amount), 0)).where(
+            _entries.c.run_id == run.id, _entries.c.tenant_id == self.tenant_id
+        )
+        return -int((await self._execute(query)).scalar_one())
 
     async def _book(self, kind: str, amount: int, **values: Any) -> bool:
         insert = self._insert(_entries).values(
@@ -382,6 +428,10 @@ class TenantRuns:
         }
         statement = Sql(self._database.dialect, self._database.schema, self._database.clock_offset_ms).audit_entries
         await self._connection.execute(sa.text(statement), {"rows": encode_rows([entry])})
+
+    async def ledger_id(self) -> str:
+        """Which ledger this is: the same in every process that uses it, and another for every other one."""
+        return self._database.ledger_id or await read_ledger_id(self._connection, self._database)
 
     async def instant(self) -> str:
         """The database's now, as text."""
@@ -416,9 +466,9 @@ class TenantRuns:
         return sa.and_(_runs.c.status == RunStatus.RUNNING.value, _runs.c.fence == fence)
 
     async def _change(self, run_id: str, condition: sa.ColumnElement[bool], **values: Any) -> RunRow | None:
-        update = sa.update(_runs).where(self._is(run_id), condition).values(**values).returning(*_COLUMNS)
+        update = sa.update(_runs).where(self._is(run_id), condition).values(**values).returning(*COLUMNS)
         row = (await self._execute(update)).first()
-        return None if row is None else _to_row(row)
+        return None if row is None else to_row(row)
 
     def _insert(self, table: sa.Table) -> Any:
         # The two dialects write ON CONFLICT the same way, but as classes of their own.
@@ -444,7 +494,7 @@ class AllRuns:
             if self._database.is_postgres
             else f"{now} - {longer_than_ms:d}"
         )
-        query = sa.select(*_COLUMNS).where(sa.text(_IS_OPEN), _runs.c.updated_at < sa.text(limit_at))
+        query = sa.select(*COLUMNS).where(sa.text(_IS_OPEN), _runs.c.updated_at < sa.text(limit_at))
         if after is not None:
             query = query.where(_runs.c.id > after)
         return await self._rows(query.order_by(_runs.c.id).limit(limit))
@@ -453,7 +503,7 @@ class AllRuns:
         self, *, status: RunStatus | None = None, tenant_id: str | None = None, limit: int = 50
     ) -> list[RunRow]:
         """Newest first."""
-        query = sa.select(*_COLUMNS)
+        query = sa.select(*COLUMNS)
         if status is not None:
             query = query.where(_runs.c.status == status.value)
         if tenant_id is not None:
@@ -461,7 +511,7 @@ class AllRuns:
         return await self._rows(query.order_by(_runs.c.created_at.desc(), _runs.c.id.desc()).limit(limit))
 
     async def get(self, run_id: str) -> RunRow | None:
-        found = await self._rows(sa.select(*_COLUMNS).where(_runs.c.id == run_id))
+        found = await self._rows(sa.select(*COLUMNS).where(_runs.c.id == run_id))
         return found[0] if found else None
 
     async def counts(self) -> dict[RunStatus, int]:
@@ -475,7 +525,7 @@ class AllRuns:
     async def _rows(self, query: sa.Select[Any]) -> list[RunRow]:
         async with self._alone() as connection:
             options = {"schema_translate_map": self._database.translate_map}
-            return [_to_row(row) for row in await connection.execute(query, execution_options=options)]
+            return [to_row(row) for row in await connection.execute(query, execution_options=options)]
 
     def _alone(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """For one statement that reads: on SQLite it holds up no writer, however large the table is."""
@@ -484,13 +534,21 @@ class AllRuns:
         return self._database.statement(reads=True)
 
 
+async def read_ledger_id(connection: AsyncConnection, database: Database) -> str:
+    """The identity that the migration gave this ledger; the database remembers that it was read."""
+    options = {"schema_translate_map": database.translate_map}
+    found = await connection.execute(sa.select(tables.identity.c.id), execution_options=options)
+    database.ledger_id = identity = str(found.scalar_one())
+    return identity
+
+
 def _is_older(place: tuple[datetime, str]) -> sa.ColumnElement[bool]:
     created_at, run_id = place
     return sa.or_(_runs.c.created_at < created_at, sa.and_(_runs.c.created_at == created_at, _runs.c.id < run_id))
 
 
-def _to_row(row: Any) -> RunRow:
+def to_row(row: Any) -> RunRow:
     values = dict(row._mapping)
-    for name in _JSON:
+    for name in JSON_COLUMNS:
         values[name] = None if values[name] is None else json.decode(values[name])
     return RunRow(**{**values, "status": RunStatus(values["status"]), "retry_history": values["retry_history"] or []})

@@ -259,6 +259,13 @@ incidents = sa.Table(
     sa.Column("fix", sa.Text, nullable=False),
 )
 
+identity = sa.Table(
+    "bullpen_ledger",
+    metadata,
+    # One row, made by the migration: which ledger this is, wherever its database moves.
+    sa.Column("id", sa.String(36), primary_key=True),
+)
+
 turns = sa.Table(
     "bullpen_turns",
     metadata,
@@ -297,6 +304,8 @@ audit = sa.Table(
     sa.Column("subject", sa.String(200), nullable=False),
     sa.Column("tenant_id", sa.String(60)),
     sa.Column("detail", Json),
+    # Who was logged in to PostgreSQL, by its own word; `actor` is what that login said.
+    sa.Column("login", sa.String(120)),
 )
 _index("ix_audit_subject", audit.c.subject)
 
@@ -547,6 +556,8 @@ run_steps = sa.Table(
     sa.Column("fence", sa.Integer, nullable=False),
     sa.Column("result", Json, nullable=False),
     _now_column("finished_at"),
+    # What of the run's cost is spent with this step, even if the run comes to nothing afterwards.
+    sa.Column("price", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
 
 credit_accounts = sa.Table(

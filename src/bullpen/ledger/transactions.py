@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bullpen.errors import InvalidOption
+from bullpen.ledger._run_functions import FunctionRuns
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import MAX_LENGTHS
-from bullpen.ledger.runs import TenantRuns
+from bullpen.ledger.runs import TenantRuns, read_ledger_id
 
 __all__ = ["TransactionManager", "check_tenant"]
 
@@ -44,8 +45,16 @@ class TransactionManager:
     def __init__(self, database: Database, enqueuer: Enqueuer) -> None:
         self._database, self._enqueuer = database, enqueuer
 
+    async def ledger_id(self) -> str:
+        """Which ledger this is; see `TenantRuns.ledger_id`."""
+        if self._database.ledger_id is not None:
+            return self._database.ledger_id
+        async with self._database.statement(reads=True) as connection:
+            return await read_ledger_id(connection, self._database)
+
     async def run(self, tenant_id: str, fn: Callable[[TenantRuns], Awaitable[T]]) -> T:
         """Call `fn` with the rows of this tenant; commit when it returns. Raises InvalidOption without a tenant."""
         tenant = check_tenant(tenant_id)
+        kind = FunctionRuns if self._database.is_postgres else TenantRuns
         async with self._database.transaction(tenant=tenant) as connection:
-            return await fn(TenantRuns(connection, self._database, self._enqueuer, tenant))
+            return await fn(kind(connection, self._database, self._enqueuer, tenant))

@@ -230,6 +230,28 @@ class Queue(Browsing, Maintenance, Limits):
         token = await self._ready().command("GET", self._keys.lock(job_id))
         return None if token is None else token.decode("utf-8", "surrogateescape")
 
+    async def note_user(
+        self, kind: str, user: str, *, keep_ms: int = 86_400_000, unless_new: bool = False
+    ) -> list[str]:
+        """Write down that `user` uses this queue now, and return the others of its kind that did within `keep_ms`.
+
+        `unless_new`: a queue that nobody has added a job to stays as if it were not there.
+        """
+        (seconds, micros), is_used = await self._ready().commands([("TIME",), ("EXISTS", self._keys.meta)])
+        if unless_new and not is_used:
+            return []
+        now, key = int(seconds) * 1000 + int(micros) // 1000, self._keys.users(kind)
+        *_, users = await self._ready().commands(
+            [
+                ("ZADD", key, now, user),
+                ("ZREMRANGEBYSCORE", key, "-inf", now - keep_ms),
+                ("PEXPIRE", key, keep_ms),
+                ("ZRANGE", key, 0, 99),
+            ]
+        )
+        names = [one.decode("utf-8", "replace") for one in users]
+        return [name for name in names if name != user]
+
     async def counts(self) -> JobCounts:
         """How many jobs are in each state."""
         keys = self._keys

@@ -21,6 +21,7 @@ from bullpen.ledger import Ledger, RunRow, RunStatus
 from bullpen.queue import Job, Queue
 from bullpen.queue.job import JobState
 from bullpen.runs._logs import log
+from bullpen.runs.neighbours import Neighbours
 from bullpen.runs.processor import Take, fail_run, failure_message, is_old_news
 from bullpen.runs.service import RunService
 
@@ -59,6 +60,7 @@ class RunMaintenance:
         self._ledger, self._service, self._queue = ledger, service, queue
         self._idle_ms = check_int("idle_ms", idle_ms, minimum=0)
         self._ticker = Ticker("runs maintenance", self._tick, every=check_int("every_ms", every_ms, minimum=1))
+        self._neighbours = Neighbours(ledger.transactions, queue)
         self._ended = asyncio.Event()
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -81,6 +83,7 @@ class RunMaintenance:
             for row in page:
                 await self._look_at(row, swept)
             after = page[-1].id
+        await self._neighbours.look(unless_new=True)
         telemetry.emit("runs.swept", examined=swept.examined, failed=swept.failed, given_jobs=swept.given_jobs)
         return swept
 

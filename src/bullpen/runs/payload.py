@@ -6,14 +6,17 @@ In: a mapping with the wire's names. Out: a checked `RunPayload`, or InvalidOpti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from bullpen.errors import InvalidOption
 from bullpen.ledger import check_run_id, check_tenant
 
-__all__ = ["RunPayload", "read_payload"]
+__all__ = ["LEDGER_HEADER", "RunPayload", "read_payload"]
+
+LEDGER_HEADER: Final = "ledger"
+"""Which ledger has the run: a header of its job (`job.meta`). Two applications may share a Redis without knowing."""
 
 
 class RunPayload(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, frozen=True):

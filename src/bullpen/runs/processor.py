@@ -41,12 +41,13 @@ from bullpen.errors import (
 from bullpen.ledger import RunRow, RunStatus, TenantRuns, TransactionManager, check_run_id, check_tenant
 from bullpen.queue import Job, Queue
 from bullpen.runs._logs import log
-from bullpen.runs.payload import read_payload
+from bullpen.runs.payload import LEDGER_HEADER, read_payload
 from bullpen.runs.providers import ProviderLimits
 from bullpen.runs.steps import Run, RunInterrupted, encode_result
 
 __all__ = [
     "Begin",
+    "ForeignRun",
     "RunHandler",
     "RunProcessor",
     "Skip",
@@ -57,7 +58,6 @@ __all__ = [
     "failure_message",
     "is_old_news",
     "placeholder",
-    "redrive_row",
 ]
 
 RunHandler = Callable[[Run], Awaitable[Any]]
@@ -67,6 +67,20 @@ _FAILED_BEFORE: Final = f"SKIPPED_{RunStatus.FAILED.value}"
 _MOST_HISTORY: Final = 100
 _RELEASE_S: Final = 0.4
 """How long a cancelled attempt may take to give its run back: less than the grace that a closing worker gives."""
+
+
+_FOREIGN_PAUSE_MS: Final = 250
+_LONGEST_FOREIGN_PAUSE_MS: Final = 30_000
+
+
+class ForeignRun(DelayJob):
+    """The job names another ledger: an application of its own uses the same queue. It goes back, for a worker of that
+    application; the more often it comes to the wrong ones, the longer it waits."""
+
+    def __init__(self, job: Job, ledger_id: str) -> None:
+        pause_ms = min(_FOREIGN_PAUSE_MS << min(max(job.fence - 1, 0), 10), _LONGEST_FOREIGN_PAUSE_MS)
+        super().__init__(pause_ms, f"run {job.id} is of ledger {ledger_id}")
+        self.ledger_id = ledger_id
 
 
 class UnknownRun(Decided):
@@ -176,6 +190,7 @@ class RunProcessor:
         self._transactions, self._handler = transactions, handler
         self._queue, self._policy = queue, policy.over(WORKFLOW_RUN.policy)
         self._providers, self._breaker = providers, breaker
+        self._foreign = set[str]()
         self._heartbeat_s = check_int("heartbeat_ms", heartbeat_ms, minimum=1) / 1000
         self._patience_s = check_int("patience_ms", patience_ms, minimum=1) / 1000
 
@@ -230,10 +245,14 @@ class RunProcessor:
             self._log_failure(job, reason, made, note="it names no run of its own; only its dead letter tells of it")
             return
         self._log_failure(job, reason, made)
+
+        async def fail(runs: TenantRuns) -> bool:
+            if await _foreign_ledger(runs, job) is not None:
+                return True  # its own application finds its dead letter, and the run without a job
+            return await fail_run(runs, run_id, Take.of(job), failure_message(made, reason))
+
         try:
-            known = await self._transactions.run(
-                tenant_id, lambda runs: fail_run(runs, run_id, Take.of(job), failure_message(made, reason))
-            )
+            known = await self._transactions.run(tenant_id, fail)
         except (LedgerError, OSError) as error:
             # The job's data is safe in its dead letter; the reconciler updates the run when the database is back.
             self._log(logging.ERROR, f"Run {run_id} could not be set to FAILED", job, tenant_id=tenant_id,
@@ -259,6 +278,8 @@ class RunProcessor:
 
     async def _begin(self, job: Job, take: Take, run_id: str, tenant_id: str) -> Run | Skip:
         async def begin(runs: TenantRuns) -> Run | Skip | None:
+            if (ledger_id := await _foreign_ledger(runs, job)) is not None:
+                raise ForeignRun(job, ledger_id)
             row = await runs.get(run_id, lock=True)
             if row is None:
                 await runs.audit(
@@ -269,13 +290,13 @@ class RunProcessor:
             if isinstance(decision, Skip):
                 return decision
             if decision.is_redrive:
-                row = await redrive_row(runs, run_id, by="dead-letter queue") or row
+                row = await runs.requeue(run_id, actor="dead-letter queue") or row
             if decision.is_recovery:
                 message = f"Recovering stale run {run_id} — previous attempt did not complete"
                 self._log(logging.WARNING, message, job, tenant_id=tenant_id)
             started = await runs.start(run_id, job_timestamp=take.timestamp, job_fence=take.fence)
             assert started is not None  # locked above
-            done = frozenset(step.name for step in await runs.steps(run_id)) if started.fence > 1 else frozenset[str]()
+            done = {step.name: step.price for step in await runs.steps(run_id)} if started.fence > 1 else {}
             return Run(
                 self._transactions,
                 started,
@@ -294,6 +315,10 @@ class RunProcessor:
             raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
         except InsufficientCredits as error:
             raise PermanentError(str(error)) from error
+        except ForeignRun as error:
+            self._abandon_probe()
+            self._report_foreign(job, error, tenant_id=tenant_id)
+            raise
         if begun is None:
             self._report_security(job, run_id, tenant_id)
             raise UnknownRun(f"Run {run_id} not found for tenant {tenant_id}")
@@ -322,13 +347,7 @@ class RunProcessor:
         result_json = encode_result(result, "result of the run")
         telemetry.emit("runs.completing", run_id=run.id)
 
-        async def complete(runs: TenantRuns) -> bool:
-            row = await runs.complete(run.id, run.fence, result_json)
-            if row is not None:
-                await runs.settle(row)
-            return row is not None
-
-        if not await run.persist(complete):
+        if await run.persist(lambda runs: runs.complete(run.id, run.fence, result_json)) is None:
             raise RunInterrupted(f"run {run.id} was cancelled or taken over before it could complete")
         telemetry.emit("runs.completed", run_id=run.id, tenant_id=run.tenant_id)
         self._log(logging.INFO, f"Run {run.id} completed", run.job, tenant_id=run.tenant_id)
@@ -414,6 +433,14 @@ class RunProcessor:
         message = f"Job {job.id} claims run {run_id} of tenant {tenant_id}, which is not stored"
         log(logging.ERROR, message, job_id=job.id, run_id=run_id, tenant_id=tenant_id, operation="RUN_SECURITY")
 
+    def _report_foreign(self, job: Job, error: ForeignRun, *, tenant_id: str) -> None:
+        """Each time for machines, once per ledger for people: the job will come again and again."""
+        telemetry.emit("runs.foreign", job_id=job.id, tenant_id=tenant_id, ledger_id=error.ledger_id)
+        level = logging.DEBUG if error.ledger_id in self._foreign else logging.WARNING
+        self._foreign.add(error.ledger_id)
+        self._log(level, f"Run {job.id} is of ledger {error.ledger_id}, which is not ours: it goes back for a worker "
+                  "of its own application", job, tenant_id=tenant_id, operation="RUN_FOREIGN")  # fmt: skip
+
     def _log_failure(self, job: Job, reason: str, attempts: int, note: str = "") -> None:
         data = _data_of(job)
         message = f"Run {data.get('runId')} failed finally" + (f": {note}" if note else "")
@@ -435,24 +462,15 @@ def is_old_news(row: RunRow, take: Take) -> bool:
 
 
 async def fail_run(runs: TenantRuns, run_id: str, take: Take, message: str) -> bool:
-    """FAILED and refunded, unless the failure is old news. False when there is no such run."""
-    row = await runs.get(run_id, lock=True)
-    if row is None:
-        return False
-    if not is_old_news(row, take):
-        failed = await runs.fail(run_id, error_message=message, job_timestamp=take.timestamp, job_fence=take.fence)
-        if failed is not None:
-            await runs.refund(failed)
-    return True
+    """FAILED and refunded, unless it has ended or the failure is old news. False when there is no such run."""
+    failed = await runs.fail(run_id, error_message=message, job_timestamp=take.timestamp, job_fence=take.fence)
+    return failed is not None or await runs.get(run_id) is not None
 
 
-async def redrive_row(runs: TenantRuns, run_id: str, *, by: str) -> RunRow | None:
-    """A FAILED run becomes QUEUED and reserves its cost again. None when it was not FAILED."""
-    row = await runs.requeue(run_id)
-    if row is not None:
-        await runs.reserve(row)
-        await runs.audit(by, "run.redrive", run_id, round=row.redrives)
-    return row
+async def _foreign_ledger(runs: TenantRuns, job: Job) -> str | None:
+    """The ledger that the job names, if it is not this one. A job that names none is ours to judge."""
+    named = job.meta.headers.get(LEDGER_HEADER)
+    return named if isinstance(named, str) and named != await runs.ledger_id() else None
 
 
 def _data_of(job: Job) -> dict[str, Any]:

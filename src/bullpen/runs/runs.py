@@ -20,6 +20,7 @@ from bullpen.errors import NotConfigured, UnsafeDatabaseRole
 from bullpen.ledger import Ledger
 from bullpen.queue import Connection, Queue, RateLimit, Worker
 from bullpen.runs.maintenance import RunMaintenance
+from bullpen.runs.neighbours import Neighbours
 from bullpen.runs.processor import RunHandler, RunProcessor, placeholder
 from bullpen.runs.providers import Provider, ProviderLimits
 from bullpen.runs.service import DEAD_LETTER_QUEUE, RunService, run_queue
@@ -165,7 +166,7 @@ class Runs:
             **further,
         )
         worker.on("failed", processor.on_failed)
-        return RunWorker(self.ledger, worker)
+        return RunWorker(self.ledger, worker, Neighbours(self.ledger.transactions, self.queue))
 
     def maintenance(self) -> RunMaintenance:
         """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
@@ -190,15 +191,16 @@ class Runs:
 class RunWorker:
     """A worker that refuses to start where runs would not be safe."""
 
-    def __init__(self, ledger: Ledger, worker: Worker) -> None:
-        self._ledger, self.worker = ledger, worker
+    def __init__(self, ledger: Ledger, worker: Worker, neighbours: Neighbours) -> None:
+        self._ledger, self.worker, self._neighbours = ledger, worker, neighbours
         self._is_closed = False
 
     async def check(self) -> None:
         """Raise what keeps this process from running runs: tables, role, row-level security, size of the pool."""
-        if self._ledger.roles is not None and self._ledger.duty != "tenant":
+        if self._ledger.roles is not None and self._ledger.duty != "worker":
             raise UnsafeDatabaseRole(
-                "workers of runs see one tenant at a time: give them the tenant role (BULLPEN_DATABASE_DUTY=tenant)"
+                "workers of runs see one tenant at a time and move its runs along: give them the worker role "
+                "(BULLPEN_DATABASE_DUTY=worker)"
             )
         if not self._ledger.database.is_postgres:
             await self._ledger.check()
@@ -213,10 +215,11 @@ class RunWorker:
         await self._ledger.check(connections=needed)
 
     async def start(self) -> None:
-        """Check, then begin to take runs."""
+        """Check, begin to take runs, and tell of another ledger on the same queue."""
         await self.check()
         if not self._is_closed:
             await self.worker.start()
+            await self._neighbours.look()
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Take runs until closed. On SIGTERM running ones may finish, within the lock's duration."""

@@ -42,9 +42,9 @@ from bullpen.ledger import (
 from bullpen.queue import Connection, DeadLetter, JobState, Queue
 from bullpen.queue.dead_letter import TenantLetters
 from bullpen.runs._logs import log
-from bullpen.runs.payload import RunPayload, read_payload
-from bullpen.runs.processor import redrive_row
+from bullpen.runs.payload import LEDGER_HEADER, RunPayload, read_payload
 from bullpen.wire.deferred import options_to_json
+from bullpen.wire.options import JobMeta
 
 __all__ = [
     "DEAD_LETTER_QUEUE",
@@ -147,7 +147,7 @@ class RunService:
         payload is refused.
         """
         new = self._new_run(payload, cost=cost, is_test_run=is_test_run, payload_in_job=payload_in_job)
-        item = self._intent(payload, in_job=payload_in_job)
+        item = self._intent(payload, await self._transactions.ledger_id(), in_job=payload_in_job)
         return await self._transactions.run(payload.tenant_id, lambda runs: self._store(runs, new, item, actor))
 
     async def submit_in(self, runs: TenantRuns, payload: RunPayload, **options: Any) -> Submitted:
@@ -157,7 +157,8 @@ class RunService:
         )
         actor = options.pop("actor", None)
         in_job = options.get("payload_in_job", True)
-        return await self._store(runs, self._new_run(payload, **options), self._intent(payload, in_job=in_job), actor)
+        item = self._intent(payload, await runs.ledger_id(), in_job=in_job)
+        return await self._store(runs, self._new_run(payload, **options), item, actor)
 
     @staticmethod
     def _new_run(
@@ -175,13 +176,16 @@ class RunService:
             cost=cost,
         )
 
-    def _intent(self, payload: RunPayload, *, in_job: bool) -> OutboxItem:
+    def _intent(self, payload: RunPayload, ledger_id: str, *, in_job: bool) -> OutboxItem:
         # Made before the transaction: what cannot be a job is refused before anything is stored.
         return OutboxItem(
             integration_type=f"{_CHANNEL}:{self._queue.name}",
             event_type=JOB_NAME,
             payload=_job_data(payload, in_job=in_job),
-            headers={_OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id})},
+            headers={
+                _OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id}),
+                LEDGER_HEADER: ledger_id,
+            },
             source_stream_id=_STREAM,
             source_event_id=payload.run_id,
             tenant_id=payload.tenant_id,
@@ -189,20 +193,17 @@ class RunService:
 
     @staticmethod
     async def _store(runs: TenantRuns, new: NewRun, item: OutboxItem, actor: str | None) -> Submitted:
-        created = await runs.add(new)
+        row = await runs.add(new, actor=actor)
+        if row is not None:
+            await runs.enqueue(item)
+            return Submitted(row, True)
         row = await runs.get(new.id)
         if row is None:
             # The id exists and this tenant does not see it: it is another's. Nothing more is told.
             raise InvalidOption("run_id", "an id that is not in use", new.id)
-        if not created:
-            if await runs.payload(new.id) != json.decode(new.payload_json):
-                raise RowStateConflict(TABLE, new.id, "known with another payload", "new")
-            return Submitted(row, False)
-        await runs.reserve(row)
-        await runs.enqueue(item)
-        if actor is not None:
-            await runs.audit(actor, "run.submit", new.id)
-        return Submitted(row, True)
+        if await runs.payload(new.id) != json.decode(new.payload_json):
+            raise RowStateConflict(TABLE, new.id, "known with another payload", "new")
+        return Submitted(row, False)
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
@@ -241,28 +242,22 @@ class RunService:
         check_int("amount", amount, minimum=1)
         require("reference", 0 < len(reference) <= 200, "1 to 200 characters", reference)
 
-        async def grant(runs: TenantRuns) -> bool:
-            granted = await runs.grant(amount, reference=reference)
-            if granted:
-                await runs.audit(actor, "credits.grant", reference, amount=amount)
-            return granted
-
-        return await self._transactions.run(tenant_id, grant)
+        return await self._transactions.run(
+            tenant_id, lambda runs: runs.grant(amount, reference=reference, actor=actor)
+        )
 
     # ---- changing -----------------------------------------------------------------------------------------------
 
     async def cancel(self, tenant_id: str, run_id: str, *, actor: str) -> RunRow:
-        """End a run that has not ended, and refund it. A worker that has it stops at its next heartbeat or step.
+        """End a run that has not ended, and refund what none of its steps has spent. A worker that has it stops at its
+        next heartbeat or step.
 
         Raises RowNotFound, or RowStateConflict when it has ended already. Cancelling a cancelled run changes nothing.
         """
         known = check_run_id(run_id)
 
         async def cancel(runs: TenantRuns) -> tuple[RunRow | None, RunRow | None]:
-            cancelled = await runs.cancel(known)
-            if cancelled is not None:
-                await runs.refund(cancelled)
-                await runs.audit(actor, "run.cancel", known)
+            cancelled = await runs.cancel(known, actor=actor)
             return cancelled, cancelled or await runs.get(known)
 
         cancelled, row = await self._transactions.run(tenant_id, cancel)
@@ -283,7 +278,7 @@ class RunService:
         known = check_run_id(run_id)
 
         async def redrive(runs: TenantRuns) -> tuple[RunRow | None, RunRow | None]:
-            redriven = await redrive_row(runs, known, by=actor)
+            redriven = await runs.requeue(known, actor=actor)
             return redriven, redriven or await runs.get(known)
 
         redriven, row = await self._transactions.run(tenant_id, redrive)
@@ -314,14 +309,16 @@ class RunService:
             return False
 
         async def expect(runs: TenantRuns) -> RunPayload | None:
-            expected = await runs.expect_new_job(row.id, row.fence)
+            expected = await runs.expect_new_job(row.id, row.fence, is_lost=row.status is RunStatus.RUNNING)
             return None if expected is None else read_payload(await runs.payload(row.id))
 
         payload = await self._transactions.run(row.tenant_id, expect)
         if payload is None:
             return False
         data = _job_data(payload, in_job=row.payload_in_job)
-        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True)
+        headers = {LEDGER_HEADER: await self._transactions.ledger_id()}
+        meta = JobMeta(tenant_id=row.tenant_id, headers=headers)
+        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True, meta=meta)
         return True
 
     async def _remove_job(self, row: RunRow) -> None:

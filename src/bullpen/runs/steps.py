@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -52,7 +52,7 @@ class Run:
         payload: RunPayload,
         job: Job,
         *,
-        done_steps: frozenset[str] = frozenset(),
+        done_steps: Mapping[str, int] | None = None,
         queue: Queue | None = None,
         providers: ProviderLimits | None = None,
         patience_s: float = 60.0,
@@ -61,7 +61,8 @@ class Run:
         self.payload = payload
         """What the run was submitted with."""
         self.job = job
-        self._done, self._used = done_steps, set[str]()
+        self._done, self._used = done_steps or {}, set[str]()  # names with their prices
+        self._spent = sum(self._done.values())
         self._queue, self._providers = queue, providers
         self._patience_s = patience_s
 
@@ -93,19 +94,20 @@ class Run:
         return f"{self.id}/{step}"
 
     @overload
-    async def step(self, name: str, work: Callable[[str], Awaitable[T]]) -> T: ...
+    async def step(self, name: str, work: Callable[[str], Awaitable[T]], *, price: int = 0) -> T: ...
     @overload
-    async def step(self, name: str, work: Callable[[str], T]) -> T: ...
-    async def step(self, name: str, work: Callable[[str], Any]) -> Any:
+    async def step(self, name: str, work: Callable[[str], T], *, price: int = 0) -> T: ...
+    async def step(self, name: str, work: Callable[[str], Any], *, price: int = 0) -> Any:
         """Do `work` once: a later attempt gets the stored result and does not call it.
 
             receipt = await run.step("charge", lambda key: payments.charge(100, idempotency_key=key))
 
         `work` may be `async def`, a plain `def`, which runs in a thread, or a lambda, which runs on the event loop.
-        `name` is unique in a run; the result is JSON of at most 1 MiB. Raises PermanentError for what no other attempt
-        can do better, before `work` is called where that is possible: the run fails at once. Raises RunInterrupted when
-        the run is no longer ours: before `work` is called when another worker has the job's lock; afterwards the result
-        is not stored, and the next attempt asks the provider again with the same key.
+        `name` is unique in a run; the result is JSON of at most 1 MiB. `price` is the part of the run's cost that is
+        spent when the result is stored, whatever becomes of the run afterwards. Raises PermanentError for what no other
+        attempt can do better, before `work` is called where that is possible: the run fails at once. Raises
+        RunInterrupted when the run is no longer ours: before `work` is called when another worker has the job's lock;
+        afterwards the result is not stored, and the next attempt asks the provider again with the same key.
         """
         _check_step(name, work)
         if name in self._used:
@@ -115,15 +117,28 @@ class Run:
             done, result = await self.persist(lambda runs: runs.step_result(self.id, name))
             if done:
                 return result
+        self._spend(name, price)
         await self._confirm_lock(name)
         telemetry.emit("runs.step_begins", run_id=self.id, step=name)
         result_json = encode_result(await _call(work, self.key(name)), f"result of step {name!r}")
         telemetry.emit("runs.step_done", run_id=self.id, step=name)
-        kept = await self.persist(lambda runs: runs.save_step(self.id, name, self.fence, result_json))
+        kept = await self.persist(lambda runs: runs.save_step(self.id, name, self.fence, result_json, price=price))
         if not kept:
             raise RunInterrupted(f"step {name!r} of run {self.id} ended after the run had been cancelled or taken over")
         telemetry.emit("runs.step_kept", run_id=self.id, step=name)
         return json.decode(result_json)  # the same in this attempt and in later ones
+
+    def _spend(self, step: str, price: int) -> None:
+        """Count the price before the call: of steps that run side by side no two count on the same credits."""
+        if not isinstance(price, int) or isinstance(price, bool) or price < 0:
+            raise PermanentError(f"step {step!r}: expected a price of 0 or more credits, got {price!r:.200}")
+        left = self._row.cost - self._spent
+        if price > left and not self.is_test_run:
+            raise PermanentError(
+                f"step {step!r} has the price {price}, and of the cost of the run, {self._row.cost}, {left} are left: "
+                "submit runs with a cost that is the sum of their steps"
+            )
+        self._spent += price
 
     async def _confirm_lock(self, step: str) -> None:
         """Return when the job's lock is ours; raise RunInterrupted when another take has it.

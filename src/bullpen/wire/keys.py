@@ -42,6 +42,7 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
+    "bp:users:": "sorted set; which ledgers used the queue of runs, by when; always with a TTL",
 }
 """Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
 only reference to a job: all of them may vanish without losing one."""
@@ -184,6 +185,10 @@ class QueueKeys:
     def turns(self, provider: str) -> str:
         """Counts the calls of a provider in the current window."""
         return f"{self.base}bp:turns:{encode_segment(provider)}"
+
+    def users(self, kind: str) -> str:
+        """Who used the queue, and when last."""
+        return f"{self.base}bp:users:{kind}"
 
     def job_id_of(self, key: str) -> str | None:
         """The id behind a job key of this queue, else None."""

@@ -86,6 +86,7 @@ def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
         KEYS.letters_seen("a:b"),
         KEYS.synced("w1"),
         KEYS.turns("open:ai"),
+        KEYS.users("ledgers"),
     ]
 
     assert ours == [
@@ -95,6 +96,7 @@ def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
         "bull:orders:bp:letters:seen:a%3Ab",
         "bull:orders:bp:synced:w1",
         "bull:orders:bp:turns:open%3Aai",
+        "bull:orders:bp:users:ledgers",
     ]
     for key in ours:
         assert any(key.removeprefix(KEYS.base).startswith(kind) for kind in EXTENSION_KEYS)
