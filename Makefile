@@ -74,10 +74,12 @@ distclean: clean
 
 # The stamps are touched last: an installation that was interrupted is repeated.
 $(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the demo needs into $(VENV); the first time this takes a minute or two"
 	$(INSTALL) -e ".[embedded,cli,sqlite,http]"
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the tests need into $(VENV); the first time this takes some minutes"
 	$(INSTALL) -e ".[$(TEST_EXTRAS)]"
 	@touch $@
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -46,6 +47,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
+def _forget_the_settings_of_the_developer() -> None:
+    """What a shell exports for programs of its own must not lead a test to another server, prefix or width."""
+    ours = re.compile(r"BULLPEN_(?!TEST|CHAOS)|(REDIS|RABBITMQ|KAFKA|QUEUE|OUTBOX|WORKER|WORKFLOW)_|PG[A-Z]")
+    for name in list(os.environ):
+        if ours.match(name) or name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "DATABASE_URL"):
+            del os.environ[name]
+
+
 def _give_children_default_signals() -> None:
     """Undo what a shell or `nohup` has ignored: an ignored signal stays ignored in every program we start.
 
@@ -62,6 +71,7 @@ def _give_children_default_signals() -> None:
             signal.signal(number, handler)
 
 
+_forget_the_settings_of_the_developer()
 _give_children_default_signals()
 
 

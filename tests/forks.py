@@ -222,7 +222,9 @@ class _ForkedProcess:
 @cache
 def _programs() -> ForkServer:
     """For this process; it ends with it."""
-    return ForkServer.launch()
+    server = ForkServer.launch()
+    atexit.register(server.close)
+    return server
 
 
 # In the process that forks ------------------------------------------------------------------------------------------

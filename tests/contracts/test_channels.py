@@ -23,7 +23,7 @@ from bullpen.testing.kafka import PRODUCE, MockKafka, need_kafka
 from bullpen.testing.receivers import Answer, HttpReceiver, SmtpReceiver
 from tests.conftest import StartServer
 
-LOCAL: dict[str, Any] = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "timeout_ms": 1_000}
+LOCAL: dict[str, Any] = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "timeout_ms": 3_000}
 MESSAGE_TOO_LARGE, NO_RIGHTS = 10, 29
 
 
@@ -133,7 +133,7 @@ class EmailTarget(ChannelTarget):
         self.receiver = receiver
         self.channel = Email(
             "127.0.0.1", port=receiver.port, sender="Shop <shop@example.com>", security="none", username="shop",
-            password="password-of-smtp", timeout_ms=1_000,
+            password="password-of-smtp", timeout_ms=3_000,
         )  # fmt: skip
 
     async def arrived(self) -> list[Arrived]:
@@ -216,7 +216,7 @@ class TestQueue(ChannelContract):
     @pytest.fixture
     async def target(self, start_server: StartServer) -> AsyncIterator[ChannelTarget]:
         server = start_server(persistent=True)
-        connection = Connection(server.url, command_timeout_ms=1_000)
+        connection = Connection(server.url, command_timeout_ms=3_000)
         target = QueueTarget(server, connection)
         yield target
         await target.channel.aclose()
@@ -230,7 +230,7 @@ class KafkaTarget(ChannelTarget):
 
     def __init__(self, cluster: MockKafka) -> None:
         self.cluster = cluster
-        self.channel = KafkaChannel(cluster.address, timeout_ms=1_500)
+        self.channel = KafkaChannel(cluster.address, timeout_ms=3_000)
 
     async def arrived(self) -> list[Arrived]:
         door = KafkaDoor(Brokers.parse(self.cluster.address))

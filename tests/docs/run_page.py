@@ -9,7 +9,8 @@
 - ```text: what the block before it printed; `…` stands for anything.
 
 The working directory is new and empty, so the embedded server of the page is too. Where a page names the server
-`localhost:6379`, a real one runs and its port is put in.
+`localhost:6379`, a real one runs and its port is put in. Ports that a page serves on are
+replaced by free ones: somebody else may use them here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bullpen.testing import RedisServer
+from bullpen.testing import RedisServer, free_port
 from tests.docs._forks import Forks, PipedFork
 from tests.forks import Tell
 
@@ -63,6 +65,7 @@ class Page:
 
     def __init__(self, path: Path, port: int | None, commands: Forks) -> None:
         self._path, self._port, self._commands = path, port, commands
+        self._served: defaultdict[str, int] = defaultdict(free_port)  # on the page -> here
         self._module: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._background: list[asyncio.subprocess.Process] = []
@@ -88,6 +91,7 @@ class Page:
 
     async def _run(self, block: Block) -> None:
         source = block.source if self._port is None else block.source.replace("6379", str(self._port))
+        source = re.sub(r"127\.0\.0\.1:(9\d{3})", lambda found: f"127.0.0.1:{self._served[found[1]]}", source)
         match block.language:
             case "python":
                 await self._run_python(source, block.line)

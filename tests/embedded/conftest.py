@@ -12,5 +12,5 @@ import pytest
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     # A server that ends may write its last lines while its directory is being removed.
-    with tempfile.TemporaryDirectory(prefix="bp-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix="bp-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         yield Path(directory)

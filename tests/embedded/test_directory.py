@@ -201,7 +201,8 @@ def test_a_private_directory_that_is_not_private_is_refused(tmp_path: Path) -> N
 
 def test_a_directory_with_other_files_is_refused_and_left_alone(directory: Path) -> None:
     """BULLPEN_DATA_DIR=$HOME would be a bad day."""
-    directory.mkdir(mode=0o755)
+    directory.mkdir()
+    directory.chmod(0o755)  # whatever the umask
     for name in ("notes.txt", "photo.jpg", "zebra", "dump.rdb"):
         (directory / name).touch()
 
@@ -214,7 +215,8 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(directory: Path)
 
 def test_our_own_files_and_later_additions_are_welcome(directory: Path) -> None:
     """The ledger may come first, and what a user adds later does no harm."""
-    directory.mkdir(mode=0o755)
+    directory.mkdir()
+    directory.chmod(0o755)  # whatever the umask
     (directory / "ledger.sqlite3").touch()
     (directory / "ledger.sqlite3-wal").touch()
     _stop(embedded.acquire(directory))

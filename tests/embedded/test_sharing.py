@@ -408,11 +408,11 @@ def test_a_directory_that_is_moved_takes_its_server_along(tmp_path: Path) -> Non
 
 def test_a_frozen_server_is_an_error_and_not_a_hang(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what is known, and ends with the server's log."""
-    monkeypatch.setattr(embedded, "_START_DEADLINE_S", 0.2)
-    monkeypatch.setattr(embedded, "_ANSWER_DEADLINE_S", 0.1)
     with embedded.acquire(directory):
         pid = _pid(directory)
         os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(embedded, "_START_DEADLINE_S", 0.2)
+        monkeypatch.setattr(embedded, "_ANSWER_DEADLINE_S", 0.1)
 
         with pytest.raises(EmbeddedError, match=r"runs but does not answer[^$]*Ready to accept connections"):
             embedded.acquire(directory)

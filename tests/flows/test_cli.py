@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -129,7 +130,7 @@ def test_an_error_of_our_own_is_not_mistaken_for_the_missing_extra(tmp_path: Pat
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_a_reader_that_has_seen_enough_is_no_error(form: list[str], redis_url: str, tmp_path: Path) -> None:
     on(redis_url, "emails", lambda queue: queue.add_many([("welcome" * 20, {"to": "x" * 200})] * 500))
-    listing = " ".join([*COMMAND, "jobs", "emails", "--limit", "500", "--redis", redis_url, *form])
+    listing = shlex.join([*COMMAND, "jobs", "emails", "--limit", "500", "--redis", redis_url, *form])
 
     answer = subprocess.run(
         ["bash", "-c", f"{listing} | head -c 10; exit ${{PIPESTATUS[0]}}"],

@@ -265,7 +265,7 @@ async def test_a_process_that_stood_still_for_longer_than_its_lease_sends_nothin
 async def test_a_redis_that_is_silent_costs_one_wait_and_not_one_per_queue(
     sqlite_url: str, make_ledger: MakeLedger, start_server: StartServer
 ) -> None:
-    redis, ledger, spy, queues = start_server(), make_ledger(sqlite_url), SpyChannel(), 40
+    redis, ledger, spy, queues = start_server(), make_ledger(sqlite_url), SpyChannel(), 200
     connection = Connection(redis.url, command_timeout_ms=300)
     routes = {"webhook:*": Route(channel=SpyChannel(), strategy="queued"), "slack:ops": direct(spy)}
     outbox = Outbox(ledger, routes, connection=connection)

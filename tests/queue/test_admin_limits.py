@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import InvalidOption, RateLimited
-from bullpen.queue import Connection, Job, NewJob, RateLimit
+from bullpen.queue import Connection, Job, NewJob, RateLimit, _wakeups
 from bullpen.queue._redis import Door
 from bullpen.queue._wakeups import Wakeups
 from tests.queue._kit import Gate, Kit, nothing
@@ -206,8 +206,13 @@ class TestRateLimits:
             await one.worker.close()
 
     @pytest.mark.parametrize("how", ["lifted", "shortened", "removed with its window", "ended by the clock"])
-    async def test_a_limit_that_ends_early_is_noticed(self, kit: Kit, how: str) -> None:
-        """However long it should have lasted: an hour here."""
+    async def test_a_limit_that_ends_early_is_noticed(
+        self, kit: Kit, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However long it should have lasted: an hour here. Whoever lifts or shortens it wakes the workers; what nobody
+        tells of is found when they look by themselves."""
+        if how in ("lifted", "shortened"):
+            monkeypatch.setattr(_wakeups, "_LONGEST_LIMIT_S", 3_600.0)
         queue = kit.queue()
         await queue.rate_limit(3_600_000)
         told = await kit.work(nothing, drain_delay=60_000)
@@ -224,23 +229,23 @@ class TestRateLimits:
         else:
             kit.redis.pexpire(kit.base + "limiter", 1)
 
-        await told.wait("completed", within_s=0.3 if how in ("lifted", "shortened") else 5)
+        await told.wait("completed", within_s=30)
         assert told.ids("completed") == [job.id]
 
     @pytest.mark.requirement("Q-38")
     @pytest.mark.parametrize("comes", ["before", "after"])
     @pytest.mark.parametrize("how", ["removed", "raised"])
     async def test_whoever_changes_a_limit_wakes_those_who_wait_for_its_end(
-        self, kit: Kit, how: str, comes: str
+        self, kit: Kit, how: str, comes: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Several times: now and then a worker looks by itself, and other clients change limits without a word."""
-        queue, crowd, took_s = kit.queue(), Crowd(0), list[float]()
+        monkeypatch.setattr(_wakeups, "_LONGEST_LIMIT_S", 3_600.0)  # they do not look by themselves
+        queue, crowd = kit.queue(), Crowd(0)
         for _ in range(2):
             await kit.work(crowd, drain_delay=60_000)
         for runs in range(0, 9, 3):
             await queue.set_global_rate_limit(1, FAR_MS)
             await queue.add("opens the window")
-            await clock(partial(crowd.has_run, runs + 1), within_s=5)
+            await clock(partial(crowd.has_run, runs + 1), within_s=30)
             await queue.add("makes the workers look")
             if comes == "before":
                 await queue.add("job")
@@ -251,10 +256,8 @@ class TestRateLimits:
                 await queue.set_global_rate_limit(1_000, FAR_MS)
             if comes == "after":
                 await queue.add("job")
-            took_s.append(await clock(partial(crowd.has_run, runs + 3), within_s=5))
+            await clock(partial(crowd.has_run, runs + 3), within_s=30)
             await queue.lift_rate_limit()
-
-        assert max(took_s) < 0.3, took_s
 
     @pytest.mark.requirement("Q-38")
     async def test_a_limit_can_be_lifted_and_removed(self, kit: Kit) -> None:

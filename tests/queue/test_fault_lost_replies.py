@@ -136,7 +136,7 @@ async def test_an_add_without_any_answer_says_that_its_outcome_is_unknown(kit: K
     with pytest.raises(OutcomeUnknown, match="the outcome is unknown") as raised:
         await soon(queue.add("mail"))
 
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
     assert raised.value.queue == kit.name
     assert kit.ids("wait") == ["1"]  # this time it was
 
@@ -159,7 +159,7 @@ async def test_the_deadline_counts_for_each_add_and_not_for_each_call(kit: Kit) 
     )
 
     assert {type(error) for error in errors} == {ConnectionLost}
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
 
 
 # ---- working --------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def lint(
     if as_json:
         common.print_json([{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found])
     elif not found:
-        common.out.print(f"nobody, in the next {days} days")
+        common.out.print(f"no local time of the next {days} days is missing or comes twice")
     else:
         common.print_table(("recipient", "occasion", "finding"), [(one.who, one.occasion, one.text) for one in found])
 

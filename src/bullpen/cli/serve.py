@@ -38,7 +38,7 @@ def _application(target: str) -> Any:
 async def _serve(application: Any, address: str, *, public: bool) -> None:
     from bullpen.http.serve import HttpService, parse_address
 
-    service = HttpService(application, *parse_address(address), public=public, lifespan=True)
+    service = HttpService(application, *parse_address(address), public=public, lifespan=True, extra="http")
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

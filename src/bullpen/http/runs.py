@@ -21,12 +21,6 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ending import to_its_end
@@ -37,6 +31,7 @@ from bullpen.errors import (
     DatabaseUnavailable,
     InsufficientCredits,
     InvalidOption,
+    MissingExtra,
     PayloadTooLarge,
     RowNotFound,
     RowStateConflict,
@@ -45,6 +40,16 @@ from bullpen.http._openapi import PAYLOAD_LIMIT, describe
 from bullpen.http._run_types import DeadLetterPage, DeadLetterView, Problem, RunPage, RunView, StartRun
 from bullpen.ledger import RunRow, RunStatus, check_run_id, check_tenant
 from bullpen.runs import RunPayload, RunService, run_id_for
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
+except ModuleNotFoundError as error:
+    raise MissingExtra("http", "the HTTP interface of runs") from error
 
 __all__ = ["Authenticate", "Principal", "Tokens", "runs_api"]
 

@@ -75,13 +75,14 @@ class HttpService:
         limits: HttpLimits | None = None,
         public: bool = False,
         lifespan: bool = False,
+        extra: str = "metrics",
     ) -> None:
         try:
             import uvicorn
 
             from bullpen.http._protocol import limited, protocol_for
         except ImportError:
-            raise MissingExtra("metrics", "serving over HTTP") from None
+            raise MissingExtra(extra, "serving over HTTP") from None
         self._limits = limits or HttpLimits()
         self._socket = _listen(host, port, public=public)
         self.port: int = self._socket.getsockname()[1]

@@ -51,8 +51,10 @@ class EntityNotFound(BullpenError):
 class EntityChanged(BullpenError):
     """Somebody else changed the entity since it was read, so this change was not stored. Read it and decide anew."""
 
-    def __init__(self, urn: str) -> None:
-        super().__init__(f"entity {urn!r} was changed by somebody else meanwhile; nothing was stored")
+    def __init__(self, urn: str, *, exists: bool = False) -> None:
+        """`exists`: it was to be created, and is there already."""
+        told = "exists already" if exists else "was changed by somebody else meanwhile"
+        super().__init__(f"entity {urn!r} {told}; nothing was stored")
         self.urn = urn
 
 

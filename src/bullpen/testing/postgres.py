@@ -40,6 +40,8 @@ _SUPERUSER = "postgres"
 _ROOM_BYTES = 2 * 1024**3
 
 # Tests may lose their data with the machine; only durable servers, which are killed on purpose, pay for it.
+_PORT = 5432
+"""Names the socket; said aloud, because a PGPORT of the developer would count otherwise."""
 _NOT_DURABLE = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
@@ -141,8 +143,9 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def url(self, database: str = "postgres", *, role: str = _SUPERUSER) -> str:
-        """`postgresql://<role>@/<database>?host=<directory>`, as psycopg and the ledger take it."""
-        return f"postgresql://{quote(role)}@/{quote(database)}?host={quote(str(self._directory), safe='/')}"
+        """`postgresql://<role>@/<database>?host=<directory>&port=<port>`, as psycopg and the ledger take it."""
+        place = f"host={quote(str(self._directory), safe='/')}&port={_PORT}"
+        return f"postgresql://{quote(role)}@/{quote(database)}?{place}"
 
     def log(self) -> str:
         """What the server has written so far."""
@@ -238,9 +241,14 @@ class PostgresServer:
             time.sleep(0.05)
 
     def _spawn(self) -> None:
-        settings = ("listen_addresses=", f"unix_socket_directories={self._directory}", "logging_collector=off")
+        settings = (
+            "listen_addresses=",
+            f"port={_PORT}",
+            f"unix_socket_directories={self._directory}",
+            "logging_collector=off",
+        )
         command = [str(self._binaries / "postgres"), "-D", str(self._directory / "data")]
-        for setting in (*settings, *self._args):
+        for setting in (*place, "logging_collector=off", *self._args):
             command += ["-c", setting]
         with (self._directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from bullpen._version import install_line
 from bullpen.errors import MissingExtra
 from bullpen.testing import _reaper
 
@@ -395,7 +396,8 @@ def _in_wheel(package: str, inside: str, component: str) -> Path:
         if binary.is_file():
             return binary
     detail = "" if spec is None else f"it is installed, but holds no {inside}"
-    raise ComponentMissing(component, f"pip package {package}", detail)
+    line = f", with {install_line('testing')}" if component == "valkey" and spec is None else ""
+    raise ComponentMissing(component, f"pip package {package}{line}", detail)
 
 
 def _system_redis(version_prefix: str) -> Path:

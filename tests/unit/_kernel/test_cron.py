@@ -1,5 +1,6 @@
 """When a pattern matches: zones, clock changes, what can be read. Compared with npm's package in `interop`."""
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -81,9 +82,12 @@ def test_the_machine_zone_is_named_by_tz(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_tz_the_machine_zone_is_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TZ", raising=False)
-    here = datetime.now().astimezone().utcoffset() if Path("/etc/localtime").exists() else timedelta(0)
-    assert datetime.now(machine_zone()).utcoffset() == here
+    with monkeypatch.context() as environment:
+        environment.delenv("TZ", raising=False)
+        time.tzset()  # the C library has the zone of the start
+        here = datetime.now().astimezone().utcoffset() if Path("/etc/localtime").exists() else timedelta(0)
+        assert datetime.now(machine_zone()).utcoffset() == here
+    time.tzset()
 
 
 def test_h_depends_on_the_seed_only() -> None:

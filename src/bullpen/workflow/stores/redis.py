@@ -80,7 +80,7 @@ class RedisEntities(Generic[S]):
             keys, 0, entity, is_failed=False, reason="", applied=(), past=(), tenant_id=tenant_id
         )
         if stored < 0:
-            raise EntityChanged(urn)
+            raise EntityChanged(urn, exists=True)
         return entity
 
     async def delete(self, urn: str, *, tenant_id: str | None = None) -> bool:
