@@ -106,6 +106,15 @@ def _whole_number(minimum: int) -> _Kind:
     return _Kind(f"a whole number of at least {minimum}", accepts, from_text)
 
 
+def _from_yes_or_no(text: str) -> object:
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
+
+
+_YES_OR_NO = _Kind(
+    "true or false", lambda value: isinstance(value, bool), _from_yes_or_no, lambda value: str(value).lower()
+)
+
+
 def _one_or_two() -> _Kind:
     one = _whole_number(1)
     return _Kind("1 or 2", lambda value: one.accepts(value) and value <= 2, one.from_text)
@@ -351,6 +360,12 @@ class OutboxSettings:
     """Deliveries of a row before it is DEAD, for rows that do not say themselves."""
     tick_interval_ms: int = _option(1_000, _whole_number(1), "OUTBOX_TICK_INTERVAL_MS")
     """How often to look although nobody told of new rows."""
+    lease_ms: int = _option(60_000, _whole_number(1_000), "BULLPEN_OUTBOX_LEASE_MS")
+    """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery."""
+    fair_tenants: bool = _option(False, _YES_OR_NO, "BULLPEN_OUTBOX_FAIR_TENANTS")
+    """Spread claims over the tenants of a channel, too. Costs one more query per channel and tick."""
+    strict_sources: bool = _option(False, _YES_OR_NO, "BULLPEN_OUTBOX_STRICT_SOURCES")
+    """Store each source event once, whatever its route. Every process that stores messages must say the same."""
     dead_letter_topic: str = _option("outbox.dead", _TOPIC, "OUTBOX_DEADLETTER_TOPIC")
     """Where the death of a row is announced: a queue, or an integration type with its channel."""
     unknown_types: Literal["dead", "leave"] = _option("dead", _one_of("dead", "leave"), "OUTBOX_UNKNOWN_TYPES")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiosqlite
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -62,6 +64,32 @@ async def async_driver(url: str) -> AsyncIterator[Any]:
     else:
         async with await psycopg.AsyncConnection.connect(url) as connection:
             yield connection
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_connection(url: str) -> AsyncIterator[Any]:
+    opened = await asyncpg.connect(url)
+    # What applications do to get objects instead of text; a batch of ours must not be encoded twice by it.
+    await opened.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+    try:
+        async with opened.transaction():
+            yield opened
+    finally:
+        await opened.close()
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_pool(url: str) -> AsyncIterator[Any]:
+    async with asyncpg.create_pool(url, min_size=1) as pool, pool.acquire() as opened, opened.transaction():
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_session(url: str) -> AsyncIterator[Any]:
+    address = url.replace("postgresql:", "postgresql+asyncpg:")
+    engine = create_async_engine(address, poolclass=NullPool)
+    async with AsyncSession(engine) as session, session.begin():
+        yield session
 
 
 @contextlib.contextmanager
@@ -137,7 +165,8 @@ def django_connection(url: str) -> Iterator[Any]:
         del connections["default"]
 
 
-ASYNC: list[Any] = [async_session, async_connection, async_driver]
+ASYNCPG: list[Any] = [asyncpg_connection, asyncpg_pool, asyncpg_session]
+ASYNC: list[Any] = [async_session, async_connection, async_driver, *ASYNCPG]
 SYNC: list[Any] = [session, session_registry, connection, driver, django_atomic]
 
 
@@ -169,7 +198,17 @@ async def run(kind: Any, url: str, *items: OutboxItem, fail: bool = False, again
 
 
 @pytest.mark.requirement("O-23", "O-20")
-@pytest.mark.parametrize("kind", [*ASYNC, *SYNC], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "ledger_url"),
+    [
+        (kind, database)
+        for database in ("postgresql", "sqlite")
+        for kind in (*ASYNC, *SYNC)
+        if database == "postgresql" or kind not in ASYNCPG
+    ],
+    indirect=["ledger_url"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 class TestEveryKindOfConnection:
     async def test_a_commit_stores_and_a_rollback_leaves_nothing(
         self, kind: Any, ledger_url: str, ledger: Ledger
@@ -240,6 +279,12 @@ async def test_drivers_in_autocommit_are_refused(postgres_url: str, sqlite_url: 
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as opened_async:
         with pytest.raises(NotInTransaction):
             await Enqueuer().enqueue(opened_async, item())
+    opened_asyncpg = await asyncpg.connect(postgres_url)
+    with pytest.raises(NotInTransaction):
+        await Enqueuer().enqueue(opened_asyncpg, item())
+    with pytest.raises(InvalidOption, match="without `_sync`"):
+        Enqueuer().enqueue_sync(opened_asyncpg, item())
+    await opened_asyncpg.close()
 
 
 async def test_blocking_and_asynchronous_connections_are_not_mixed_up(sqlite_url: str) -> None:

@@ -352,6 +352,17 @@ class TestFile:
         assert str(refusal(project)).startswith(f"{path}: expected a readable TOML file, got ")
 
 
+class TestYesOrNo:
+    @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), (" False ", False), ("0", False)])
+    def test_a_variable_says_it_in_words_or_digits(self, project: Path, text: str, value: bool) -> None:
+        assert load(project, {"BULLPEN_OUTBOX_FAIR_TENANTS": text}).outbox.fair_tenants is value
+
+    def test_another_word_is_refused(self, project: Path) -> None:
+        assert str(refusal(project, {"BULLPEN_OUTBOX_FAIR_TENANTS": "maybe"})) == (
+            "environment variable BULLPEN_OUTBOX_FAIR_TENANTS: expected true or false, got 'maybe'"
+        )
+
+
 class TestArguments:
     def test_none_is_not_given(self, project: Path) -> None:
         """A command line passes all its options on, and most of them are None."""

@@ -35,7 +35,6 @@ logger = get_logger("bullpen.alerts")
 
 _NAME: Final = "bullpen-alerts"
 _RETRY_S: Final = 5.0
-_SEND_MS: Final = 10_000
 _LEASE_MS: Final = 20_000
 """Shorter than for other messages: when a watcher dies while it sends, the next alert of the rule waits for this."""
 
@@ -111,10 +110,7 @@ def alert_routes(settings: Settings) -> dict[str, Route]:
     if chosen.sms:
         # A second message costs less than an incident that nobody heard of.
         made["sms"] = channels.sms(when_unknown="resend", **_trusted(settings.sms.url or ""))
-    return {
-        f"{kind}:{_NAME}": Route(channel=channel, strategy="direct", timeout_ms=_SEND_MS)
-        for kind, channel in made.items()
-    }
+    return {f"{kind}:{_NAME}": Route(channel=channel, strategy="direct") for kind, channel in made.items()}
 
 
 def _trusted(url: str) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def make_outbox(settings: Settings, ledger: Ledger, connection: Connection, pref
     options = DispatcherOptions(
         claim_batch_size=settings.outbox.claim_batch_size,
         tick_interval_ms=settings.outbox.tick_interval_ms,
+        lease_ms=settings.outbox.lease_ms,
+        fair_tenants=settings.outbox.fair_tenants,
         unknown_types=settings.outbox.unknown_types,
     )
     jobs = QueueChannel(connection, prefix=prefix)

@@ -1,8 +1,8 @@
 """Run a statement inside a caller's own transaction, whatever kind of connection holds it.
 
 In: an open AsyncSession, Session, AsyncConnection or Connection of SQLAlchemy; a connection of psycopg (also async),
-sqlite3 or aiosqlite; a Django connection. Out: a way to run a statement with the one parameter `rows` there. Nothing
-here begins, commits or rolls back. A connection that commits every statement by itself is refused.
+asyncpg, sqlite3 or aiosqlite; a Django connection. Out: a way to run a statement with the one parameter `rows` there.
+Nothing here begins, commits or rolls back. A connection that commits every statement by itself is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bullpen.ledger.database import DialectName
 Rows = Sequence[Sequence[Any]]
 
 _KINDS: Final = (
-    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, a connection of psycopg, psycopg2, sqlite3 "
-    "or aiosqlite, or django.db.connection"
+    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, a connection of psycopg, psycopg2, asyncpg, "
+    "sqlite3 or aiosqlite, or django.db.connection"
 )
 
 
@@ -69,6 +69,8 @@ def _find_caller(connection: Any) -> Caller:
         return _psycopg(connection)
     if "psycopg2" in modules:
         return _blocking_dbapi(connection, "postgresql", "%s", connection.autocommit)
+    if "asyncpg" in modules:
+        return _asyncpg(connection)
     if "sqlite3" in modules:
         return _blocking_dbapi(connection, "sqlite", "?", _sqlite_commits_alone(connection))
     if "aiosqlite" in modules:
@@ -144,6 +146,16 @@ def _psycopg(connection: Any) -> Caller:
         cursor = await connection.execute(_with_placeholder(statement, "%s"), (rows,))
         return await cursor.fetchall()
 
+    return Caller("postgresql", run, is_async=True)
+
+
+def _asyncpg(connection: Any) -> Caller:
+    async def run(statement: str, rows: str) -> Rows:
+        _refuse_autocommit(not connection.is_in_transaction())
+        found: Rows = await connection.fetch(_with_placeholder(statement, "$1::text"), rows)
+        return found
+
+    # As text: an application may have given jsonb a codec of its own, which would encode the batch a second time.
     return Caller("postgresql", run, is_async=True)
 
 

@@ -110,6 +110,14 @@ class OutboxItem:
     def __post_init__(self) -> None:
         for name, limit in MAX_LENGTHS.items():
             check_text(name, getattr(self, name), limit, required=name in _REQUIRED)
+        # None is "no tenant"; an empty name would be a tenant that nobody can tell from none.
+        has_name = self.tenant_id is None or bool(self.tenant_id.strip())
+        require("tenant_id", has_name, "text that is not blank, or None", self.tenant_id)
+        channel, colon, target = self.integration_type.partition(":")
+        is_complete = bool(channel.strip()) and bool(target.strip() or not colon)
+        require(
+            "integration_type", is_complete, "a channel and a target such as 'webhook:partnerX'", self.integration_type
+        )
         require(
             "source_stream_id",
             self.source_stream_id != RESERVED_STREAM,
