@@ -623,6 +623,10 @@ class Settings:
         sync = self.embedded.appendfsync
         return f"embedded://{self.embedded.data_dir}" + (f"?appendfsync={sync}" if sync is not None else "")
 
+    def has_redis(self) -> bool:
+        """Whether there is a server for queues: one that is named, or the bundled one."""
+        return self.redis.url is not None or self.embedded.mode != "never"
+
     def database_url(self) -> str:
         """Where the ledger is: the configured database, else a SQLite file beside the bundled server's data.
 

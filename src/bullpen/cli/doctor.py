@@ -38,7 +38,8 @@ def doctor(
 async def _ask(redis: str | None, prefix: str | None) -> list[Advice]:
     async with Bullpen(redis, prefix=prefix) as app:
         ledger = app.ledger if app.settings.has_ledger() else None
-        return await examine(app.connection, app.prefix, ledger)
+        connection = app.connection if app.settings.has_redis() or ledger is None else None
+        return await examine(connection, app.prefix, ledger)
 
 
 def _show(found: list[Advice], everything: bool) -> None:

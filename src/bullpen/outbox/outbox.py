@@ -139,6 +139,11 @@ class Outbox:
 
     # ---- delivering ---------------------------------------------------------------------------------------------
 
+    @property
+    def has_queues(self) -> bool:
+        """Whether it has a Redis connection, which the queued strategy needs."""
+        return self._queues is not None
+
     def route(self, pattern: str, channel: Channel | Route, **options: Any) -> None:
         """Say how an integration type, or all of a channel (`webhook:*`), leaves. Before anything runs.
 
