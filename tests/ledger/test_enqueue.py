@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from bullpen.errors import InvalidOption, NotInTransaction
+from bullpen.errors import InvalidOption, LedgerNotReady, NotInTransaction
 from bullpen.ledger import Enqueuer, Ledger, OutboxItem
 from tests.databases import MakeLedger, item
 
@@ -232,6 +232,30 @@ class TestEveryKindOfConnection:
         assert again[0].id == first[0].id
         assert [entry.created for entry in again] == [False, False]
         assert len(await ledger.outbox.find()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "database"),
+    [
+        (kind, database)
+        for database in ("postgresql", "sqlite")
+        for kind in (*ASYNC, *SYNC)
+        if database == "postgresql" or kind not in ASYNCPG
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+async def test_missing_tables_say_what_to_do_through_every_kind_of_connection(
+    kind: Any, database: str, request: pytest.FixtureRequest
+) -> None:
+    """The first thing that goes wrong for everybody; `no such table` tells nobody where the tables come from."""
+    url = request.getfixturevalue("empty_postgres_url") if database == "postgresql" else None
+    url = url or f"sqlite:///{request.getfixturevalue('sqlite_path')}"
+
+    with pytest.raises(LedgerNotReady, match="run `bullpen migrate --database URL`") as caught:
+        await run(kind, url, item())
+
+    assert caught.value.__cause__ is not None
+    assert "integration_outbox" in str(caught.value)
 
 
 def autocommit_connection(url: str) -> AbstractAsyncContextManager[Any]:

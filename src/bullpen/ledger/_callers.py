@@ -7,7 +7,8 @@ Nothing here begins, commits or rolls back. A connection that commits every stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
-from bullpen.errors import InvalidOption, NotInTransaction
-from bullpen.ledger.database import DialectName
+from bullpen.errors import InvalidOption, LedgerNotReady, NotInTransaction
+from bullpen.ledger.database import DialectName, lacks_tables
 
 Rows = Sequence[Sequence[Any]]
 
@@ -31,9 +32,39 @@ class Caller:
     """How to run a statement with the one parameter `rows` inside a caller's transaction."""
 
     dialect: DialectName
-    run: Callable[[str, str], Any]
-    """Statement and parameter to rows, or to an awaitable of rows."""
+    execute: Callable[[str, str], Any]
+    """Statement and parameter to rows, or to an awaitable of rows, as the driver does it."""
     is_async: bool
+
+    def run(self, statement: str, rows: str) -> Any:
+        """Statement and parameter to rows, or to an awaitable of rows. Raises LedgerNotReady where the tables are
+        missing."""
+        if self.is_async:
+            return self._run_async(statement, rows)
+        with _explaining():
+            return self.execute(statement, rows)
+
+    async def _run_async(self, statement: str, rows: str) -> Rows:
+        with _explaining():
+            found: Rows = await self.execute(statement, rows)
+            return found
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Say what to do about missing tables, whose connection it may be: no driver knows of `bullpen migrate`."""
+    try:
+        yield
+    except Exception as error:
+        # SQLAlchemy keeps the driver's error beside its own, Django raises its own from it.
+        driver = getattr(error, "orig", None) or (error if error.__cause__ is None else error.__cause__)
+        if not lacks_tables(driver):
+            raise
+        text = str(driver).strip().partition("\n")[0]
+        raise LedgerNotReady(
+            f"the database of this connection has no ledger tables, or older ones: {text}; run `bullpen migrate "
+            "--database URL` for the database that holds your own data"
+        ) from error
 
 
 def async_caller(connection: Any) -> Caller:
