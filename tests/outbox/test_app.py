@@ -124,7 +124,7 @@ async def test_settings_reach_dispatcher_and_ledger(tmp_path: Path) -> None:
         "OUTBOX_TICK_INTERVAL_MS": "321",
         "OUTBOX_MAX_ATTEMPTS": "4",
         "OUTBOX_DEADLETTER_TOPIC": "graves",
-        "OUTBOX_UNKNOWN_TYPES": "leave",
+        "BULLPEN_OUTBOX_UNKNOWN_TYPES": "leave",
     }
     async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
         await app.prepare()
