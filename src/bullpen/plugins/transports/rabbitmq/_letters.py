@@ -49,7 +49,7 @@ class RabbitDeadLetters:
             await self._transport.put_letter(self._spec, letter)
 
     async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
-        return (await self._link.whole(self._read()))[start : start + count]
+        return [*await self._link.whole(self._read())][start : start + count]
 
     async def get(self, entry_id: str) -> DeadLetter | None:
         return next((letter for letter in await self._link.whole(self._read()) if letter.id == entry_id), None)
