@@ -19,8 +19,8 @@ from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
-from bullpen._parts.running import ROLES, Service, Services
-from bullpen._parts.servers import command_line, connect
+from bullpen._parts.running import ROLES, Service, Services, role_of
+from bullpen._parts.servers import command_line, connect, connect_to_configured
 from bullpen.errors import InvalidOption
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Connection, Queue, Worker
@@ -126,8 +126,20 @@ class Bullpen:
     def connection(self) -> Connection:
         """The connection that all queues and workers of this app share."""
         if self._connection is None:
-            self._connection = connect(self._url or self.settings.connection_url())
+            self._connection = connect(self._url) if self._url else connect_to_configured(self.settings)
         return self._connection
+
+    @property
+    def _has_redis(self) -> bool:
+        return not self._owns_connection or self._url is not None or self.settings.has_redis()
+
+    def _connection_in_use(self) -> Connection | None:
+        """For those who look at queues: None where there is no server, or where nobody here has a use for one."""
+        if not self._has_redis:
+            return None
+        is_open = self._connection is not None or self.settings.redis.url is not None
+        works = [service for service in self.services if role_of(service) not in ("alerts", "http")]
+        return self.connection if is_open or not works or self.uses_redis else None
 
     @property
     def ledger(self) -> Ledger:
@@ -154,7 +166,8 @@ class Bullpen:
         if self._outbox is None:
             from bullpen._parts.outbox import OutboxService, make_outbox
 
-            self._outbox = make_outbox(self.settings, self.ledger, self.connection, self.prefix)
+            connection = self.connection if self._has_redis else None
+            self._outbox = make_outbox(self.settings, self.ledger, connection, self.prefix)
             for name, route in self._alert_routes().items():
                 self._outbox.route(name, route)
             self.add_metrics(self._outbox.metrics)
@@ -236,7 +249,7 @@ class Bullpen:
             from bullpen._parts.alerts import AlertService, make_watcher
 
             self._watcher = make_watcher(
-                self.settings, self.ledger, lambda: self.connection, self.prefix, lambda: self._letter_stores
+                self.settings, self.ledger, self._connection_in_use, self.prefix, lambda: self._letter_stores
             )
             self.add_metrics(self._watcher)
             self.add(AlertService(self._watcher, self.ledger, self.settings, self.prepare))
@@ -274,10 +287,26 @@ class Bullpen:
     def _needs_redis(self) -> bool:
         """Whether the parts that run here use the server of the queues; or whether the program may add jobs."""
         if not self.is_running:
-            return bool(self._queues or self._workers) or self._ledger is None
+            return bool(self._queues or self._workers) or (self._ledger is None and not self.services)
         runs = self._services.runs
         by_messages = runs("messages") and self.settings.messages.transport == "bullmq"
-        return bool(self._workers_here()) or runs("outbox") or by_messages
+        return bool(self._workers_here()) or (runs("outbox") and self._has_redis) or by_messages
+
+    @property
+    def uses_redis(self) -> bool:
+        """Whether a part that `run` runs here uses the server of the queues."""
+        return any(self._is_on_redis(service) for service in self.services)
+
+    def _is_on_redis(self, service: Service) -> bool:
+        match role_of(service):
+            case "outbox":
+                return self._has_redis
+            case "messages":
+                return self.settings.messages.transport == "bullmq"
+            case "worker":
+                by_workflow = self._workflows is not None and self._workflows.is_on_redis(service)
+                return isinstance(service, Worker) or getattr(service, "uses_redis", False) or by_workflow
+        return False
 
     @property
     def is_running(self) -> bool:
@@ -476,7 +505,8 @@ class Bullpen:
         ledger = installed_ledger(lambda: self.ledger) if has_ledger else None
         added = [*self._letter_stores, *message_letters(self.settings, self._messages)]
         queue = self.settings.rabbitmq.queue_name
-        return await make_console(self.connection, self.prefix, ledger, added, tenant_id, message_queue=queue)
+        connection = self._connection_in_use() if ledger is not None or added else self.connection
+        return await make_console(connection, self.prefix, ledger, added, tenant_id, message_queue=queue)
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""

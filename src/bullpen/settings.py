@@ -78,6 +78,13 @@ class Setting:
     origin: Origin
     variable: str | None
     """The environment variable that sets it, if there is one."""
+    general: str | None = None
+    """A name without our prefix that sets it too, if there is one."""
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it was taken from a variable without our prefix, which may have been set for another program."""
+        return self.origin.kind == "environment" and not self.origin.name.startswith("BULLPEN_")
 
 
 _logger: Final = get_logger("bullpen.settings")
@@ -104,6 +111,15 @@ def _whole_number(minimum: int) -> _Kind:
         return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
     return _Kind(f"a whole number of at least {minimum}", accepts, from_text)
+
+
+def _from_yes_or_no(text: str) -> object:
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
+
+
+_YES_OR_NO = _Kind(
+    "true or false", lambda value: isinstance(value, bool), _from_yes_or_no, lambda value: str(value).lower()
+)
 
 
 def _one_or_two() -> _Kind:
@@ -245,6 +261,9 @@ _DIRECTORY = _Kind(
 # Values that are not simply looked up ------------------------------------------------------------------------------
 
 
+_REDIS_GENERAL: Final = "REDIS_HOST and REDIS_PORT"
+
+
 def _redis_host_and_port(environ: Mapping[str, str]) -> tuple[str, Origin] | None:
     """REDIS_HOST and REDIS_PORT, one of which is enough, as an address."""
     host, port = environ.get("REDIS_HOST"), environ.get("REDIS_PORT")
@@ -283,13 +302,15 @@ def _option(
     default: Any,
     kind: _Kind,
     variable: str | None = None,
+    general: str | None = None,
     *,
     otherwise: Callable[[Mapping[str, str]], tuple[object, Origin] | None] | None = None,
     derived: Callable[[Path], tuple[object, Origin]] | None = None,
     secret: bool = False,
 ) -> Any:
-    """A value of a section, looked for in argument, `variable`, `otherwise`, file; else `derived` or `default`."""
-    metadata = {"kind": kind, "variable": variable, "otherwise": otherwise, "derived": derived}
+    """A value of a section, looked for in argument, `variable`, `general`, `otherwise`, file; else `derived` or
+    `default`. `general` is a name without our prefix, which other programs may use as well."""
+    metadata = {"kind": kind, "variable": variable, "general": general, "otherwise": otherwise, "derived": derived}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -349,15 +370,25 @@ class LedgerSettings:
 class OutboxSettings:
     """Dispatchers of the outbox."""
 
-    claim_batch_size: int = _option(100, _whole_number(1), "OUTBOX_CLAIM_BATCH_SIZE")
+    claim_batch_size: int = _option(100, _whole_number(1), "BULLPEN_OUTBOX_CLAIM_BATCH_SIZE", "OUTBOX_CLAIM_BATCH_SIZE")
     """Rows claimed by one tick, over all channels."""
-    max_attempts: int = _option(10, _whole_number(1), "OUTBOX_MAX_ATTEMPTS")
+    max_attempts: int = _option(10, _whole_number(1), "BULLPEN_OUTBOX_MAX_ATTEMPTS", "OUTBOX_MAX_ATTEMPTS")
     """Deliveries of a row before it is DEAD, for rows that do not say themselves."""
-    tick_interval_ms: int = _option(1_000, _whole_number(1), "OUTBOX_TICK_INTERVAL_MS")
+    tick_interval_ms: int = _option(
+        1_000, _whole_number(1), "BULLPEN_OUTBOX_TICK_INTERVAL_MS", "OUTBOX_TICK_INTERVAL_MS"
+    )
     """How often to look although nobody told of new rows."""
-    dead_letter_topic: str = _option("outbox.dead", _TOPIC, "OUTBOX_DEADLETTER_TOPIC")
+    lease_ms: int = _option(60_000, _whole_number(1_000), "BULLPEN_OUTBOX_LEASE_MS")
+    """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery."""
+    fair_tenants: bool = _option(False, _YES_OR_NO, "BULLPEN_OUTBOX_FAIR_TENANTS")
+    """Spread claims over the tenants of a channel, too. Costs one more query per channel and tick."""
+    strict_sources: bool = _option(False, _YES_OR_NO, "BULLPEN_OUTBOX_STRICT_SOURCES")
+    """Store each source event once, whatever its route. Every process that stores messages must say the same."""
+    dead_letter_topic: str = _option(
+        "outbox.dead", _TOPIC, "BULLPEN_OUTBOX_DEAD_LETTER_TOPIC", "OUTBOX_DEADLETTER_TOPIC"
+    )
     """Where the death of a row is announced: a queue, or an integration type with its channel."""
-    unknown_types: Literal["dead", "leave"] = _option("dead", _one_of("dead", "leave"), "OUTBOX_UNKNOWN_TYPES")
+    unknown_types: Literal["dead", "leave"] = _option("dead", _one_of("dead", "leave"), "BULLPEN_OUTBOX_UNKNOWN_TYPES")
     """What happens to a row whose type no route serves: DEAD with a clear code, or left for another application."""
 
     @property
@@ -370,7 +401,7 @@ class OutboxSettings:
 class WebhookSettings:
     """Webhooks."""
 
-    timeout_ms: int = _option(5_000, _whole_number(1), "WEBHOOK_TIMEOUT_MS")
+    timeout_ms: int = _option(5_000, _whole_number(1), "BULLPEN_WEBHOOKS_TIMEOUT_MS", "WEBHOOK_TIMEOUT_MS")
     """How long one call may take, from the name to the answer."""
 
 
@@ -400,7 +431,7 @@ class SmsSettings:
 class RunSettings:
     """Workers of the workflow-run preset."""
 
-    concurrency: int = _option(100, _whole_number(1), "WORKER_CONCURRENCY")
+    concurrency: int = _option(100, _whole_number(1), "BULLPEN_RUNS_CONCURRENCY", "WORKER_CONCURRENCY")
     """Runs handled at the same time by one worker. A change needs a restart."""
 
 
@@ -412,23 +443,23 @@ class MessageSettings:
         "bullmq", _one_of("bullmq", "rabbitmq", "memory"), "BULLPEN_MESSAGES_TRANSPORT"
     )
     """What carries orders from scheduler to sender. `bullmq` uses the Redis or embedded server that is there anyway."""
-    schedule: str = _option("* * * * *", _CRON, "CRON_MINUTE_SCHEDULE")
+    schedule: str = _option("* * * * *", _CRON, "BULLPEN_MESSAGES_SCHEDULE", "CRON_MINUTE_SCHEDULE")
     """Cron pattern of the scheduler, in UTC."""
     look_ahead_ms: int = _option(3_600_000, _whole_number(0), "BULLPEN_MESSAGES_LOOK_AHEAD")
     """How long before its instant a message is given to the broker, which holds it back until then."""
-    message_ttl_ms: int = _option(86_400_000, _whole_number(1), "RABBITMQ_MESSAGE_TTL")
+    message_ttl_ms: int = _option(86_400_000, _whole_number(1), "BULLPEN_MESSAGES_MESSAGE_TTL_MS")
     """What waits longer in the RabbitMQ queue is dead-lettered."""
-    max_queue_length: int = _option(100_000, _whole_number(1), "RABBITMQ_MAX_LENGTH")
+    max_queue_length: int = _option(100_000, _whole_number(1), "BULLPEN_MESSAGES_MAX_QUEUE_LENGTH")
     """More messages are refused by the RabbitMQ queue, and stay in the database until there is room."""
 
-    concurrency: int = _option(5, _whole_number(1), "QUEUE_CONCURRENCY")
+    concurrency: int = _option(5, _whole_number(1), "BULLPEN_MESSAGES_CONCURRENCY", "QUEUE_CONCURRENCY")
     """Deliveries held and handled at the same time by one consumer (the broker calls it prefetch)."""
-    max_retries: int = _option(5, _whole_number(0), "QUEUE_MAX_RETRIES")
+    max_retries: int = _option(5, _whole_number(0), "BULLPEN_MESSAGES_MAX_RETRIES", "QUEUE_MAX_RETRIES")
     """Tries after the first one."""
-    retry_delay_ms: int = _option(2_000, _whole_number(1), "QUEUE_RETRY_DELAY")
+    retry_delay_ms: int = _option(2_000, _whole_number(1), "BULLPEN_MESSAGES_RETRY_DELAY_MS", "QUEUE_RETRY_DELAY")
     """Pause before the first retry."""
     retry_backoff: Literal["exponential", "linear"] = _option(
-        "exponential", _one_of("exponential", "linear"), "QUEUE_RETRY_BACKOFF"
+        "exponential", _one_of("exponential", "linear"), "BULLPEN_MESSAGES_RETRY_BACKOFF", "QUEUE_RETRY_BACKOFF"
     )
     """How the pause grows from retry to retry."""
 
@@ -442,16 +473,20 @@ class MessageSettings:
 class RabbitMQSettings:
     """The broker of scheduled messages, and what it is told to make."""
 
-    url: str = _option("amqp://guest:guest@localhost:5672", _AMQP, "RABBITMQ_URL", secret=True)
+    url: str = _option("amqp://guest:guest@localhost:5672", _AMQP, "BULLPEN_RABBITMQ_URL", "RABBITMQ_URL", secret=True)
     """Address of the broker; of a cluster the addresses of all nodes, with commas between them."""
-    queue_name: str = _option("birthday.messages.queue", _AMQP_NAME, "RABBITMQ_QUEUE_NAME")
-    dlq_name: str = _option("birthday.messages.dlq", _AMQP_NAME, "RABBITMQ_DLQ_NAME")
+    queue_name: str = _option(
+        "birthday.messages.queue", _AMQP_NAME, "BULLPEN_RABBITMQ_QUEUE_NAME", "RABBITMQ_QUEUE_NAME"
+    )
+    dlq_name: str = _option("birthday.messages.dlq", _AMQP_NAME, "BULLPEN_RABBITMQ_DLQ_NAME", "RABBITMQ_DLQ_NAME")
     """Queue of the messages that failed finally."""
-    exchange_name: str = _option("birthday.messages", _AMQP_NAME, "RABBITMQ_EXCHANGE_NAME")
+    exchange_name: str = _option(
+        "birthday.messages", _AMQP_NAME, "BULLPEN_RABBITMQ_EXCHANGE_NAME", "RABBITMQ_EXCHANGE_NAME"
+    )
     """Topic exchange that messages are published to."""
-    dlx_name: str = _option("birthday.messages.dlx", _AMQP_NAME, "RABBITMQ_DLX_NAME")
+    dlx_name: str = _option("birthday.messages.dlx", _AMQP_NAME, "BULLPEN_RABBITMQ_DLX_NAME", "RABBITMQ_DLX_NAME")
     """Direct exchange that dead letters go through."""
-    connections: int = _option(1, _one_or_two(), "RABBITMQ_CONNECTIONS")
+    connections: int = _option(1, _one_or_two(), "BULLPEN_RABBITMQ_CONNECTIONS")
     """2: consumers have their own, so that flow control of publishers cannot hold back acknowledgements."""
 
     @property
@@ -464,9 +499,13 @@ class RabbitMQSettings:
 class EventSettings:
     """Where a projector reads events."""
 
-    connection_string: str | None = _option(None, _EVENT_STORE, "ESDB_CONNECTION_STRING", secret=True)
+    connection_string: str | None = _option(
+        None, _EVENT_STORE, "BULLPEN_EVENTS_CONNECTION_STRING", "ESDB_CONNECTION_STRING", secret=True
+    )
     """KurrentDB or EventStoreDB. None: the ledger's own table of events."""
-    subscription_prefix: str | None = _option(None, _PREFIXES, "ESDB_SUBSCRIPTION_PREFIX")
+    subscription_prefix: str | None = _option(
+        None, _PREFIXES, "BULLPEN_EVENTS_SUBSCRIPTION_PREFIX", "ESDB_SUBSCRIPTION_PREFIX"
+    )
     """Beginnings of the event types that are wanted, with commas between them. None: all."""
     subscription_group: str | None = _option(None, _GROUP, "BULLPEN_SUBSCRIPTION_GROUP")
     """Persistent subscription of the event store to read instead of keeping a checkpoint. None: keep one."""
@@ -481,7 +520,7 @@ class EventSettings:
 class KafkaSettings:
     """Where Kafka is."""
 
-    brokers: str = _option("localhost:9092", _BROKERS, "KAFKA_BROKERS")
+    brokers: str = _option("localhost:9092", _BROKERS, "BULLPEN_KAFKA_BROKERS", "KAFKA_BROKERS")
     """Comma-separated list of `host:port`."""
 
 
@@ -612,6 +651,10 @@ class Settings:
         sync = self.embedded.appendfsync
         return f"embedded://{self.embedded.data_dir}" + (f"?appendfsync={sync}" if sync is not None else "")
 
+    def has_redis(self) -> bool:
+        """Whether there is a server for queues: one that is named, or the bundled one."""
+        return self.redis.url is not None or self.embedded.mode != "never"
+
     def database_url(self) -> str:
         """Where the ledger is: the configured database, else a SQLite file beside the bundled server's data.
 
@@ -644,6 +687,7 @@ class Settings:
                     "" if value is None else entry.metadata["kind"].shown(value),
                     self.origins.get(key, Origin("default", "")),
                     entry.metadata["variable"],
+                    _REDIS_GENERAL if key == "redis.url" else entry.metadata["general"],
                 )
 
 
@@ -675,11 +719,12 @@ class _Sources:
     def find(self, section: str, entry: Field[Any]) -> tuple[object, Origin]:
         """The value of one option, checked, and where it was found."""
         kind: _Kind = entry.metadata["kind"]
-        argument, variable = f"{section}_{entry.name}", entry.metadata["variable"]
+        argument = f"{section}_{entry.name}"
         if (given := self.arguments.get(argument)) is not None:
             return _checked(kind, given, Origin("argument", argument), self.start)
-        if variable is not None and (text := self.environ.get(variable)):
-            return _checked(kind, kind.from_text(text), Origin("environment", variable), self.start)
+        for variable in (entry.metadata["variable"], entry.metadata["general"]):
+            if variable is not None and (text := self.environ.get(variable)):
+                return _checked(kind, kind.from_text(text), Origin("environment", variable), self.start)
         if entry.metadata["otherwise"] is not None and (found := entry.metadata["otherwise"](self.environ)) is not None:
             value, origin = found
             return value, origin

@@ -62,7 +62,8 @@ def test_the_code_of_a_page_runs(page: Path, forks: Forks) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_variables_in_commands_exist(page: Path) -> None:
     """A misspelt variable is silently ignored by every program; a reader would look for the mistake elsewhere."""
-    known = {setting.variable for setting in Settings().describe()} | {"REDIS_HOST", "REDIS_PORT"}
+    shown = list(Settings().describe())
+    known = {name for setting in shown for name in (setting.variable, setting.general)} | {"REDIS_HOST", "REDIS_PORT"}
 
     exported = re.findall(r"^export (\w+)=", page.read_text(), re.MULTILINE)
 

@@ -381,6 +381,22 @@ def test_the_configuration_is_shown_with_its_origins_and_without_passwords(tmp_p
     assert (by_key["redis.prefix"]["value"], by_key["redis.prefix"]["origin"]) == ("shop", "argument redis_prefix")
 
 
+def test_a_variable_without_our_prefix_is_told_of(redis_url: str, tmp_path: Path) -> None:
+    """QUEUE_CONCURRENCY of another program on the same machine changes ours, and nobody would look for it there."""
+    env = {"QUEUE_CONCURRENCY": "50", "BULLPEN_EMBEDDED": "never"}
+    told = "taken from QUEUE_CONCURRENCY, which has no prefix and may have been set for another program"
+
+    shown = cli("config", "show", cwd=tmp_path, env=env)
+    described = json.loads(cli("config", "show", "--json", cwd=tmp_path, env=env).out)
+    advice = json.loads(cli("doctor", "--json", "--redis", redis_url, cwd=tmp_path, env=env).out)
+    meant = cli("config", "show", cwd=tmp_path, env={**env, "BULLPEN_MESSAGES_CONCURRENCY": "5"})
+
+    assert f"messages.concurrency: {told}; BULLPEN_MESSAGES_CONCURRENCY wins over it" in shown.err
+    assert [each["key"] for each in described if each["isGeneral"]] == ["messages.concurrency"]
+    assert [(each["level"], each["message"]) for each in advice if each["subject"] == "settings"] == [("unknown", told)]
+    assert meant.err == ""
+
+
 # Dead letters -------------------------------------------------------------------------------------------------------
 
 

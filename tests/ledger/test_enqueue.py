@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiosqlite
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -17,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from bullpen.errors import InvalidOption, NotInTransaction
+from bullpen.errors import InvalidOption, LedgerNotReady, NotInTransaction
 from bullpen.ledger import Enqueuer, Ledger, OutboxItem
 from tests.databases import MakeLedger, item
 
@@ -62,6 +64,32 @@ async def async_driver(url: str) -> AsyncIterator[Any]:
     else:
         async with await psycopg.AsyncConnection.connect(url) as connection:
             yield connection
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_connection(url: str) -> AsyncIterator[Any]:
+    opened = await asyncpg.connect(url)
+    # What applications do to get objects instead of text; a batch of ours must not be encoded twice by it.
+    await opened.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+    try:
+        async with opened.transaction():
+            yield opened
+    finally:
+        await opened.close()
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_pool(url: str) -> AsyncIterator[Any]:
+    async with asyncpg.create_pool(url, min_size=1) as pool, pool.acquire() as opened, opened.transaction():
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_session(url: str) -> AsyncIterator[Any]:
+    address = url.replace("postgresql:", "postgresql+asyncpg:")
+    engine = create_async_engine(address, poolclass=NullPool)
+    async with AsyncSession(engine) as session, session.begin():
+        yield session
 
 
 @contextlib.contextmanager
@@ -137,7 +165,8 @@ def django_connection(url: str) -> Iterator[Any]:
         del connections["default"]
 
 
-ASYNC: list[Any] = [async_session, async_connection, async_driver]
+ASYNCPG: list[Any] = [asyncpg_connection, asyncpg_pool, asyncpg_session]
+ASYNC: list[Any] = [async_session, async_connection, async_driver, *ASYNCPG]
 SYNC: list[Any] = [session, session_registry, connection, driver, django_atomic]
 
 
@@ -169,7 +198,17 @@ async def run(kind: Any, url: str, *items: OutboxItem, fail: bool = False, again
 
 
 @pytest.mark.requirement("O-23", "O-20")
-@pytest.mark.parametrize("kind", [*ASYNC, *SYNC], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "ledger_url"),
+    [
+        (kind, database)
+        for database in ("postgresql", "sqlite")
+        for kind in (*ASYNC, *SYNC)
+        if database == "postgresql" or kind not in ASYNCPG
+    ],
+    indirect=["ledger_url"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 class TestEveryKindOfConnection:
     async def test_a_commit_stores_and_a_rollback_leaves_nothing(
         self, kind: Any, ledger_url: str, ledger: Ledger
@@ -193,6 +232,30 @@ class TestEveryKindOfConnection:
         assert again[0].id == first[0].id
         assert [entry.created for entry in again] == [False, False]
         assert len(await ledger.outbox.find()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "database"),
+    [
+        (kind, database)
+        for database in ("postgresql", "sqlite")
+        for kind in (*ASYNC, *SYNC)
+        if database == "postgresql" or kind not in ASYNCPG
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+async def test_missing_tables_say_what_to_do_through_every_kind_of_connection(
+    kind: Any, database: str, request: pytest.FixtureRequest
+) -> None:
+    """The first thing that goes wrong for everybody; `no such table` tells nobody where the tables come from."""
+    url = request.getfixturevalue("empty_postgres_url") if database == "postgresql" else None
+    url = url or f"sqlite:///{request.getfixturevalue('sqlite_path')}"
+
+    with pytest.raises(LedgerNotReady, match="run `bullpen migrate --database URL`") as caught:
+        await run(kind, url, item())
+
+    assert caught.value.__cause__ is not None
+    assert "integration_outbox" in str(caught.value)
 
 
 def autocommit_connection(url: str) -> AbstractAsyncContextManager[Any]:
@@ -240,6 +303,12 @@ async def test_drivers_in_autocommit_are_refused(postgres_url: str, sqlite_url: 
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as opened_async:
         with pytest.raises(NotInTransaction):
             await Enqueuer().enqueue(opened_async, item())
+    opened_asyncpg = await asyncpg.connect(postgres_url)
+    with pytest.raises(NotInTransaction):
+        await Enqueuer().enqueue(opened_asyncpg, item())
+    with pytest.raises(InvalidOption, match="without `_sync`"):
+        Enqueuer().enqueue_sync(opened_asyncpg, item())
+    await opened_asyncpg.close()
 
 
 async def test_blocking_and_asynchronous_connections_are_not_mixed_up(sqlite_url: str) -> None:

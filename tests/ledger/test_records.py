@@ -52,6 +52,20 @@ def test_names_are_plain_text(value: object) -> None:
         item(tenant_id=value)
 
 
+@pytest.mark.parametrize("tenant", ["", "  "])
+def test_a_tenant_without_a_name_is_refused(tenant: str) -> None:
+    """None is "no tenant"; a name that a form left empty would be a tenant that nobody can tell from none."""
+    with pytest.raises(InvalidOption, match="tenant_id: expected text that is not blank, or None"):
+        item(tenant_id=tenant)
+
+
+@pytest.mark.parametrize("target", ["webhook:", "webhook: ", ":partnerX", " :x"])
+def test_a_target_without_a_name_is_refused(target: str) -> None:
+    """No route can be registered for it, so the row could only die."""
+    with pytest.raises(InvalidOption, match="integration_type: expected a channel and a target such as"):
+        item(integration_type=target)
+
+
 @pytest.mark.parametrize("payload", [float("nan"), {1: 2}, {"x": object()}, b"bytes", {"big": 2**60}])
 def test_a_payload_that_json_would_change_is_refused(payload: object) -> None:
     with pytest.raises(NotJson, match="payload"):

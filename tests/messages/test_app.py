@@ -186,7 +186,7 @@ async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
         tmp_path,
         RABBITMQ_URL=rabbit.url,
         BULLPEN_MESSAGES_TRANSPORT="rabbitmq",
-        RABBITMQ_MAX_LENGTH="10",
+        BULLPEN_MESSAGES_MAX_QUEUE_LENGTH="10",
         **own_names("full"),
     )
     app = Bullpen(settings=settings)
@@ -224,7 +224,7 @@ async def test_an_order_that_waited_too_long_is_dead_lettered_and_the_row_is_not
         tmp_path,
         RABBITMQ_URL=rabbit.url,
         BULLPEN_MESSAGES_TRANSPORT="rabbitmq",
-        RABBITMQ_MESSAGE_TTL="200",
+        BULLPEN_MESSAGES_MESSAGE_TTL_MS="200",
         **own_names("old"),
     )
     app = Bullpen(settings=settings)
@@ -301,7 +301,7 @@ def test_linear_growth_is_refused_where_node_could_not_follow(tmp_path: Path) ->
 @pytest.mark.requirement("X-71")
 @pytest.mark.parametrize(("connections", "separate"), [("", False), ("1", False), ("2", True)])
 def test_consumers_may_have_a_connection_of_their_own(tmp_path: Path, connections: str, separate: bool) -> None:
-    settings = load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="rabbitmq", RABBITMQ_CONNECTIONS=connections)
+    settings = load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="rabbitmq", BULLPEN_RABBITMQ_CONNECTIONS=connections)
 
     client: Any = make_client(settings, ("birthday",), lambda: pytest.fail("no Redis"), "bull")
 
@@ -315,9 +315,9 @@ def test_consumers_may_have_a_connection_of_their_own(tmp_path: Path, connection
         ("CRON_MINUTE_SCHEDULE", "every minute"),
         ("BULLPEN_MESSAGES_TRANSPORT", "pigeon"),
         ("BULLPEN_MESSAGES_LOOK_AHEAD", "-1"),
-        ("RABBITMQ_MESSAGE_TTL", "0"),
-        ("RABBITMQ_MAX_LENGTH", "many"),
-        ("RABBITMQ_CONNECTIONS", "3"),
+        ("BULLPEN_MESSAGES_MESSAGE_TTL_MS", "0"),
+        ("BULLPEN_MESSAGES_MAX_QUEUE_LENGTH", "many"),
+        ("BULLPEN_RABBITMQ_CONNECTIONS", "3"),
         ("QUEUE_CONCURRENCY", "0"),
     ],
 )

@@ -50,7 +50,12 @@ def test_names_on_the_page_are_those_of_the_code() -> None:
     settings = Settings()
     names = [
         *NAMES,
-        *(setting.variable for setting in settings.describe() if setting.key.startswith(("messages.", "rabbitmq."))),
+        *(
+            name
+            for setting in settings.describe()
+            if setting.key.startswith(("messages.", "rabbitmq."))
+            for name in (setting.variable, setting.general)
+        ),
         settings.rabbitmq.exchange_name,
         settings.rabbitmq.dlx_name,
         settings.rabbitmq.queue_name,

@@ -124,7 +124,7 @@ async def test_settings_reach_dispatcher_and_ledger(tmp_path: Path) -> None:
         "OUTBOX_TICK_INTERVAL_MS": "321",
         "OUTBOX_MAX_ATTEMPTS": "4",
         "OUTBOX_DEADLETTER_TOPIC": "graves",
-        "OUTBOX_UNKNOWN_TYPES": "leave",
+        "BULLPEN_OUTBOX_UNKNOWN_TYPES": "leave",
     }
     async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
         await app.prepare()
@@ -137,6 +137,49 @@ async def test_settings_reach_dispatcher_and_ledger(tmp_path: Path) -> None:
         assert (options.claim_batch_size, options.tick_interval_ms, options.unknown_types) == (7, 321, "leave")
         assert stored["webhook:partnerX"].max_attempts == 4
         assert set(stored) == {"webhook:partnerX", "bullmq:graves"}
+
+
+async def test_lease_and_fairness_of_the_settings_reach_the_dispatcher(tmp_path: Path) -> None:
+    """And a lease below the usual limit of a delivery starts: routes that name no limit stay below it."""
+    environ = {
+        "BULLPEN_DATA_DIR": str(tmp_path),
+        "BULLPEN_OUTBOX_LEASE_MS": "5000",
+        "BULLPEN_OUTBOX_FAIR_TENANTS": "true",
+        "BULLPEN_ALERTS_SLACK_URL": "https://slack.invalid/hook",
+        "OUTBOX_CLAIM_BATCH_SIZE": "2",
+    }
+    spy = SpyChannel()
+    spy.gate.clear()
+    async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
+        app.outbox.route("webhook:*", Route(channel=spy, strategy="direct"))
+        await app.prepare()
+        await app.ledger.outbox.enqueue_many([item(number, tenant_id="big") for number in range(5)])
+        await app.ledger.outbox.enqueue(item(9, tenant_id="small"))
+        async with app.outbox.dispatcher() as dispatcher:
+            await dispatcher.tick()
+            await spy.until(2)
+            claimed = await rows(app.ledger, status=OutboxStatus.CLAIMED)
+            spy.gate.set()
+
+    assert {message.tenant_id for message in spy.messages} == {"big", "small"}
+    for row in claimed:
+        assert row.locked_at is not None and row.locked_until is not None
+        assert (row.locked_until - row.locked_at).total_seconds() == pytest.approx(5, abs=0.01)
+
+
+@pytest.mark.requirement("X-73")
+async def test_strict_sources_of_the_settings_store_an_event_once(tmp_path: Path) -> None:
+    environ = {"BULLPEN_DATA_DIR": str(tmp_path), "BULLPEN_OUTBOX_STRICT_SOURCES": "true"}
+    async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
+        await app.prepare()
+        source = {"source_stream_id": "order-1", "source_event_id": "1"}
+        async with app.ledger.database.transaction() as connection:
+            stored = [
+                await app.outbox.enqueue(connection, integration_type=name, event_type="order.paid.v1", **source)
+                for name in ("kafka:payments", "webhook:partnerX")
+            ]
+
+    assert [each.created for each in stored] == [True, False]
 
 
 async def test_an_outbox_that_is_first_used_while_the_app_runs_runs_too(settings: Settings, told: Told) -> None:

@@ -386,7 +386,7 @@ async def test_a_row_with_little_lease_left_does_not_end_the_settling_of_others(
     await ledger.outbox.enqueue_many([item(1), item(2)])
     slow, quick = await ledger.outbox.claim_due_batch("w", 2, starting=True)
     store: Any = FlakyStore(ledger.outbox, failures=3)
-    deliveries, now = Deliveries(store, worker_id="w", source="test"), time.monotonic()
+    deliveries, now = Deliveries(store, worker_id="w", source="test", lease_ms=60_000), time.monotonic()
 
     settled = await asyncio.gather(
         deliveries.settle(slow, Sent(""), until=now + 0.01), deliveries.settle(quick, Sent(""), until=now + 60)
@@ -515,6 +515,20 @@ def test_options_are_checked_at_the_door(options: dict[str, Any], option: str) -
 
     with pytest.raises(InvalidOption, match=option):
         DispatcherOptions(**options)
+
+
+async def test_a_delivery_ends_before_a_short_lease_does(ledger: Ledger, make_outbox: MakeOutbox) -> None:
+    """Otherwise the row comes back while its target still hangs, and is sent a second time."""
+    spy = SpyChannel()
+    spy.gate.clear()
+    await ledger.outbox.enqueue(item())
+
+    async with make_outbox({"webhook:*": direct(spy)}, lease_ms=2_000).dispatcher() as dispatcher:
+        await dispatcher.tick()
+        await dispatcher.idle()
+
+    (row,) = await rows(ledger)
+    assert (row.status, row.error_code, row.last_error) == (FAILED, "TIMEOUT", "no answer within 1000 ms")
 
 
 async def test_routes_that_cannot_work_are_refused(ledger: Ledger, make_outbox: MakeOutbox) -> None:

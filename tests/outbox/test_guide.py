@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import types
 import urllib.error
@@ -22,11 +23,12 @@ import uvicorn
 
 from bullpen.errors import NotInTransaction
 from bullpen.ledger import Ledger
+from bullpen.outbox import DispatcherOptions, Outbox
 from tests.contracts.outbox_repository import execute
 from tests.databases import MakeLedger
 from tests.docs.run_page import blocks_of
 from tests.ledger.test_enqueue import django_connection
-from tests.outbox.kit import rows
+from tests.outbox.kit import SpyChannel, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "outbox.md"
 
@@ -126,3 +128,23 @@ async def test_psycopg(postgres_url: str, make_ledger: MakeLedger) -> None:
     emails = ["ada@example.com", "grace@example.com"]
     assert await orders_and_jobs(ledger) == (emails, emails)
     assert [row.id for row in await rows(ledger)] == [first, second]
+
+
+async def test_the_insert_of_another_language_is_delivered(ledger: Ledger) -> None:
+    (text,) = re.findall(r"^```sql\n(INSERT INTO .*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    table = ledger.database.table("integration_outbox")
+    statement = text.replace("core_outbox.integration_outbox", table)
+    spy = SpyChannel()
+    outbox = Outbox(ledger, {"webhook:partnerX": spy}, options=DispatcherOptions(tick_interval_ms=600_000))
+    dispatcher = outbox.dispatcher()
+    await dispatcher.start()
+
+    for _ in range(2):
+        async with ledger.database.transaction() as connection:
+            await connection.exec_driver_sql(statement)
+    await spy.until(1)
+    await dispatcher.close()
+
+    assert [(each.payload, each.idempotency_key) for each in spy.messages] == [
+        ({"orderId": 1}, "1f0d/webhook:partnerX")
+    ]

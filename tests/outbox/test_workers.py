@@ -368,6 +368,25 @@ async def test_a_row_that_no_queue_can_take_is_dead(
 
 
 @pytest.mark.requirement("O-48", "X-88")
+async def test_a_row_whose_target_has_no_name_harms_only_itself(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """Of a foreign writer. No queue can be named after it, and the other rows of the batch must not pay for that."""
+    await execute(
+        ledger,
+        "INSERT INTO {outbox} (source_stream_id, source_event_id, route_key, integration_type, event_type, payload) "
+        "VALUES ('s', 'e', 'r', 'webhook:', 'x', '{{}}')",
+    )
+    await ledger.outbox.enqueue(item(1))
+
+    await dispatch(make_outbox({"webhook:*": Route()}, connection=connection))
+
+    bad, good, *_ = await rows(ledger)
+    assert (bad.status, bad.error_code) == (DEAD, "UNKNOWN_INTEGRATION_TYPE")
+    assert good.status is CLAIMED
+
+
+@pytest.mark.requirement("O-48", "X-88")
 @pytest.mark.parametrize("strategy", ["direct", "queued"])
 async def test_a_row_that_is_no_message_harms_only_itself(
     ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, strategy: Any

@@ -29,6 +29,9 @@ def test_every_setting_and_its_variable_is_on_the_page() -> None:
     shown = [(setting.key, setting.variable) for setting in Settings().describe()]
 
     assert re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", page, re.MULTILINE) == shown
+    also = [setting.general for setting in Settings().describe() if setting.general is not None]
+    found = re.findall(r"^\| `[^`]+` \| `[^`]+` \| (`[A-Z_`, ]+`) \|", page, re.MULTILINE)
+    assert [" and ".join(re.findall(r"`(\w+)`", cell)) for cell in found] == also
 
 
 def test_every_job_option_is_on_the_page() -> None:

@@ -9,8 +9,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -626,6 +627,65 @@ async def test_one_connection_with_separate_channels_or_two(
     assert await connections() - before == 2
     assert (await two.check()).ok
     await client.close()
+
+
+@pytest.mark.requirement("S-17", "X-49")
+async def test_a_question_that_is_cancelled_half_way_does_not_break_the_connection(rabbit: RabbitServer) -> None:
+    """A busy process asks for health and depth with a time limit. Cancelled between the opening of a channel and its
+    answer, the driver's next frame ended the connection, and with it every delivery of the process."""
+    client, queue = RabbitMQClient(rabbit.url, topology=Topology(delays=QUICK)), unique()
+    transport = client.transport
+    await transport.publish(an_event(queue))
+    questions: list[tuple[Callable[[], Coroutine[Any, Any, Any]], int]] = [
+        (transport.check, 1),
+        (partial(transport.depth, queue), 1),
+        (transport.dead_letters(queue).depth, 1),
+        (transport.dead_letters(queue).list, 5),
+        (lambda: transport.publish(an_event(unique())), 10),  # declares first
+    ]
+    with listening() as heard:
+        held = await take(await transport.deliveries(queue, prefetch=1))
+        for question, stride in questions:
+            for steps in range(0, 60, stride):
+                asking = asyncio.create_task(question())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        assert (await transport.check()).ok
+        await transport.settle(held, DONE)
+        opened = [fields["purpose"] for fields in heard.of("transport.channel_opened")]
+
+        assert heard.of("transport.disconnected") == []
+    await client.close()
+    assert opened.count("look") == 1
+
+
+@pytest.mark.requirement("S-37")
+async def test_acknowledgements_on_a_broken_connection_do_not_hold_up_the_close(rabbit: RabbitServer) -> None:
+    """The driver puts them into a bounded queue, which nobody empties once the connection is gone."""
+    count, queue = 300, unique()
+    gate, inside = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def handle(delivery: Delivery) -> None:
+        inside.release()
+        await gate.wait()
+
+    async with tap(rabbit.port()) as wire:
+        url = f"amqp://guest:guest@127.0.0.1:{wire.port}/"
+        client = RabbitMQClient(url, topology=Topology(delays=QUICK), concurrency=count)
+        await client.consume(queue, handle)
+        await client.produce_many(queue, [("pay", {"urn": f"urn:{number}"}) for number in range(count)])
+        for _ in range(count):
+            await inside.acquire()
+        with listening() as heard:
+            gate.set()
+            wire.cut()
+            await heard.wait("transport.disconnected")
+            began = time.monotonic()
+            await client.close()
+
+    assert time.monotonic() - began < 10  # a handler may take 30 s, and none was running
 
 
 @pytest.mark.requirement("S-2")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from bullpen.errors import InvalidOption, NotConfigured
-from bullpen.settings import RedisSettings, Settings
+from bullpen.settings import RedisSettings, Setting, Settings
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -352,6 +356,65 @@ class TestFile:
         assert str(refusal(project)).startswith(f"{path}: expected a readable TOML file, got ")
 
 
+class TestNames:
+    def test_every_setting_has_a_variable_with_our_prefix(self) -> None:
+        assert [each.key for each in Settings().describe() if not str(each.variable).startswith("BULLPEN_")] == []
+
+    @pytest.mark.requirement("X-26")
+    def test_names_without_a_prefix_are_those_of_the_requirements(self) -> None:
+        """Another program's QUEUE_… must not change how this one works; what users were promised stays."""
+        listed = " ".join(
+            entry["sentence"]
+            for entry in tomllib.loads((ROOT / "tests" / "requirements.toml").read_text())["requirements"]
+        )
+
+        general = [name for each in Settings().describe() for name in re.findall(r"[A-Z]+_[A-Z_]+", each.general or "")]
+
+        assert len(general) > 15
+        assert [name for name in general if name not in listed] == []
+
+    TWO_VALUES: ClassVar = {
+        "messages.schedule": ("* * * * *", "0 * * * *"),
+        "messages.retry_backoff": ("linear", "exponential"),
+        "rabbitmq.url": ("amqp://theirs", "amqp://ours"),
+        "events.connection_string": ("esdb://theirs", "esdb://ours"),
+        "kafka.brokers": ("theirs:1", "ours:1"),
+    }
+
+    @pytest.mark.parametrize(
+        "each",
+        [each for each in Settings().describe() if each.general is not None and each.key != "redis.url"],
+        ids=lambda each: each.key,
+    )
+    def test_the_name_with_our_prefix_wins(self, project: Path, each: Setting) -> None:
+        plain = ("7", "8") if each.value.isdecimal() else ("theirs", "ours")
+        theirs, ours = self.TWO_VALUES.get(each.key, plain)
+        assert each.general is not None and each.variable is not None
+
+        def taken(environ: dict[str, str]) -> Setting:
+            return next(found for found in load(project, environ).describe() if found.key == each.key)
+
+        alone, both = taken({each.general: theirs}), taken({each.general: theirs, each.variable: ours})
+
+        assert (alone.value, str(alone.origin), alone.is_general) == (
+            theirs,
+            f"environment variable {each.general}",
+            True,
+        )
+        assert (both.value, str(both.origin), both.is_general) == (ours, f"environment variable {each.variable}", False)
+
+
+class TestYesOrNo:
+    @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), (" False ", False), ("0", False)])
+    def test_a_variable_says_it_in_words_or_digits(self, project: Path, text: str, value: bool) -> None:
+        assert load(project, {"BULLPEN_OUTBOX_FAIR_TENANTS": text}).outbox.fair_tenants is value
+
+    def test_another_word_is_refused(self, project: Path) -> None:
+        assert str(refusal(project, {"BULLPEN_OUTBOX_FAIR_TENANTS": "maybe"})) == (
+            "environment variable BULLPEN_OUTBOX_FAIR_TENANTS: expected true or false, got 'maybe'"
+        )
+
+
 class TestArguments:
     def test_none_is_not_given(self, project: Path) -> None:
         """A command line passes all its options on, and most of them are None."""
@@ -376,7 +439,8 @@ class TestShowing:
 
         assert set(shown) == set(settings.origins)
         concurrency = shown["runs.concurrency"]
-        assert (concurrency.value, concurrency.variable) == ("50", "WORKER_CONCURRENCY")
+        assert (concurrency.value, concurrency.variable) == ("50", "BULLPEN_RUNS_CONCURRENCY")
+        assert (concurrency.general, concurrency.is_general) == ("WORKER_CONCURRENCY", True)
         assert str(concurrency.origin) == "environment variable WORKER_CONCURRENCY"
         assert (shown["redis.url"].value, str(shown["redis.url"].origin)) == ("", "default")
 

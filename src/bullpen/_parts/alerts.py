@@ -22,7 +22,7 @@ from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
 from bullpen.ops.incidents import Telling
-from bullpen.ops.signs import Limits, QueueNames, Sign, Source, is_away, ledger_signs, queue_signs
+from bullpen.ops.signs import Limits, QueueNames, Sign, Source, is_away, ledger_signs, letter_signs, queue_signs
 from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue import Connection
@@ -35,7 +35,6 @@ logger = get_logger("bullpen.alerts")
 
 _NAME: Final = "bullpen-alerts"
 _RETRY_S: Final = 5.0
-_SEND_MS: Final = 10_000
 _LEASE_MS: Final = 20_000
 """Shorter than for other messages: when a watcher dies while it sends, the next alert of the rule waits for this."""
 
@@ -48,11 +47,11 @@ def limits_of(settings: Settings) -> Limits:
 def make_watcher(
     settings: Settings,
     ledger: Ledger,
-    connection: Callable[[], Connection],
+    find_connection: Callable[[], Connection | None],
     prefix: str,
     stores: Callable[[], Iterable[DeadLetterStore]],
 ) -> Watcher:
-    """The configured watch. Nothing is connected yet."""
+    """The configured watch. Nothing is connected yet. `find_connection` gives None where queues are not used."""
     chosen, limits = settings.alerts, limits_of(settings)
     telling = Telling(
         repeat_ms=chosen.repeat_ms,
@@ -61,17 +60,25 @@ def make_watcher(
         hold_ms=chosen.hold_ms,
     )
 
-    names = QueueNames(lambda: find_queues(connection(), prefix))
+    async def list_queues() -> list[str]:
+        connection = find_connection()
+        return [] if connection is None else await find_queues(connection, prefix)
+
+    names = QueueNames(list_queues)
+
+    async def look_at_queues(connection: Connection | None, readable: set[Source]) -> list[Sign]:
+        # Counting the letters of a Kafka topic is reading them all: nothing to do twice a minute.
+        countable = [store for store in stores() if not getattr(store, "counts_by_reading", False)]
+        if connection is None:
+            return await _read("queues", letter_signs(countable, limits), readable)
+        readable.add("redis")
+        if (away := await is_away(connection)) is not None:
+            return [away]
+        return await _read("queues", queue_signs(connection, prefix, limits, countable, names), readable)
 
     async def look() -> Seen:
-        signs: list[Sign] = []
-        readable: set[Source] = {"redis"}
-        if (away := await is_away(connection())) is not None:
-            signs.append(away)
-        else:
-            # Counting the letters of a Kafka topic is reading them all: nothing to do twice a minute.
-            countable = [store for store in stores() if not getattr(store, "counts_by_reading", False)]
-            signs += await _read("queues", queue_signs(connection(), prefix, limits, countable, names), readable)
+        readable: set[Source] = set()
+        signs = await look_at_queues(find_connection(), readable)
         signs += await _read("ledger", ledger_signs(ledger, limits), readable)
         return Seen(signs, frozenset(readable))
 
@@ -111,10 +118,7 @@ def alert_routes(settings: Settings) -> dict[str, Route]:
     if chosen.sms:
         # A second message costs less than an incident that nobody heard of.
         made["sms"] = channels.sms(when_unknown="resend", **_trusted(settings.sms.url or ""))
-    return {
-        f"{kind}:{_NAME}": Route(channel=channel, strategy="direct", timeout_ms=_SEND_MS)
-        for kind, channel in made.items()
-    }
+    return {f"{kind}:{_NAME}": Route(channel=channel, strategy="direct") for kind, channel in made.items()}
 
 
 def _trusted(url: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import LedgerNotReady, MissingExtra
+from bullpen.errors import LedgerNotReady, MissingExtra, NotConfigured
 from bullpen.ops.dead_letters import DeadLetterConsole, Found
 from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
 from bullpen.queue import Connection, Queue
@@ -41,7 +41,7 @@ OF_MESSAGES: Final = (
 
 
 async def make_console(
-    connection: Connection,
+    connection: Connection | None,
     prefix: str,
     ledger: Ledger | None,
     added: Iterable[DeadLetterStore],
@@ -49,10 +49,11 @@ async def make_console(
     *,
     message_queue: str,
 ) -> DeadLetterConsole:
-    """Everything that is there now. `message_queue` carries the orders of scheduled messages."""
+    """Everything that is there now. `message_queue` carries the orders of scheduled messages. No connection: queues are
+    not used."""
     fixed = {RUNS_DEAD_LETTERS: OF_RUNS, f"{message_queue}{_SUFFIX}": OF_MESSAGES}
     stores: list[DeadLetterStore] = []
-    for name in await find_queues(connection, prefix):
+    for name in [] if connection is None else await find_queues(connection, prefix):
         if name.endswith(_SUFFIX):
             store = DeadLetterQueueStore(Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix))
             stores.append(FixedDeadLetters(store, fixed[name]) if name in fixed else store)
@@ -61,7 +62,7 @@ async def make_console(
         from bullpen.outbox.dead_letters import OutboxDeadLetters
 
         stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
-    audit = LetterAudit(ledger, AuditStreams(connection, prefix))
+    audit = LetterAudit(ledger, None if connection is None else AuditStreams(connection, prefix))
     return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
 
 
@@ -95,7 +96,7 @@ def message_letters(settings: Settings, messages: Messages | None) -> list[DeadL
 class LetterAudit:
     """Writes down what is done to letters that are no rows of the ledger: in its audit table, else in streams."""
 
-    def __init__(self, ledger: Ledger | None, streams: AuditStreams) -> None:
+    def __init__(self, ledger: Ledger | None, streams: AuditStreams | None) -> None:
         self._ledger, self._streams = ledger, streams
 
     async def __call__(self, action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
@@ -112,5 +113,10 @@ class LetterAudit:
         action = f"dead_letter.{action}"
         if self._ledger is not None:
             await self._ledger.audit.write(by, action, subject, tenant_id=tenant_id, detail=detail)
+        elif self._streams is None:
+            raise NotConfigured(
+                "what is done to dead letters must be written down, and neither a database nor a Redis is configured; "
+                "set BULLPEN_DATABASE_URL or BULLPEN_REDIS_URL"
+            )
         else:
             await self._streams.write(store, by, action, subject, tenant_id=tenant_id, detail=detail)

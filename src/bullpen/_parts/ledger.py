@@ -21,6 +21,7 @@ def make_ledger(settings: Settings) -> Ledger:
         roles=roles_of(settings),
         duty=settings.ledger.duty,
         pool_size=settings.ledger.pool_size,
+        strict_sources=settings.outbox.strict_sources,
         max_attempts=settings.outbox.max_attempts,
         dead_letter_type=settings.outbox.dead_letter_type,
         make_directory=settings.ledger.url is None,

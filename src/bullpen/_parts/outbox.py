@@ -12,29 +12,55 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
+from bullpen.errors import NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ledger.late_wakeups import noting_late_wakeups
 from bullpen.outbox import DeliveryWorkers, Dispatcher, DispatcherOptions, Outbox
 from bullpen.outbox.outbox import JOBS
 from bullpen.plugins.channels.queue import QueueChannel
+from bullpen.ports.channel import ChannelHealth, Message, NotTried, SendResult
 from bullpen.queue import Connection
 from bullpen.settings import Settings
 
 __all__ = ["OutboxService", "make_outbox"]
 
+_NO_REDIS_RETRY_MS: Final = 10_000
 CONNECTIONS: Final = 4
 """Database connections that dispatcher, reaper, retention and workers use at the same time."""
 
 
-def make_outbox(settings: Settings, ledger: Ledger, connection: Connection, prefix: str) -> Outbox:
-    """The configured outbox; only the way of jobs is known, other routes are added with `route`."""
+def make_outbox(settings: Settings, ledger: Ledger, connection: Connection | None, prefix: str) -> Outbox:
+    """The configured outbox; only the way of jobs is known, other routes are added with `route`.
+
+    Without a connection every other route is direct, and jobs wait for a process that has one."""
     options = DispatcherOptions(
         claim_batch_size=settings.outbox.claim_batch_size,
         tick_interval_ms=settings.outbox.tick_interval_ms,
+        lease_ms=settings.outbox.lease_ms,
+        fair_tenants=settings.outbox.fair_tenants,
         unknown_types=settings.outbox.unknown_types,
     )
-    jobs = QueueChannel(connection, prefix=prefix)
+    jobs = _NoQueues(settings) if connection is None else QueueChannel(connection, prefix=prefix)
     return Outbox(ledger, {JOBS: jobs}, connection=connection, prefix=prefix, options=options)
+
+
+class _NoQueues:
+    """Takes jobs where no Redis is configured: they stay in the database, and say why."""
+
+    def __init__(self, settings: Settings) -> None:
+        try:
+            settings.connection_url()
+        except NotConfigured as error:
+            self._reason = str(error)
+
+    async def send(self, message: Message) -> SendResult:
+        return NotTried(self._reason, _NO_REDIS_RETRY_MS)
+
+    async def check(self) -> ChannelHealth:
+        return ChannelHealth(False, self._reason)
+
+    async def aclose(self) -> None:
+        pass
 
 
 class OutboxService:
@@ -54,7 +80,7 @@ class OutboxService:
         if not self._is_closed:
             if ledger.roles is None or ledger.duty == "service":
                 self._parts.append(self._outbox.dispatcher())
-            if ledger.roles is None or ledger.duty == "worker":
+            if ledger.duty == "worker" if ledger.roles is not None else self._outbox.has_queues:
                 self._parts.append(self._outbox.workers())
             try:
                 for part in self._parts:

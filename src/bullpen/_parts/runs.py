@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Final
 
 from bullpen._kernel.container import Container
 from bullpen.ledger import Ledger
@@ -32,6 +33,8 @@ def make_runs(settings: Settings, ledger: Ledger, connection: Connection, prefix
 
 class RunsService:
     """Runs and looks after runs until closed. The worker is made when a handler is registered."""
+
+    uses_redis: Final = True
 
     def __init__(self, runs: Runs, prepare: Callable[[], Awaitable[None]], workers: dict[str, Worker]) -> None:
         self._runs, self._prepare, self._workers = runs, prepare, workers

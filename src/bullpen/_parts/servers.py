@@ -20,7 +20,7 @@ from bullpen.errors import InvalidOption
 from bullpen.queue import Connection
 from bullpen.settings import Settings
 
-__all__ = ["CommandLine", "command_line", "connect", "obeying"]
+__all__ = ["CommandLine", "command_line", "connect", "connect_to_configured", "obeying"]
 
 _EMBEDDED: Final = "embedded://"
 _servers: dict[tuple[Path, Sync | None], EmbeddedServer] = {}
@@ -76,6 +76,18 @@ def connect(url: str | None = None) -> Connection:
         sync = "always" if value == "always" else "everysec"
     directory = Path(named).expanduser().absolute() if named else Settings.load().embedded.data_dir
     return Connection(partial(_embedded_url, directory, sync), revive=partial(_revive, directory, sync))
+
+
+def connect_to_configured(settings: Settings) -> Connection:
+    """A connection to what settings name. Where they name nothing, and nothing may be started, it says so on first use:
+    a process that never uses it needs none."""
+    if settings.has_redis():
+        return connect(settings.connection_url())
+    return Connection(settings.connection_url, revive=_nothing_to_start)
+
+
+def _nothing_to_start() -> None:
+    """Whoever has this is asked for the address first, outside of what counts as an outage."""
 
 
 def _embedded_url(directory: Path, sync: Sync | None) -> str:

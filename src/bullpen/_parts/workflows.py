@@ -108,6 +108,11 @@ class Workflows:
         self._container, self._taken = container, taken
         self._by_name: dict[str, Workflow[Any, Any, Any, Any]] = {}
         self._broker: Any = None
+        self._on_redis: set[str] = set()
+
+    def is_on_redis(self, workflow: object) -> bool:
+        """Whether a workflow uses the server of the app's queues, for its events or for turns."""
+        return isinstance(workflow, Workflow) and workflow.name in self._on_redis
 
     @property
     def all(self) -> tuple[Workflow[Any, Any, Any, Any], ...]:
@@ -224,7 +229,7 @@ class Workflows:
         load = transports.load
         match binding:
             case BullMQ():
-                shared = {} if binding.connection is not None else {"connection": self._connection()}
+                shared = {} if binding.connection is not None else {"connection": self._connection_for(name)}
                 client = load("bullmq").from_binding(binding, **{"prefix": self._prefix, **shared, **options})
             case Kafka():
                 client = load("kafka").from_binding(binding, workflow=name, **options)
@@ -239,6 +244,10 @@ class Workflows:
                 client = memory.from_binding(binding, broker=self._broker, **options)
         return cast("Messaging[Any]", client)
 
+    def _connection_for(self, name: str) -> Connection:
+        self._on_redis.add(name)
+        return self._connection()
+
     def _locks(self, name: str, store: Any, binding: Binding[Any] | None, client: Any) -> UrnLocks | None:
         """For entities of which nobody knows where they are. Without versions nothing else keeps two events apart."""
         if isinstance(binding, Memory | None) or client is None:
@@ -246,7 +255,7 @@ class Workflows:
         if isinstance(binding, BullMQ):
             return RedisLocks(client.transport.connection)
         if self._settings.redis.url is not None:
-            return RedisLocks(self._connection())
+            return RedisLocks(self._connection_for(name))
         if not isinstance(store, DirectStore):
             return None  # versions are checked
         logger.warning(

@@ -6,7 +6,7 @@ import typer
 
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, RedisOption
-from bullpen.settings import Settings
+from bullpen.settings import Setting, Settings
 
 app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
 
@@ -23,10 +23,25 @@ def show(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOp
     if as_json:
         common.print_json(
             [
-                {"key": each.key, "value": each.value, "origin": str(each.origin), "variable": each.variable}
+                {
+                    "key": each.key,
+                    "value": each.value,
+                    "origin": str(each.origin),
+                    "variable": each.variable,
+                    "general": each.general,
+                    "isGeneral": each.is_general,
+                }
                 for each in settings
             ]
         )
     else:
         rows = [(each.key, each.value, each.origin, each.variable or "") for each in settings]
         common.print_table(("setting", "value", "from", "variable"), rows)
+        for each in settings:
+            if each.is_general:
+                common.err.print(f"{each.key}: {taken_from(each)}; {each.variable} wins over it", markup=False)
+
+
+def taken_from(setting: Setting) -> str:
+    """Of a value that may have been meant for somebody else."""
+    return f"taken from {setting.origin.name}, which has no prefix and may have been set for another program"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -9,7 +10,9 @@ import typer
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
+from bullpen.cli.config import taken_from
 from bullpen.ops.doctor import Advice, Level, examine
+from bullpen.settings import Settings
 
 _STYLES = {Level.GOOD: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.BROKEN: "bold red"}
 
@@ -38,7 +41,16 @@ def doctor(
 async def _ask(redis: str | None, prefix: str | None) -> list[Advice]:
     async with Bullpen(redis, prefix=prefix) as app:
         ledger = app.ledger if app.settings.has_ledger() else None
-        return await examine(app.connection, app.prefix, ledger)
+        connection = app.connection if app.settings.has_redis() or ledger is None else None
+        found = [*_settings(app.settings), *await examine(connection, app.prefix, ledger)]
+        return sorted(found, key=lambda advice: -advice.level)
+
+
+def _settings(settings: Settings) -> Iterator[Advice]:
+    for setting in settings.describe():
+        if setting.is_general:
+            fix = f"set {setting.variable}, which wins, or nothing if it is meant"
+            yield Advice(Level.UNKNOWN, "settings", setting.key, taken_from(setting), fix)
 
 
 def _show(found: list[Advice], everything: bool) -> None:

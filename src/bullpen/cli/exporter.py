@@ -58,8 +58,8 @@ async def _serve(settings: Settings, address: str, *, public: bool) -> None:
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        read = "the server of the queues and the ledger" if len(exporter.sources) > 1 else "the server of the queues"
-        logger.info("telling of %s under the prefix %s", read, app.prefix)
+        named = {"redis": f"the server of the queues under the prefix {app.prefix}", "ledger": "the ledger"}
+        logger.info("telling of %s", " and ".join(named[source.name] for source in exporter.sources))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(service.run())
@@ -71,8 +71,12 @@ async def _serve(settings: Settings, address: str, *, public: bool) -> None:
 
 
 def _exporter(app: Bullpen) -> Exporter:
-    sources: list[Source] = [ServerSource(app.connection, app.prefix)]
-    if app.settings.has_ledger():
-        stuck_ms = app.settings.alerts.run_stuck_ms
+    settings = app.settings
+    sources: list[Source] = []
+    if settings.has_redis() or not settings.has_ledger():
+        settings.connection_url()  # says what is missing, before anything is served
+        sources.append(ServerSource(app.connection, app.prefix))
+    if settings.has_ledger():
+        stuck_ms = settings.alerts.run_stuck_ms
         sources.append(LedgerSource(app.ledger, **({"run_stuck_ms": stuck_ms} if stuck_ms else {})))
     return Exporter(sources)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bullpen._kernel.addresses import show_address
 from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import role_of
 from bullpen._parts.servers import CommandLine, obeying
@@ -156,7 +157,7 @@ def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None, only:
             _stop_without(lifeline, app)
         told = _what_runs(app, only)
         # In a thread: the embedded server may have to be started before it has an address.
-        logger.info("%s on %s", told, await asyncio.to_thread(_where, app))
+        logger.info("%s%s", told, await asyncio.to_thread(_where, app))
         await app.run(concurrency=concurrency, only=only)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -178,13 +179,21 @@ def _what_runs(app: Bullpen, only: list[str]) -> str:
 
 def _where(app: Bullpen) -> str:
     """The servers that are used: whoever reads the first line knows whether they are the right ones."""
+    servers = [_redis(app)] if app.uses_redis else []
+    roles = {role_of(service) for service in app.services}
+    if "messages" in roles and app.settings.messages.transport == "rabbitmq":
+        servers.append(f"RabbitMQ {', '.join(map(show_address, app.settings.rabbitmq.urls))}")
+    if app.made_ledger is not None:
+        # Without the driver, which nobody wrote down.
+        servers.append("ledger " + re.sub(r"^([a-z]+)[+][a-z0-9]+:", r"\1:", app.made_ledger.database.address))
+    return f" on {', '.join(servers)}" if servers else ""
+
+
+def _redis(app: Bullpen) -> str:
     address = app.connection.address
     node = getattr(address, "node", address)  # behind sentinels
     database = f", database {node.db}" if hasattr(node, "db") else ""  # a cluster has only one
-    # Without the driver, which nobody wrote down.
-    url = "" if app.made_ledger is None else re.sub(r"^([a-z]+)[+][a-z0-9]+:", r"\1:", app.made_ledger.database.address)
-    ledger = f", ledger {url}" if url else ""
-    return f"{address}{database}, prefix {app.prefix}{ledger}"
+    return f"{address}{database}, prefix {app.prefix}"
 
 
 def _stop_without(lifeline: int, app: Bullpen) -> None:

@@ -1,13 +1,14 @@
 """Run a statement inside a caller's own transaction, whatever kind of connection holds it.
 
 In: an open AsyncSession, Session, AsyncConnection or Connection of SQLAlchemy; a connection of psycopg (also async),
-sqlite3 or aiosqlite; a Django connection. Out: a way to run a statement with the one parameter `rows` there. Nothing
-here begins, commits or rolls back. A connection that commits every statement by itself is refused.
+asyncpg, sqlite3 or aiosqlite; a Django connection. Out: a way to run a statement with the one parameter `rows` there.
+Nothing here begins, commits or rolls back. A connection that commits every statement by itself is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,14 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
-from bullpen.errors import InvalidOption, NotInTransaction
-from bullpen.ledger.database import DialectName
+from bullpen.errors import InvalidOption, LedgerNotReady, NotInTransaction
+from bullpen.ledger.database import DialectName, lacks_tables
 
 Rows = Sequence[Sequence[Any]]
 
 _KINDS: Final = (
-    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, a connection of psycopg, psycopg2, sqlite3 "
-    "or aiosqlite, or django.db.connection"
+    "a Session, AsyncSession, Connection or AsyncConnection of SQLAlchemy, a connection of psycopg, psycopg2, asyncpg, "
+    "sqlite3 or aiosqlite, or django.db.connection"
 )
 
 
@@ -31,9 +32,39 @@ class Caller:
     """How to run a statement with the one parameter `rows` inside a caller's transaction."""
 
     dialect: DialectName
-    run: Callable[[str, str], Any]
-    """Statement and parameter to rows, or to an awaitable of rows."""
+    execute: Callable[[str, str], Any]
+    """Statement and parameter to rows, or to an awaitable of rows, as the driver does it."""
     is_async: bool
+
+    def run(self, statement: str, rows: str) -> Any:
+        """Statement and parameter to rows, or to an awaitable of rows. Raises LedgerNotReady where the tables are
+        missing."""
+        if self.is_async:
+            return self._run_async(statement, rows)
+        with _explaining():
+            return self.execute(statement, rows)
+
+    async def _run_async(self, statement: str, rows: str) -> Rows:
+        with _explaining():
+            found: Rows = await self.execute(statement, rows)
+            return found
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Say what to do about missing tables, whose connection it may be: no driver knows of `bullpen migrate`."""
+    try:
+        yield
+    except Exception as error:
+        # SQLAlchemy keeps the driver's error beside its own, Django raises its own from it.
+        driver = getattr(error, "orig", None) or (error if error.__cause__ is None else error.__cause__)
+        if not lacks_tables(driver):
+            raise
+        text = str(driver).strip().partition("\n")[0]
+        raise LedgerNotReady(
+            f"the database of this connection has no ledger tables, or older ones: {text}; run `bullpen migrate "
+            "--database URL` for the database that holds your own data"
+        ) from error
 
 
 def async_caller(connection: Any) -> Caller:
@@ -69,6 +100,8 @@ def _find_caller(connection: Any) -> Caller:
         return _psycopg(connection)
     if "psycopg2" in modules:
         return _blocking_dbapi(connection, "postgresql", "%s", connection.autocommit)
+    if "asyncpg" in modules:
+        return _asyncpg(connection)
     if "sqlite3" in modules:
         return _blocking_dbapi(connection, "sqlite", "?", _sqlite_commits_alone(connection))
     if "aiosqlite" in modules:
@@ -144,6 +177,16 @@ def _psycopg(connection: Any) -> Caller:
         cursor = await connection.execute(_with_placeholder(statement, "%s"), (rows,))
         return await cursor.fetchall()
 
+    return Caller("postgresql", run, is_async=True)
+
+
+def _asyncpg(connection: Any) -> Caller:
+    async def run(statement: str, rows: str) -> Rows:
+        _refuse_autocommit(not connection.is_in_transaction())
+        found: Rows = await connection.fetch(_with_placeholder(statement, "$1::text"), rows)
+        return found
+
+    # As text: an application may have given jsonb a codec of its own, which would encode the batch a second time.
     return Caller("postgresql", run, is_async=True)
 
 

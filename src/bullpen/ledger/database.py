@@ -167,7 +167,7 @@ class Database:
         if not isinstance(error, sa.exc.DBAPIError):
             return error
         text, state = str(error.orig).strip().partition("\n")[0], getattr(error.orig, "sqlstate", None)
-        if state in ("42P01", "3F000", "42703") or "no such table" in text or "no such column" in text:
+        if lacks_tables(error.orig):
             return LedgerNotReady(f"{self.address}: {text}; run `bullpen migrate`")
         if state == "42501":
             return UnsafeDatabaseRole(f"{self.address}: {text}; the role lacks a right, or the row is another tenant's")
@@ -197,6 +197,13 @@ class Database:
 
 
 _SET_TENANT: Final = sa.text("SELECT set_config('app.current_tenant', :tenant, true)")
+
+
+def lacks_tables(error: BaseException | None) -> bool:
+    """Whether a driver says that a table, a schema or a column is not there."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    text = str(error)
+    return state in ("42P01", "3F000", "42703") or "no such table" in text or "no such column" in text
 
 
 def now_sql(dialect: str, offset_ms: int = 0) -> str:

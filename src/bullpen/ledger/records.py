@@ -110,6 +110,14 @@ class OutboxItem:
     def __post_init__(self) -> None:
         for name, limit in MAX_LENGTHS.items():
             check_text(name, getattr(self, name), limit, required=name in _REQUIRED)
+        # None is "no tenant"; an empty name would be a tenant that nobody can tell from none.
+        has_name = self.tenant_id is None or bool(self.tenant_id.strip())
+        require("tenant_id", has_name, "text that is not blank, or None", self.tenant_id)
+        channel, colon, target = self.integration_type.partition(":")
+        is_complete = bool(channel.strip()) and bool(target.strip() or not colon)
+        require(
+            "integration_type", is_complete, "a channel and a target such as 'webhook:partnerX'", self.integration_type
+        )
         require(
             "source_stream_id",
             self.source_stream_id != RESERVED_STREAM,
@@ -131,9 +139,7 @@ class OutboxItem:
         if record["max_attempts"] is None:
             record["max_attempts"] = default_attempts
         headers = {**tracing.carrier(), **(self.headers or {})}
-        # One key for two messages would let a target take the first and swallow the second, and whether the event has
-        # another message nobody knows: it may be stored by the next call.
-        own = f"{self.source_event_id}/{record['route_key']}" if record["route_key"] else self.source_event_id
+        own = _own_key(self.source_event_id, record["route_key"])
         headers.setdefault("idempotencyKey", self.idempotency_key or own)
         record["headers"] = _json_text(headers, "headers")
         return record
@@ -225,7 +231,8 @@ class OutboxRow:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt and after a redrive, and for no other message."""
-        return str(self.headers.get("idempotencyKey") or self.source_event_id)
+        # A row of another program may have no such header; its key is made as `OutboxItem` makes it.
+        return str(self.headers.get("idempotencyKey") or _own_key(self.source_event_id, self.route_key))
 
     @property
     def is_announcement(self) -> bool:
@@ -322,6 +329,12 @@ class Claimed:
 
     rows: tuple[OutboxRow, ...]
     full_lanes: frozenset[tuple[str, str | None]]
+
+
+def _own_key(source_event_id: str, route_key: str) -> str:
+    # One key for two messages would let a target take the first and swallow the second, and whether the event has
+    # another message nobody knows: it may be stored by the next call.
+    return f"{source_event_id}/{route_key}" if route_key else source_event_id
 
 
 def one_line(text: str, limit: int = MAX_ERROR) -> str:

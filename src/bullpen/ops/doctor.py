@@ -39,6 +39,7 @@ class Level(IntEnum):
     BROKEN = 3
 
 
+_NAME: Final = "set BULLPEN_REDIS_URL, or REDIS_HOST and REDIS_PORT, if there are queues"
 _FIXES: Final = {
     Level.UNKNOWN: "let this user run the command, or ask whoever runs the server",
     Level.WARNING: "upgrade the server",
@@ -67,10 +68,15 @@ class Advice:
         }
 
 
-async def examine(connection: Connection, prefix: str, ledger: Ledger | None = None) -> list[Advice]:
-    """Ask everything; the worst first."""
-    found = [advice async for advice in _server(connection)]
-    if not any(advice.level is Level.BROKEN for advice in found):
+async def examine(connection: Connection | None, prefix: str, ledger: Ledger | None = None) -> list[Advice]:
+    """Ask everything; the worst first. No connection: none is configured, and who uses no queues needs none."""
+    if connection is None:
+        found = [
+            Advice(Level.UNKNOWN, "redis", "address", "no address is configured: queues were not looked at", _NAME)
+        ]
+    else:
+        found = [advice async for advice in _server(connection)]
+    if connection is not None and not any(advice.level is Level.BROKEN for advice in found):
         found += await _answers("all queues", "list", _queues(connection, prefix))
     if ledger is not None:
         found += await _answers(f"ledger {ledger.database.address}", "rows", _ledger(ledger))

@@ -31,6 +31,7 @@ __all__ = [
     "Sign",
     "is_away",
     "ledger_signs",
+    "letter_signs",
     "queue_signs",
     "signs_of_queue",
 ]
@@ -152,10 +153,16 @@ async def queue_signs(
     for name in await (find_queues(connection, prefix) if names is None else names()):
         async with Queue(name, connection=connection, prefix=prefix) as queue:
             found += [sign async for sign in signs_of_queue(queue, limits)]
-    for store in stores:
-        if limits.dead_letters and (depth := await store.depth()) >= limits.dead_letters:
-            found.append(_dead_letters(store.name, store.name, depth))
-    return found
+    return found + await letter_signs(stores, limits)
+
+
+async def letter_signs(stores: Iterable[DeadLetterStore], limits: Limits) -> list[Sign]:
+    """Signs of stores of dead letters that are no queues of the server."""
+    return [
+        _dead_letters(store.name, store.name, depth)
+        for store in stores
+        if limits.dead_letters and (depth := await store.depth()) >= limits.dead_letters
+    ]
 
 
 async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:

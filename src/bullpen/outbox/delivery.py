@@ -160,11 +160,12 @@ class Deliveries:
         *,
         worker_id: str,
         source: str,
+        lease_ms: int,
         gates: Gates | None = None,
         random: Callable[[], float] = _random.random,
     ) -> None:
         self._store, self._source, self._random = store, source, random
-        self._gates = gates
+        self._lease_ms, self._gates = lease_ms, gates
         self.worker_id = worker_id
         self._settlements: Batches[tuple[Settlement, float], Settled | LedgerError] = Batches(self._settle_batch)
 
@@ -236,10 +237,11 @@ class Deliveries:
             ) as span,
             handling(message),
         ):
+            limit_ms = route.limit_ms(self._lease_ms)
             if ask_first:
-                result = await self._look_up(message, route.channel, route.timeout_ms)
+                result = await self._look_up(message, route.channel, limit_ms)
             if result is None:
-                result = await self._send(message, route.channel, route.timeout_ms)
+                result = await self._send(message, route.channel, limit_ms)
             if not isinstance(result, Accepted):
                 span.note("error.type", type(result).__name__ if isinstance(result, NotTried) else result.code)
                 span.fail(f"{type(result).__name__}: {result.reason}")

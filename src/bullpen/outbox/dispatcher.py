@@ -79,6 +79,7 @@ class DispatcherOptions:
         for name in ("claim_batch_size", "tick_interval_ms", "lease_ms", "retire_interval_ms"):
             check_int(name, getattr(self, name), minimum=1)
         check_int("retire_grace_ms", self.retire_grace_ms, minimum=0)
+        require("fair_tenants", isinstance(self.fair_tenants, bool), "a bool", self.fair_tenants)
         if self.keep_sent_ms is not None:
             check_int("keep_sent_ms", self.keep_sent_ms, minimum=0)
         require("unknown_types", self.unknown_types in ("dead", "leave"), "'dead' or 'leave'", self.unknown_types)
@@ -113,7 +114,9 @@ class Dispatcher:
         """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
         self._store, self._router, self._queues = store, router, queues
         self._gates = gates
-        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, gates=gates)
+        self._deliveries = Deliveries(
+            store, worker_id=self.name, source=_SOURCE, lease_ms=self.options.lease_ms, gates=gates
+        )
         self._commits = commits
         self._is_notified = commits is not None and is_notified
         self._ticker = Ticker("outbox dispatcher", self._look, every=self.options.tick_interval_ms)
@@ -143,7 +146,7 @@ class Dispatcher:
         option, lease_ms = f"routes[{pattern!r}]", self.options.lease_ms
         has_queues = route.is_direct or self._queues is not None
         require(f"{option}.strategy", has_queues, "'direct', or an outbox with a Redis connection", "queued")
-        is_shorter = not route.is_direct or route.timeout_ms < lease_ms
+        is_shorter = not route.is_direct or route.timeout_ms is None or route.timeout_ms < lease_ms
         require(f"{option}.timeout_ms", is_shorter, f"less than the lease ({lease_ms})", route.timeout_ms)
 
     # ---- running ------------------------------------------------------------------------------------------------

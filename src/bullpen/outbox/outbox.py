@@ -98,8 +98,9 @@ class Outbox:
     ) -> Enqueued:
         """Store a message in the caller's open transaction; see `OutboxItem` for further fields.
 
-        `connection` is an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of psycopg or aiosqlite. With
-        `source_stream_id` and `source_event_id` a repeated call is a duplicate: `created` is False, nothing is stored.
+        `connection` is an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of psycopg, asyncpg or
+        aiosqlite. With `source_stream_id` and `source_event_id` a repeated call is a duplicate: `created` is False,
+        nothing is stored.
         """
         item = make_item(integration_type=integration_type, event_type=event_type, payload=payload, **fields)
         return await self._enqueuer.enqueue(connection, item)
@@ -137,6 +138,11 @@ class Outbox:
         return self._enqueuer.enqueue_sync(connection, _job_item(queue, name, data, options))
 
     # ---- delivering ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether it has a Redis connection, which the queued strategy needs."""
+        return self._queues is not None
 
     def route(self, pattern: str, channel: Channel | Route, **options: Any) -> None:
         """Say how an integration type, or all of a channel (`webhook:*`), leaves. Before anything runs.
@@ -229,11 +235,12 @@ class Outbox:
             created_ms=int(time.time() * 1000),
             **fields,
         )
+        limit_ms = route.limit_ms(self.options.lease_ms)
         try:
-            async with asyncio.timeout(route.timeout_ms / 1000):
+            async with asyncio.timeout(limit_ms / 1000):
                 return await route.channel.send(message)
         except TimeoutError:
-            return Unknown(f"no answer within {route.timeout_ms} ms", "TIMEOUT")
+            return Unknown(f"no answer within {limit_ms} ms", "TIMEOUT")
 
     async def replay(self, integration_type: str, *, by: str, label: str, **options: Any) -> int:
         """Send again what was sent to a destination in a period; see `bullpen.outbox.replay`. Returns how many."""

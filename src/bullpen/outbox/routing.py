@@ -22,6 +22,7 @@ from bullpen.queue import RateLimit
 Strategy = Literal["direct", "queued"]
 
 QUEUE_PREFIX: Final = "outbox"
+_USUAL_LIMIT_MS: Final = 30_000
 _SAFE: Final = "._~@+=,!()*'"  # beside letters and digits; all else is encoded, the dash above all
 
 
@@ -35,8 +36,9 @@ class Route:
     """direct: the dispatcher delivers. queued: it adds a job per message, and workers deliver. None: queued."""
     concurrency: int = 20
     """Deliveries at the same time, per dispatcher (direct) or per worker (queued)."""
-    timeout_ms: int = 30_000
-    """How long one delivery may take, whatever the channel's own limits are."""
+    timeout_ms: int | None = None
+    """How long one delivery may take, whatever the channel's own limits are. None: 30 s, or half of a lease below a
+    minute."""
     split_tenants: bool = False
     """A queue for each tenant, so that one tenant's jobs never stand before another's."""
     rate_limit: RateLimit | None = None
@@ -49,7 +51,8 @@ class Route:
     def __post_init__(self) -> None:
         require("strategy", self.strategy in (None, "direct", "queued"), "'direct', 'queued' or None", self.strategy)
         check_int("concurrency", self.concurrency, minimum=1)
-        check_int("timeout_ms", self.timeout_ms, minimum=1)
+        if self.timeout_ms is not None:
+            check_int("timeout_ms", self.timeout_ms, minimum=1)
         check_int("max_queued", self.max_queued, minimum=1)
         require(
             "channel", self.channel is not None or not self.is_direct, "a channel, to deliver directly", self.channel
@@ -62,6 +65,11 @@ class Route:
     @property
     def is_direct(self) -> bool:
         return self.strategy == "direct"
+
+    def limit_ms(self, lease_ms: int) -> int:
+        """How long one delivery under a lease may take. The other half of the lease is for writing what became of
+        it."""
+        return self.timeout_ms or max(1, min(_USUAL_LIMIT_MS, lease_ms // 2))
 
 
 class Router:
@@ -80,9 +88,12 @@ class Router:
         self._routes[pattern] = route
 
     def resolve(self, integration_type: str) -> Route | None:
-        """The route of a type, None when nobody registered one."""
-        exact = self._routes.get(integration_type)
-        return exact or self._routes.get(f"{integration_type.partition(':')[0]}:*")
+        """The route of a type; None when nobody registered one, or when the type names no target: such a row has come
+        past our own door."""
+        channel, colon, name = integration_type.partition(":")
+        if not channel or (colon and not name):
+            return None
+        return self._routes.get(integration_type) or self._routes.get(f"{channel}:*")
 
     def items(self) -> list[tuple[str, Route]]:
         """All patterns with their routes."""

@@ -64,7 +64,7 @@ class DeliveryWorkers:
         self._by_tenant = by_tenant
         self.name = name or worker_name()
         self._worker_options = worker_options or {}
-        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, gates=gates)
+        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, lease_ms=lease_ms, gates=gates)
         self._begins: Batches[str, OutboxRow | None] = Batches(self._begin_batch)
         self._workers: dict[str, Worker] = {}
         self._discovery = Ticker("outbox queues", self._discover, every=discover_ms)

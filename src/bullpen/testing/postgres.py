@@ -241,12 +241,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def _spawn(self) -> None:
-        settings = (
-            "listen_addresses=",
-            f"port={_PORT}",
-            f"unix_socket_directories={self._directory}",
-            "logging_collector=off",
-        )
+        place = ("listen_addresses=", f"port={_PORT}", f"unix_socket_directories={self._directory}")
         command = [str(self._binaries / "postgres"), "-D", str(self._directory / "data")]
         for setting in (*place, "logging_collector=off", *self._args):
             command += ["-c", setting]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
@@ -41,26 +42,23 @@ class RabbitDeadLetters:
     async def depth(self) -> int:
         """As the broker counts: a letter that a crash wrote twice counts twice."""
         await self._transport.declare(self._spec)
-        async with self._link.channel(_PURPOSE) as channel:
-            return await self._count(channel)
+        return (await self._link.ask(partial(count, self.name)))[0]
 
     async def put(self, letter: DeadLetter) -> None:
         if await self.get(letter.id) is None:
             await self._transport.put_letter(self._spec, letter)
 
     async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
-        async with self._look() as look:
-            return look.letters()[start : start + count]
+        return [*await self._link.whole(self._read())][start : start + count]
 
     async def get(self, entry_id: str) -> DeadLetter | None:
-        async with self._look() as look:
-            return next((letter for letter in look.letters() if letter.id == entry_id), None)
+        return next((letter for letter in await self._link.whole(self._read()) if letter.id == entry_id), None)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
-        return await self._redrive(entry_id, by, None)
+        return await self._link.whole(self._redrive(entry_id, by, None))
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        return await self._redrive(entry_id, by, edit)
+        return await self._link.whole(self._redrive(entry_id, by, edit))
 
     async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         async with self._look() as look:
@@ -77,6 +75,13 @@ class RabbitDeadLetters:
         return letter.message_id
 
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        return await self._link.whole(self._discard(entry_id))
+
+    async def _read(self) -> Sequence[DeadLetter]:
+        async with self._look() as look:
+            return look.letters()
+
+    async def _discard(self, entry_id: str) -> bool:
         async with self._look() as look:
             found = look.copies(entry_id)
             await look.remove(found)
@@ -93,7 +98,7 @@ class RabbitDeadLetters:
                 await self._put_back(channel, look.messages)
 
     async def _receive(self, channel: AbstractChannel) -> Sequence[AbstractIncomingMessage]:
-        expected = await self._count(channel)
+        expected, _ = await count(self.name, channel)
         received: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         queue = await channel.get_queue(self.name, ensure=False)
         tag = await queue.consume(received.put)
@@ -114,14 +119,16 @@ class RabbitDeadLetters:
         for message in messages:
             await message.nack(requeue=True)
         deadline = asyncio.get_running_loop().time() + _SILENCE_S
-        while await self._count(channel) < len(messages):
+        while (await count(self.name, channel))[0] < len(messages):
             if asyncio.get_running_loop().time() > deadline:
                 return  # somebody else took some of them meanwhile
             await asyncio.sleep(0.01)
 
-    async def _count(self, channel: AbstractChannel) -> int:
-        queue = await channel.declare_queue(self.name, passive=True)
-        return queue.declaration_result.message_count or 0
+
+async def count(queue: str, channel: AbstractChannel) -> tuple[int, int]:
+    """Messages that are ready in a queue, and its consumers."""
+    declared = (await channel.declare_queue(queue, passive=True)).declaration_result
+    return declared.message_count or 0, declared.consumer_count or 0
 
 
 class _Look:

@@ -3,6 +3,10 @@
 In: addresses of the nodes and a topology. Out: channels on a connection whose topology is declared; our errors instead
 of the driver's. A connection of the driver that repairs itself knows one address only, so going on to the next node is
 done here. Nothing is repeated: whoever uses a channel must know whether repeating is safe.
+
+A question on a channel that is cancelled before its answer leaves the driver and the broker with different ideas of
+that channel, and the next frame on its number ends the whole connection, with every delivery on it. So nothing is
+cancelled half way: what was begun goes on to its end in a task of the link, and only its caller stops to wait.
 Elsewhere: what is declared (`topology`), what is sent and settled (`transport`).
 """
 
@@ -12,8 +16,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -27,11 +31,14 @@ from aio_pika.exceptions import (
 )
 from yarl import URL
 
+from bullpen._kernel.ending import end
 from bullpen._kernel.logs import calming
 from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports.rabbitmq.topology import Binding, Declaration, Exchange, Queue, Topology
 from bullpen.ports.transport import NotTakenNow
+
+T = TypeVar("T")
 
 HEARTBEAT_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -87,13 +94,6 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-async def close_quietly(channel: AbstractChannel) -> None:
-    """Close a channel that may be broken already, or whose broker does not answer."""
-    with contextlib.suppress(BullpenError), translated():
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await channel.close()
-
-
 class Link:
     """One connection, shared by everything that may share one."""
 
@@ -104,6 +104,9 @@ class Link:
         self._connection: AbstractConnection | None = None
         self._declared: set[str] = set()
         self._publisher: AbstractChannel | None = None
+        self._looker: AbstractChannel | None = None
+        self._looking = asyncio.Lock()
+        self._begun: set[asyncio.Task[Any]] = set()
         self._publishes: Counter[AbstractChannel] = Counter()
         self._opening = asyncio.Lock()
         self._failures = 0
@@ -125,6 +128,9 @@ class Link:
             raise ConnectionLost("this RabbitMQ transport was closed")
         if self._connection is not None and _is_open(self._connection) and self._is_declared:
             return self._connection
+        return await self.whole(self._ready_connection())
+
+    async def _ready_connection(self) -> AbstractConnection:
         async with self._opening:
             if self._connection is None or not _is_open(self._connection):
                 await self._open()
@@ -132,6 +138,25 @@ class Link:
                 await self._declare_topology(self._connection)
             assert self._connection is not None
             return self._connection
+
+    async def whole(self, work: Coroutine[Any, Any, T], *, within_s: float | None = None) -> T:
+        """Wait for work that goes on to its end whoever is cancelled meanwhile. Raises TimeoutError when it has not
+        ended within the time; it goes on all the same."""
+        task = self._begin(work)
+        if within_s is not None and not (await asyncio.wait([task], timeout=within_s))[0]:
+            raise TimeoutError
+        return await asyncio.shield(task)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=f"{self._name} rabbitmq channel")
+        self._begun.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._begun.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
 
     async def _open(self) -> None:
         if self._failure is not None and time.monotonic() < self._failure[0]:
@@ -170,7 +195,7 @@ class Link:
                         )
                 connection.close_callbacks.add(self._on_closed)
                 self._declared = set()
-                self._publisher = None
+                self._publisher = self._looker = None
                 await self._declare_topology(connection)
         except BullpenError:
             if connection is not None:
@@ -181,8 +206,7 @@ class Link:
     async def _declare_topology(self, connection: AbstractConnection) -> None:
         self._is_declared = False
         with translated():
-            async with asyncio.timeout(_DECLARE_TIMEOUT_S):
-                await self._declare(connection, self._topology.declarations())
+            await self.whole(self._declare(connection, self._topology.declarations()), within_s=_DECLARE_TIMEOUT_S)
         self._is_declared = True
 
     # ---- channels ---------------------------------------------------------------------------------------------
@@ -194,8 +218,7 @@ class Link:
             return
         try:
             with translated():
-                async with asyncio.timeout(_DECLARE_TIMEOUT_S):
-                    await self._declare(connection, declarations)
+                await self.whole(self._declare(connection, declarations), within_s=_DECLARE_TIMEOUT_S)
         except ConnectionLost as error:
             if isinstance(error.__cause__, TimeoutError) and connection is self._connection:
                 raise await self.silent("a declaration was not answered in time") from error
@@ -232,7 +255,7 @@ class Link:
             if not self._publishes[channel]:
                 del self._publishes[channel]
                 if self._publisher is not channel:
-                    await close_quietly(channel)
+                    await self.close(channel)
 
     def note_refusal(self, channel: AbstractChannel, refusal: BaseException | None) -> None:
         """For whoever reads confirms himself: the next publish gets another channel, if this is a reason to."""
@@ -251,22 +274,64 @@ class Link:
     async def open_channel(
         self, connection: AbstractConnection, purpose: str, *, confirms: bool = False
     ) -> AbstractChannel:
+        """A new channel. When nobody waits for it any more, it is closed as soon as it is open."""
+        opening = self._begin(self._open_channel(connection, purpose, confirms=confirms))
+        try:
+            with translated():
+                if not (await asyncio.wait([opening], timeout=_CONNECT_TIMEOUT_S))[0]:
+                    raise TimeoutError
+                return opening.result()
+        except BaseException:
+            opening.add_done_callback(self._close_unwanted)
+            raise
+
+    async def _open_channel(
+        self, connection: AbstractConnection, purpose: str, *, confirms: bool = False
+    ) -> AbstractChannel:
         with translated():
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                channel = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+            channel = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
         self._reports.channel_opened(purpose)
         channel.close_callbacks.add(lambda *_: self._reports.channel_closed(purpose))
         return channel
 
+    def _close_unwanted(self, opening: asyncio.Task[AbstractChannel]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._begin(self._close(opening.result()))
+
+    async def close(self, channel: AbstractChannel) -> None:
+        """Close a channel that may be broken already, or whose broker does not answer."""
+        with contextlib.suppress(TimeoutError):
+            await self.whole(self._close(channel), within_s=_CLOSE_TIMEOUT_S)
+
+    async def _close(self, channel: AbstractChannel) -> None:
+        with contextlib.suppress(BullpenError), translated():
+            await channel.close()
+
+    async def ask(self, question: Callable[[AbstractChannel], Coroutine[Any, Any, T]]) -> T:
+        """Ask the broker something on the one channel for that: who asks every few seconds opens no channels. One
+        question at a time; the next waits for the answer even if the one who asked does not."""
+        await self._looking.acquire()
+        task = self._begin(self._ask(question))
+        task.add_done_callback(lambda _: self._looking.release())
+        return await asyncio.shield(task)
+
+    async def _ask(self, question: Callable[[AbstractChannel], Coroutine[Any, Any, T]]) -> T:
+        connection = await self.connection()
+        if self._looker is None or self._looker.is_closed:
+            self._looker = await self.open_channel(connection, "look")
+        with translated():
+            return await question(self._looker)
+
     @contextlib.asynccontextmanager
     async def channel(self, purpose: str) -> AsyncIterator[AbstractChannel]:
-        """A channel for the length of a block. What was received on it and not acknowledged goes back."""
+        """A channel for the length of a block, which must be `whole`. What was received on it and not acknowledged goes
+        back."""
         channel = await self.open_channel(await self.connection(), purpose)
         try:
             with translated():
                 yield channel
         finally:
-            await close_quietly(channel)
+            await self.close(channel)
 
     async def blocked_because(self) -> str:
         """Why the broker reads nothing from us although the connection is open; empty when it does."""
@@ -303,6 +368,9 @@ class Link:
         if connection is not None:
             await _hang_up(connection, _CONNECT_TIMEOUT_S)
             self._reports.closed(self._name)
+        if self._begun:  # what still waits for an answer gets an error now
+            await asyncio.wait(list(self._begun), timeout=_CLOSE_TIMEOUT_S)
+            await end(*self._begun)
 
     async def _declare(self, connection: AbstractConnection, declarations: Iterable[Declaration]) -> None:
         channel = await connection.channel(publisher_confirms=False)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Self, assert_never
 
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessage
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractMessage, AbstractQueue
 from aio_pika.exceptions import ChannelNotFoundEntity
 
 from bullpen._kernel.duration import to_ms
@@ -25,8 +26,8 @@ from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, ServerRe
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.rabbitmq._batch import MOST, Outgoing, send_all
-from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters
-from bullpen.plugins.transports.rabbitmq._link import Link, close_quietly, translated
+from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters, count
+from bullpen.plugins.transports.rabbitmq._link import Link, translated
 from bullpen.plugins.transports.rabbitmq._messages import (
     content_of,
     copy_of,
@@ -227,16 +228,14 @@ class RabbitMQTransport:
         return settled
 
     async def check(self) -> Health:
-        """A channel opened and closed: the broker answers, and nothing is left behind."""
+        """The broker answers a question that changes nothing."""
         blocked = await self._link.blocked_because()
         if blocked:
             return Health(False, blocked)
         try:
-            async with self._link.channel("check"):
-                pass
+            await self._link.ask(_answers)
             if self._consuming is not self._link:
-                async with self._consuming.channel("check"):
-                    pass
+                await self._consuming.ask(_answers)
         except BullpenError as error:
             return Health(False, str(error))
         return Health(True)
@@ -244,10 +243,7 @@ class RabbitMQTransport:
     async def depth(self, source: str) -> Depth:
         """Ready messages, and those that this process holds; what rests in the ladder belongs to no queue yet."""
         await self.declare(self.spec(source))
-        async with self._link.channel("depth") as channel:
-            queue = await channel.declare_queue(source, passive=True)
-            ready = queue.declaration_result.message_count or 0
-            consumers = queue.declaration_result.consumer_count or 0
+        ready, consumers = await self._link.ask(partial(count, source))
         held = sum(consumer.held for consumer in self._consumers if consumer.source == source)
         return Depth(ready + held, consumers)
 
@@ -353,28 +349,29 @@ class _Held:
 
     async def ack(self) -> None:
         """Raises DeliveryLost when its channel broke: the broker delivers it again."""
-        with self._or_lost():
+        async with self._or_lost():
             await self.message.ack()
 
     async def drop(self) -> None:
         """Let the broker dead-letter it."""
-        with self._or_lost():
+        async with self._or_lost():
             await self.message.reject(requeue=False)
 
     async def give_back(self) -> bool:
         """Put it back into its queue; False: its channel is gone, and everything went back with it."""
         try:
-            with self._or_lost():
+            async with self._or_lost():
                 await self.message.nack(requeue=True)
         except DeliveryLost:
             return False
         return True
 
-    @contextmanager
-    def _or_lost(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _or_lost(self) -> AsyncIterator[None]:
         try:
             with translated():
-                yield
+                async with self.consumption.answering(self.channel):
+                    yield
         except BullpenError as error:
             raise DeliveryLost(self.consumption.source, self.message.message_id or "", str(error)) from error
 
@@ -390,6 +387,7 @@ class _Consumption:
         self._task: asyncio.Task[None] | None = None
         self._channel: AbstractChannel | None = None
         self._crash: Exception | None = None
+        self._answers: dict[asyncio.Timeout, AbstractChannel] = {}
         self._is_subscribed = False
         self._subscribed_until = time.monotonic()
 
@@ -451,7 +449,7 @@ class _Consumption:
         self._lose_all()
         channel, self._channel = self._channel, None
         if channel is not None:
-            await close_quietly(channel)
+            await self._link.close(channel)
 
     def forget(self, delivery: Delivery) -> None:
         self._held.pop(delivery, None)
@@ -485,7 +483,22 @@ class _Consumption:
         channel = await link.open_channel(connection, "consumer")
         broken = asyncio.Event()
         channel.close_callbacks.add(lambda *_: broken.set())
+        channel.close_callbacks.add(lambda *_: self._end_answers(channel))
         try:
+            queue, tag = await link.whole(self._subscribe(channel, broken))
+            self._is_subscribed = True
+            await _first(broken.wait(), self._stopping.wait())
+            if self._stopping.is_set() and not broken.is_set():
+                await link.whole(queue.cancel(tag))
+        finally:
+            if self._is_subscribed:
+                self._is_subscribed, self._subscribed_until = False, time.monotonic()
+            if not self._stopping.is_set():
+                self._channel = None
+                await link.close(channel)
+
+    async def _subscribe(self, channel: AbstractChannel, broken: asyncio.Event) -> tuple[AbstractQueue, str]:
+        with translated():
             await channel.set_qos(prefetch_count=self._prefetch)
             underlay = await channel.get_underlay_channel()
             underlay.on_consumer_cancel_callbacks.add(lambda _: broken.set())  # its queue was deleted, or its node left
@@ -499,17 +512,26 @@ class _Consumption:
                 else:
                     self._ready.put_nowait(held)
 
-            tag = await queue.consume(receive)
-            self._is_subscribed = True
-            await _first(broken.wait(), self._stopping.wait())
-            if self._stopping.is_set() and not broken.is_set():
-                await queue.cancel(tag)
-        finally:
-            if self._is_subscribed:
-                self._is_subscribed, self._subscribed_until = False, time.monotonic()
-            if not self._stopping.is_set():
-                self._channel = None
-                await close_quietly(channel)
+            return queue, await queue.consume(receive)
+
+    @asynccontextmanager
+    async def answering(self, channel: AbstractChannel) -> AsyncIterator[None]:
+        """Around an acknowledgement: the driver puts it into a queue that nobody empties once the channel is broken,
+        and would wait for ever."""
+        if channel.is_closed:
+            raise ConnectionLost("its channel broke")
+        async with asyncio.timeout(None) as limit:
+            self._answers[limit] = channel
+            try:
+                yield
+            finally:
+                del self._answers[limit]
+
+    def _end_answers(self, channel: AbstractChannel) -> None:
+        now = asyncio.get_running_loop().time()
+        for limit, on in self._answers.items():
+            if on is channel and not limit.expired():
+                limit.reschedule(now)
 
     async def _send_on(self, held: _Held, left_ms: int) -> None:
         """A delay longer than the ladder goes round again."""
@@ -527,6 +549,10 @@ class _Consumption:
 
     def _transport_refused(self, error: ServerRefused) -> None:
         Reports(LABEL).unhealthy(str(error))
+
+
+async def _answers(channel: AbstractChannel) -> None:
+    await channel.set_qos(prefetch_count=1)  # nothing is received on it
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> None:
