@@ -22,7 +22,9 @@ from typing import Any, Final
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.queue._blocking import BlockingWire, open_wire
+from bullpen.queue._address import Endpoint
+from bullpen.queue._blocking import BlockingWire, find, open_wire
+from bullpen.queue._discovery import Unavailable
 from bullpen.queue._outages import note_back, note_lost, note_refused
 from bullpen.queue._redis import Connection
 from bullpen.queue._wire import as_sent, reason_of
@@ -81,7 +83,9 @@ class Keepalive:
         self._changed = threading.Condition()
         self._held: list[Held] = []
         self._busy: Held | None = None
-        self._wires: dict[object, BlockingWire] = {}
+        self._homes: dict[object, Endpoint] = {}
+        """Which server holds a queue: on a cluster, those of one node share a wire."""
+        self._wires: dict[Endpoint, BlockingWire] = {}
         self._faulty: set[object] = set()
         self._told: set[object] = set()
         """Faulty for another reason than a lost connection, which is told for all connections together."""
@@ -121,6 +125,7 @@ class Keepalive:
                     for wire in self._wires.values():
                         wire.close()
                     self._wires.clear()
+                    self._homes.clear()
                     return
                 due = list(self._held)
             for held in due:
@@ -184,15 +189,16 @@ class Keepalive:
         try:
             try:
                 self._do_due(held, now)
-            except ConnectionLost:
+            except ConnectionLost as error:
                 if place in self._faulty:
                     raise
-                self._forget_wire(place)  # it may have been cut long ago: that is no reason to be late, nor to tell
+                # It may have been cut long ago: that is no reason to be late, nor to tell.
+                self._forget_wire(place, is_good=isinstance(error, Unavailable))
                 self._do_due(held, now)
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
-            was_in = place in self._wires
-            self._forget_wire(place)
+            was_in = self._has_wire(place)
+            self._forget_wire(place, is_good=isinstance(error, Unavailable))
             if isinstance(error, ConnectionLost):
                 note_lost(self, where, error, time.monotonic(), since=now)
             elif place not in self._told:
@@ -203,7 +209,7 @@ class Keepalive:
                     logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, reason_of(error))
             self._faulty.add(place)
         else:
-            if place in self._faulty and place in self._wires:
+            if place in self._faulty and self._has_wire(place):
                 self._faulty.discard(place)
                 self._told.discard(place)
                 note_back(where, where)
@@ -254,17 +260,26 @@ class Keepalive:
         if held.generation != connection.generation:
             held.generation = connection.generation
             self._forget_wire(place)  # it may still answer, but it is no longer in charge
-        wire = self._wires.get(place)
-        if wire is None:
+        home = self._homes.get(place)
+        if home is None or home not in self._wires:
             if connection.revive is not None and place in self._faulty:
                 connection.revive()
-            wire = self._wires[place] = open_wire(connection, key)
+            home = self._homes[place] = find(connection, key)
+        wire = self._wires.get(home)
+        if wire is None:
+            wire = self._wires[home] = open_wire(connection, at=home)
         return wire
 
-    def _forget_wire(self, place: object) -> None:
-        wire = self._wires.pop(place, None)
-        if wire is not None:
-            wire.close()
+    def _has_wire(self, place: object) -> bool:
+        return self._homes.get(place) in self._wires
+
+    def _forget_wire(self, place: object, *, is_good: bool = False) -> None:
+        """`is_good`: it still serves other queues, if there are any at that server."""
+        home = self._homes.pop(place, None)
+        if home is not None and not (is_good and home in self._homes.values()):
+            wire = self._wires.pop(home, None)
+            if wire is not None:
+                wire.close()
 
     @staticmethod
     def _tell(held: Held, callback: Callable[..., None], *args: Any) -> None:
