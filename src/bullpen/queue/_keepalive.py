@@ -26,7 +26,7 @@ from bullpen.queue._address import Endpoint
 from bullpen.queue._blocking import BlockingWire, find, open_wire
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._outages import note_back, note_lost, note_refused
-from bullpen.queue._redis import Connection
+from bullpen.queue._redis import Connection, probe_key
 from bullpen.queue._wire import as_sent, reason_of
 from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
@@ -65,6 +65,16 @@ class Held:
     answered_at: float = field(default_factory=time.monotonic)
     told_lag: bool = False
     hung: bool = False
+    reached_at: float = field(default_factory=time.monotonic)
+    """When the server last did for us what changes something."""
+    wary_until: float = 0.0
+    """Others may not have renewed their locks yet, after an outage that we met too."""
+
+    def note_reached(self) -> None:
+        now = time.monotonic()
+        if now - self.reached_at > self.lock_ms / 2000:
+            self.wary_until = now + self.lock_ms / 3000 + 1.0
+        self.reached_at = now
 
     def answer(self) -> None:
         self.answered_at = time.monotonic()
@@ -93,7 +103,7 @@ class Keepalive:
         self._turned_at = time.monotonic()
 
     def register(self, held: Held) -> None:
-        now = time.monotonic()
+        now = held.reached_at = time.monotonic()
         held.next_renewal, held.next_check = now + held.lock_ms / 4000, now
         with self._changed:
             self._held.append(held)
@@ -215,11 +225,22 @@ class Keepalive:
                 note_back(where, where)
 
     def _do_due(self, held: Held, now: float) -> None:
-        if now >= held.next_renewal and not held.hung:
-            self._renew(held)
+        is_check_due = now >= held.next_check
+        if now >= held.next_renewal:
+            if held.jobs and not held.hung:
+                self._renew(held)
+            else:
+                self._touch(held)
             held.next_renewal = now + held.lock_ms / 4000
-        if now >= held.next_check:
+        elif is_check_due:
+            self._touch(held)  # a check that waits for a frozen server would not know of that
+        if is_check_due:
             held.next_check = now + self._check_stalled(held)
+
+    def _touch(self, held: Held) -> None:
+        """Find out whether the server takes writes, as often as others try to renew their locks. Changes nothing."""
+        self._wire(held).call("DEL", probe_key(held.keys.base))
+        held.note_reached()
 
     def _renew(self, held: Held) -> None:
         jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile
@@ -237,13 +258,13 @@ class Keepalive:
         """How many seconds from now the next one may run, over all workers and clients."""
         keys = held.keys
         names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
-        continuing = ""
+        continuing, is_wary = "", "1" if time.monotonic() < held.wary_until else ""
         while True:
             more, recovered, pause_ms = self._evaluate(
                 held,
                 SCRIPTS["check_stalled"],
                 names,
-                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms],
+                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms, is_wary],
             )
             if recovered:
                 self._tell(held, held.on_stalled, [_text(job_id) for job_id in recovered])
@@ -252,7 +273,9 @@ class Keepalive:
             continuing = "1"
 
     def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
-        return self._wire(held).evaluate(script, keys, args)
+        reply = self._wire(held).evaluate(script, keys, args)
+        held.note_reached()
+        return reply
 
     def _wire(self, held: Held) -> BlockingWire:
         connection, key = held.connection, held.keys.base

@@ -340,7 +340,7 @@ class Connection:
         if key is None and self.is_cluster:
             return  # no slot was asked for
         try:
-            await wire.send(pack(("DEL", _probe_key(key))), within_s=within_s or self.connect_timeout_s)
+            await wire.send(pack(("DEL", probe_key(key))), within_s=within_s or self.connect_timeout_s)
         except ReplyError as error:
             if self.is_cluster and str(error).startswith("MOVED "):
                 raise Moved(str(error)) from None
@@ -418,7 +418,7 @@ class Connection:
         if (facts.info or {}).get("redis_version", "6.").startswith("6."):
             # From 7.0 on effects are always replicated. Before, a server may forbid writes after TIME in a script.
             script = "redis.call('TIME') redis.call('DEL', KEYS[1]) return 1"
-            (answer,) = await wire.converse((("EVAL", script, 1, _probe_key(key)),), within_s=within_s)
+            (answer,) = await wire.converse((("EVAL", script, 1, probe_key(key)),), within_s=within_s)
             # Another server's slot, or a key that is not ours: then it was the wrong question, and proves nothing.
             if isinstance(answer, ReplyError) and not str(answer).startswith(("MOVED ", "NOPERM")):
                 raise translate(answer)
@@ -576,7 +576,7 @@ def _close_unused(greeting: asyncio.Task[AnyWire]) -> None:
         greeting.result().close()
 
 
-def _probe_key(key: str | None) -> str:
+def probe_key(key: str | None) -> str:
     """A key beside `key` that never exists."""
     return f"{key or DEFAULT_PREFIX + ':'}bp:probe"
 
