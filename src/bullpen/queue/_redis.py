@@ -463,17 +463,21 @@ class Connection:
     async def is_healthy(self, *, timeout_ms: int = 2_000, key: str | None = None) -> bool:
         """Whether the server answers PING in time, over the connection that queues use. Never raises, writes
         nothing; the reason of a False is logged."""
+        reason = await self.why_unhealthy(timeout_ms=timeout_ms, key=key)
+        if reason is not None:
+            logger.error("BullMQ health check failed: %s", reason)
+        return reason is None
+
+    async def why_unhealthy(self, *, timeout_ms: int = 2_000, key: str | None = None) -> str | None:
+        """As `is_healthy`, for who tells it: what is wrong, or None. Nothing is logged."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.shared_door(key).call("PING")
         except TimeoutError:
-            reason = f"{self._address} did not answer within {timeout_ms} ms"
+            return f"{self._address} did not answer within {timeout_ms} ms"
         except Exception as error:  # noqa: BLE001 - whoever asks for health wants an answer, not an exception
-            reason = reason_of(error)
-        else:
-            return True
-        logger.error("BullMQ health check failed: %s", reason)
-        return False
+            return reason_of(error)
+        return None
 
     async def aclose(self) -> None:
         """Close the shared doors of the running loop. Queues and workers close their own."""
