@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from bullpen.queue import Job, Queue, Worker
-from bullpen.testing import RedisServer, assert_sound
+from bullpen.testing import FaultProxy, RedisServer, assert_sound
 from tests.chaos.arena import note, until
+from tests.conftest import StartServer
 from tests.faults import FaultyMachine
 
 LOCK_MS = 1_000
@@ -102,3 +103,38 @@ async def test_an_outage_longer_than_the_lock_repeats_nothing(outage: Outage, qu
         assert [server.command("HGET", f"bull:{queue_name}:{job.id}", "stc") for job in jobs] == [None] * JOBS
         assert_sound(server.client(), "bull", queue_name)
     note(f"{outage.__name__} for twice the lock: 0 of {JOBS} jobs ran twice")
+
+
+@pytest.mark.requirement("Q-66")
+async def test_an_outage_about_as_long_as_the_lock_repeats_nothing(queue_name: str, start_server: StartServer) -> None:
+    """The check for stalled jobs is hardly late then, but the locks have run out. The worker that holds them finds the
+    server a moment later than the one that checks."""
+    runs: Counter[str] = Counter()
+    end = asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        runs[job.id] += 1
+        await end.wait()
+
+    server = start_server()
+    options: dict[str, Any] = {"lock": LOCK_MS, "stalled_interval": LOCK_MS, "concurrency": JOBS}
+    with FaultProxy(server) as proxy:
+        async with (
+            Queue(queue_name, connection=server.url) as queue,
+            Worker(queue_name, handle, connection=proxy.url, **options),
+        ):
+            jobs = await queue.add_many([("mail", None)] * JOBS)
+            await until(lambda: len(runs) == JOBS, "all jobs run")
+            async with Worker(queue_name, handle, connection=server.url, **options) as idle:
+                idle.pause()
+                stalled = f"bull:{queue_name}:stalled"
+                await until(lambda: server.command("SCARD", stalled) > 0, "a check has marked them")
+                with proxy.stalled():
+                    with server.paused():
+                        await asyncio.sleep(1.2 * LOCK_MS / 1000)
+                    await asyncio.sleep(0.3 * LOCK_MS / 1000)  # time for a check
+                end.set()
+                await asyncio.gather(*(job.result(timeout=20_000) for job in jobs))
+
+    assert {job_id: times for job_id, times in runs.items() if times > 1} == {}
+    assert [server.command("HGET", f"bull:{queue_name}:{job.id}", "stc") for job in jobs] == [None] * JOBS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Self
 
 import pytest
@@ -120,6 +121,152 @@ class TestOneSlot:
 
         async with Queue("orders", connection=url, prefix=PREFIX) as queue:
             assert await queue.is_healthy()
+
+
+class Clients:
+    """The connections of this process to the nodes of a cluster, by what their names say they are for."""
+
+    def __init__(self, cluster: ClusterServers) -> None:
+        self._nodes = cluster.nodes
+        self._before = {(node.port, one["id"]) for node in self._nodes for one in self._listed(node)}
+
+    @staticmethod
+    def _listed(node: RedisServer) -> list[dict[str, str]]:
+        lines = node.command("CLIENT", "LIST", "TYPE", "normal").decode().splitlines()
+        listed = [dict(pair.split("=", 1) for pair in line.split(" ")) for line in lines]
+        return [one for one in listed if not one["cmd"].startswith("restore")]  # a node that moved keys here
+
+    def named(self, purpose: Callable[[str], bool]) -> list[list[str]]:
+        """For each node, the ids of those that were opened since and have such a name."""
+        return [
+            [
+                one["id"]
+                for one in self._listed(node)
+                if (node.port, one["id"]) not in self._before and purpose(one["name"])
+            ]
+            for node in self._nodes
+        ]
+
+    def for_calls(self) -> list[list[str]]:
+        """Those for short calls have no name."""
+        return self.named(lambda name: not name)
+
+    async def become(self, counts: list[int], purpose: Callable[[str], bool] = bool) -> None:
+        """A server lists a connection for a moment after its end."""
+        async with asyncio.timeout(10):
+            while [len(ids) for ids in self.named(purpose)] != counts:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.02)
+
+
+def _any(name: str) -> bool:
+    return True
+
+
+class TestSharing:
+    MANY = tuple(f"{{q{number}}}" for number in range(60))
+
+    @pytest.mark.parametrize("by", ["connection", "address"])
+    async def test_queues_share_a_connection_to_each_node(
+        self, connection: Connection, cluster: ClusterServers, by: str
+    ) -> None:
+        """Each queue is in a slot of its own. Whether they were given one `Connection` or the same address."""
+        clients = Clients(cluster)
+        given = connection if by == "connection" else cluster.url
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(Queue(name, connection=given)) for name in self.MANY]
+            await asyncio.gather(*(queue.add("mail", queue.name) for queue in queues))
+            counts = await asyncio.gather(*(queue.counts() for queue in queues))
+            await clients.become([1, 1, 1], _any)
+            used = clients.for_calls()
+            await asyncio.gather(*(queue.add("mail", queue.name) for queue in queues))
+            assert clients.for_calls() == used
+            await connection.aclose()
+
+        assert [count.waiting for count in counts] == [1] * len(self.MANY)
+        await clients.become([0, 0, 0], _any)
+
+    async def test_workers_share_those_for_jobs_and_locks(self, cluster: ClusterServers) -> None:
+        """Beside the one that queues share. A connection on which somebody waits cannot be shared: each worker has one
+        of those, and each queue whose results are waited for."""
+        names = self.MANY[:20]
+        clients = Clients(cluster)
+        # An address that no other test uses: the thread that renews locks keeps its connections for a while.
+        connection = Connection(f"redis+cluster://127.0.0.1:{cluster.nodes[2].port}")
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(Queue(name, connection=connection)) for name in names]
+            for name in names:
+                await stack.enter_async_context(Worker(name, echo, connection=connection))
+            jobs = await asyncio.gather(*(queue.add("mail", queue.name) for queue in queues))
+            results = await asyncio.gather(*(job.result(timeout=10_000) for job in jobs))
+            await clients.become([3, 3, 3], operator.not_)
+            waiting = clients.named(bool)
+        await connection.aclose()
+
+        assert results == list(names)
+        assert sum(map(len, waiting)) == 2 * len(names)
+
+    async def test_a_queue_that_is_closed_ends_its_own_calls_only(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        """Both wait for the same frozen server on one connection."""
+        home = cluster.node_of(slot("{q0}"))
+        name = next(name for name in self.MANY[1:] if cluster.node_of(slot(name)) is home)
+        clients = Clients(cluster)
+        async with (
+            Queue("{q0}", connection=cluster.url) as goes,
+            Queue(name, connection=cluster.url) as stays,
+        ):
+            await goes.add("mail")
+            await stays.add("mail")
+            (used,) = [ids for ids in clients.for_calls() if ids]
+            with home.paused():
+                reads = [asyncio.ensure_future(queue.counts()) for queue in (goes, stays)]
+                await asyncio.sleep(0.05)  # both are sent
+                await soon(goes.close(), within_s=2)
+                with pytest.raises(ConnectionLost):
+                    await soon(reads[0], within_s=2)
+            count = await soon(reads[1])
+
+            assert count.waiting == 1
+            assert [ids for ids in clients.for_calls() if ids] == [used]
+
+    async def test_a_connection_that_is_cut_is_opened_once_for_all(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        clients = Clients(cluster)
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(Queue(name, connection=connection)) for name in self.MANY]
+            await asyncio.gather(*(queue.add("mail") for queue in queues))
+            for _ in range(3):
+                adding = asyncio.gather(*(queue.add("mail") for queue in queues))
+                for node, ids in zip(cluster.nodes, clients.for_calls(), strict=True):
+                    for client_id in ids:
+                        node.command("CLIENT", "KILL", "ID", client_id)
+                await soon(adding)
+            await clients.become([1, 1, 1], _any)
+            counts = await asyncio.gather(*(queue.counts() for queue in queues))
+            await connection.aclose()
+
+        assert [count.waiting for count in counts] == [4] * len(self.MANY)
+
+    async def test_a_slot_that_moves_takes_nobody_else_with_it(
+        self, connection: Connection, cluster: ClusterServers
+    ) -> None:
+        """The queue whose slot it is goes on over the connection to its new node; the others keep theirs."""
+        clients = Clients(cluster)
+        moved = slot("{q0}")
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(Queue(name, connection=connection)) for name in self.MANY]
+            await asyncio.gather(*(queue.add("mail") for queue in queues))
+            used = clients.for_calls()
+            target = cluster.other_primary(cluster.node_of(moved))
+            await asyncio.to_thread(cluster.move_slot, moved, target)
+            await soon(asyncio.gather(*(queue.add("mail") for queue in queues)))
+            await clients.become([1, 1, 1], _any)
+
+            assert clients.for_calls() == used
+            assert target.command("LLEN", queues[0].keys.wait) == 2
+            await connection.aclose()
 
 
 class Traffic:
@@ -294,10 +441,15 @@ async def test_work_goes_on_when_a_primary_dies() -> None:
     with ClusterServers.start(replicas=1) as servers:
         connection = Connection(servers.url)
         async with Traffic(connection) as traffic:
+            # On the node that dies and on others, in other slots, over the same connections.
+            beside = [Queue(f"{{beside-{number}}}", connection=connection, add_deadline=60_000) for number in range(12)]
+            await asyncio.gather(*(queue.add("mail") for queue in beside))
             primary = servers.node_of(home)
+            assert primary in {servers.node_of(slot(queue.name)) for queue in beside}
             before = list(traffic.acknowledged)
             assert await asyncio.to_thread(primary.command, "WAIT", 1, 5_000) == 1
             await asyncio.to_thread(primary.kill)
+            await soon(asyncio.gather(*(queue.add("mail") for queue in beside)))
             await traffic.goes_on()
             async with asyncio.timeout(20):
                 while not set(before) <= set(traffic.ran):

@@ -217,6 +217,13 @@ async def test_a_server_that_is_away_is_told_and_nothing_else_is_asked() -> None
     assert "BULLPEN_REDIS_URL" in found[0].fix
 
 
+def test_why_a_server_is_away_is_said_once(tmp_path: Path) -> None:
+    answer = cli("doctor", "--redis", "redis://127.0.0.1:1", cwd=tmp_path, env={"BULLPEN_EMBEDDED": "never"})
+
+    assert answer.code == 1
+    assert (answer.out + answer.err).count("cannot connect to 127.0.0.1:1") == 1
+
+
 async def test_a_ledger_is_asked_too(redis_url: str, ledger: Ledger) -> None:
     assert worst(await ask(redis_url, ledger), f"ledger {ledger.database.address}") == {}
     item = OutboxItem(

@@ -83,6 +83,17 @@ class TestPromoteAll:
 
         assert kit.ids("wait") == [str(number) for number in range(1, 1_251)]
 
+    async def test_ids_without_a_job_are_not_counted(self, kit: Kit) -> None:
+        """They are dropped; more of them than one step takes must not end it, either."""
+        queue = kit.queue()
+        kit.redis.zadd(kit.base + "delayed", {f"gone-{number}": number for number in range(600)})
+        for _ in range(3):
+            await queue.add("job", delay=FAR_MS)
+
+        assert await queue.promote_all() == 3
+        assert kit.ids("wait") == ["1", "2", "3"]
+        assert kit.zset("delayed") == {}
+
 
 class TestRetryAll:
     @pytest.mark.requirement("Q-26", "X-40")

@@ -14,7 +14,7 @@ import pytest
 
 from bullpen.errors import InvalidOption, JobFailed, JobNotFound, PermanentError, QueueClosed, ResultTimeout
 from bullpen.queue import Added, Job, JobState, Queue
-from bullpen.testing import RedisServer
+from bullpen.testing import FaultProxy, RedisServer
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
 
@@ -256,6 +256,32 @@ class TestFailures:
         kit.redis.xtrim(kit.base + "events", maxlen=1, approximate=False)
 
         assert await soon(asyncio.gather(*waiting)) == [1, 2]
+
+    async def test_all_that_are_still_waited_for_are_asked_for_together(
+        self, kit: Kit, redis_server: RedisServer
+    ) -> None:
+        """One after another they would cost as many round trips, and nothing else is read meanwhile."""
+        count = 100
+        with FaultProxy(redis_server) as proxy:
+            async with Queue(kit.name, connection=proxy.url) as queue:
+                jobs = await queue.add_many([("a", number) for number in range(count)])
+                waiting = [asyncio.ensure_future(job.result()) for job in jobs]
+                await kit.until(lambda: any("xread" in line for line in kit.clients()), "they wait")
+                proxy.latency(40)
+                proxy.cut()
+                for job in jobs:
+                    kit.redis.hset(kit.base + job.id, mapping={"returnvalue": job.data, "finishedOn": 1, "atm": 1})
+                    kit.redis.xadd(kit.base + "events", {"event": "completed", "jobId": job.id})
+                kit.redis.lpop(kit.base + "wait", count)
+                kit.redis.zadd(kit.base + "completed", {job.id: 1 for job in jobs})
+                kit.redis.xadd(kit.base + "events", {"event": "drained"})
+                kit.redis.xtrim(kit.base + "events", maxlen=1, approximate=False)
+
+                await soon(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))
+                began = time.monotonic()
+                assert await soon(asyncio.gather(*waiting)) == list(range(count))
+
+        assert time.monotonic() - began < 0.8  # ten round trips
 
 
 class TestWithoutAsking:

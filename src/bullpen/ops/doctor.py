@@ -132,7 +132,8 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
     for finding in await inspect_server(connection):
         # A server that does not answer tells no version; everything else would only say so again.
         is_away = finding.check == "version" and finding.verdict is Verdict.CANNOT_TELL
-        level = Level.BROKEN if is_away and not await connection.is_healthy() else levels[finding.verdict]
+        is_broken = is_away and await connection.why_unhealthy() is not None  # the finding says it, no log beside it
+        level = Level.BROKEN if is_broken else levels[finding.verdict]
         if level is Level.GOOD:
             yield Advice(level, finding.server, finding.check, finding.message)
         else:

@@ -149,11 +149,14 @@ class BlockingWire:
         return translate(error)
 
 
-def open_wire(connection: Connection, key: str | None = None, *, within_s: float | None = None) -> BlockingWire:
-    """A wire to the server that holds `key` now. Raises ConnectionLost or ServerRefused, after `within_s` at most."""
+def open_wire(
+    connection: Connection, key: str | None = None, *, at: Endpoint | None = None, within_s: float | None = None
+) -> BlockingWire:
+    """A wire to the server that holds `key` now, or `at` the one that is known to. Raises ConnectionLost or
+    ServerRefused, after `within_s` at most."""
     connect_s = connection.connect_timeout_s
     connect_s = connect_s if within_s is None else min(connect_s, within_s)
-    endpoint = find(connection, key)
+    endpoint = at or find(connection, key)
     is_known = endpoint in connection.let_us_in
     if not is_known and endpoint.tls is not None:
         connect_s *= HANDSHAKE_SHARE

@@ -2,7 +2,8 @@
 
 In: an address and raw replies. Out: shards, that is ranges of slots with the server that may write them. No I/O here:
 an event loop and a plain thread ask in their own ways (`_redis`, `_blocking`), and both read with this. Asked only
-when a connection is opened, so nothing is kept that could grow stale except whom to ask first.
+when a connection is opened. The last answer of a cluster serves for the first opening of others (`_redis`): the node
+must prove then that it holds the slot, so an answer that grew stale does no harm.
 """
 
 from __future__ import annotations

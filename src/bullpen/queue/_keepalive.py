@@ -22,9 +22,11 @@ from typing import Any, Final
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.queue._blocking import BlockingWire, open_wire
+from bullpen.queue._address import Endpoint
+from bullpen.queue._blocking import BlockingWire, find, open_wire
+from bullpen.queue._discovery import Unavailable
 from bullpen.queue._outages import note_back, note_lost, note_refused
-from bullpen.queue._redis import Connection
+from bullpen.queue._redis import Connection, probe_key
 from bullpen.queue._wire import as_sent, reason_of
 from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
@@ -63,6 +65,16 @@ class Held:
     answered_at: float = field(default_factory=time.monotonic)
     told_lag: bool = False
     hung: bool = False
+    reached_at: float = field(default_factory=time.monotonic)
+    """When the server last did for us what changes something."""
+    wary_until: float = 0.0
+    """Others may not have renewed their locks yet, after an outage that we met too."""
+
+    def note_reached(self) -> None:
+        now = time.monotonic()
+        if now - self.reached_at > self.lock_ms / 2000:
+            self.wary_until = now + self.lock_ms / 3000 + 1.0
+        self.reached_at = now
 
     def answer(self) -> None:
         self.answered_at = time.monotonic()
@@ -81,7 +93,9 @@ class Keepalive:
         self._changed = threading.Condition()
         self._held: list[Held] = []
         self._busy: Held | None = None
-        self._wires: dict[object, BlockingWire] = {}
+        self._homes: dict[object, Endpoint] = {}
+        """Which server holds a queue: on a cluster, those of one node share a wire."""
+        self._wires: dict[Endpoint, BlockingWire] = {}
         self._faulty: set[object] = set()
         self._told: set[object] = set()
         """Faulty for another reason than a lost connection, which is told for all connections together."""
@@ -89,7 +103,7 @@ class Keepalive:
         self._turned_at = time.monotonic()
 
     def register(self, held: Held) -> None:
-        now = time.monotonic()
+        now = held.reached_at = time.monotonic()
         held.next_renewal, held.next_check = now + held.lock_ms / 4000, now
         with self._changed:
             self._held.append(held)
@@ -121,6 +135,7 @@ class Keepalive:
                     for wire in self._wires.values():
                         wire.close()
                     self._wires.clear()
+                    self._homes.clear()
                     return
                 due = list(self._held)
             for held in due:
@@ -184,15 +199,16 @@ class Keepalive:
         try:
             try:
                 self._do_due(held, now)
-            except ConnectionLost:
+            except ConnectionLost as error:
                 if place in self._faulty:
                     raise
-                self._forget_wire(place)  # it may have been cut long ago: that is no reason to be late, nor to tell
+                # It may have been cut long ago: that is no reason to be late, nor to tell.
+                self._forget_wire(place, is_good=isinstance(error, Unavailable))
                 self._do_due(held, now)
         except Exception as error:  # noqa: BLE001 - without this thread every worker here would lose its jobs
             held.next_renewal = min(held.next_renewal, now + 1.0)
-            was_in = place in self._wires
-            self._forget_wire(place)
+            was_in = self._has_wire(place)
+            self._forget_wire(place, is_good=isinstance(error, Unavailable))
             if isinstance(error, ConnectionLost):
                 note_lost(self, where, error, time.monotonic(), since=now)
             elif place not in self._told:
@@ -203,17 +219,28 @@ class Keepalive:
                     logger.warning("locks of queue %r cannot be renewed now: %s", held.keys.name, reason_of(error))
             self._faulty.add(place)
         else:
-            if place in self._faulty and place in self._wires:
+            if place in self._faulty and self._has_wire(place):
                 self._faulty.discard(place)
                 self._told.discard(place)
                 note_back(where, where)
 
     def _do_due(self, held: Held, now: float) -> None:
-        if now >= held.next_renewal and not held.hung:
-            self._renew(held)
+        is_check_due = now >= held.next_check
+        if now >= held.next_renewal:
+            if held.jobs and not held.hung:
+                self._renew(held)
+            else:
+                self._touch(held)
             held.next_renewal = now + held.lock_ms / 4000
-        if now >= held.next_check:
+        elif is_check_due:
+            self._touch(held)  # a check that waits for a frozen server would not know of that
+        if is_check_due:
             held.next_check = now + self._check_stalled(held)
+
+    def _touch(self, held: Held) -> None:
+        """Find out whether the server takes writes, as often as others try to renew their locks. Changes nothing."""
+        self._wire(held).call("DEL", probe_key(held.keys.base))
+        held.note_reached()
 
     def _renew(self, held: Held) -> None:
         jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile
@@ -231,13 +258,13 @@ class Keepalive:
         """How many seconds from now the next one may run, over all workers and clients."""
         keys = held.keys
         names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
-        continuing = ""
+        continuing, is_wary = "", "1" if time.monotonic() < held.wary_until else ""
         while True:
             more, recovered, pause_ms = self._evaluate(
                 held,
                 SCRIPTS["check_stalled"],
                 names,
-                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms],
+                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms, is_wary],
             )
             if recovered:
                 self._tell(held, held.on_stalled, [_text(job_id) for job_id in recovered])
@@ -246,7 +273,9 @@ class Keepalive:
             continuing = "1"
 
     def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
-        return self._wire(held).evaluate(script, keys, args)
+        reply = self._wire(held).evaluate(script, keys, args)
+        held.note_reached()
+        return reply
 
     def _wire(self, held: Held) -> BlockingWire:
         connection, key = held.connection, held.keys.base
@@ -254,17 +283,26 @@ class Keepalive:
         if held.generation != connection.generation:
             held.generation = connection.generation
             self._forget_wire(place)  # it may still answer, but it is no longer in charge
-        wire = self._wires.get(place)
-        if wire is None:
+        home = self._homes.get(place)
+        if home is None or home not in self._wires:
             if connection.revive is not None and place in self._faulty:
                 connection.revive()
-            wire = self._wires[place] = open_wire(connection, key)
+            home = self._homes[place] = find(connection, key)
+        wire = self._wires.get(home)
+        if wire is None:
+            wire = self._wires[home] = open_wire(connection, at=home)
         return wire
 
-    def _forget_wire(self, place: object) -> None:
-        wire = self._wires.pop(place, None)
-        if wire is not None:
-            wire.close()
+    def _has_wire(self, place: object) -> bool:
+        return self._homes.get(place) in self._wires
+
+    def _forget_wire(self, place: object, *, is_good: bool = False) -> None:
+        """`is_good`: it still serves other queues, if there are any at that server."""
+        home = self._homes.pop(place, None)
+        if home is not None and not (is_good and home in self._homes.values()):
+            wire = self._wires.pop(home, None)
+            if wire is not None:
+                wire.close()
 
     @staticmethod
     def _tell(held: Held, callback: Callable[..., None], *args: Any) -> None:

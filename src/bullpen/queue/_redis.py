@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.clock import ServerClock
@@ -41,6 +41,7 @@ from bullpen.queue._address import (
 )
 from bullpen.queue._discovery import Answer, Directory, FailoverUnderWay, Shard, Unavailable, pick
 from bullpen.queue._outages import forget, note_back, note_lost, note_refused
+from bullpen.queue._shares import SharedWire, take_share
 from bullpen.queue._tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
 from bullpen.queue._wire import (
     FOREIGN_KEY,
@@ -70,6 +71,7 @@ _SECOND_GREETING_S: Final = 0.25
 _LATE_SENTINELS_S: Final = 0.1
 _SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
 """The first two come a moment before a replica is made primary."""
+AnyWire = TypeVar("AnyWire", bound=Wire)
 LONGEST_RECONNECT_WAIT_S: Final = 0.5
 """After a server returned, work must go on within 1.5 s; so the pause between two attempts stays well below that."""
 
@@ -136,6 +138,9 @@ class Connection:
         self.generation = 0
         """Grows when the sentinels chose another primary while ours still answered: whoever is connected must leave."""
         self._shared: dict[tuple[asyncio.AbstractEventLoop, object], Door] = {}
+        self._shards: list[Shard] = []
+        """Where the primaries of a cluster were when somebody asked last. A server that is opened by this must prove
+        itself, so what grew stale is found out."""
 
     def __repr__(self) -> str:
         return f"Connection({self._address or 'not used yet'})"
@@ -181,6 +186,13 @@ class Connection:
         address = self.address
         return address if isinstance(address, Endpoint) else pick(await self.discover(), key)
 
+    def remembered(self, key: str | None) -> Endpoint | None:
+        """The node that held `key` when somebody asked the cluster last."""
+        try:
+            return pick(self._shards, key) if self._shards else None
+        except Unavailable:
+            return None
+
     async def discover(self) -> list[Shard]:
         """Ask sentinels or the cluster where the primaries are now."""
         directory = self.directory
@@ -193,13 +205,14 @@ class Connection:
             raise directory.nobody(reasons)
         for asked in directory.candidates():
             try:
-                return directory.decide([await self._ask(directory, asked)])
+                self._shards = directory.decide([await self._ask(directory, asked)])
+                return self._shards
             except (ConnectionLost, ServerRefused) as error:
                 reasons.append((asked, error))
         raise directory.nobody(reasons)
 
     async def _ask(self, directory: Directory, asked: Endpoint) -> Answer:
-        wire = await self._dial(asked, None)
+        wire = await self._dial(asked, None, Wire)
         try:
             replies = await wire.converse(directory.questions, within_s=self.connect_timeout_s)
         finally:
@@ -244,20 +257,39 @@ class Connection:
         key: str | None = None,
         at: Endpoint | None = None,
         in_doubt: bool = False,
+        purpose: str | None = None,
     ) -> Wire:
         """Connect to the server that holds `key`, introduce ourselves, and look at a server that we meet first.
 
-        `at` is where it is known to be. `in_doubt`: it must prove that it takes writes. Raises ConnectionLost or
-        ServerRefused.
+        `at` is where it is known to be. `in_doubt`: it must prove that it takes writes. `purpose`: on a cluster, all
+        who open a wire to the same node for it share one. Raises ConnectionLost or ServerRefused.
         """
         endpoint = at or await self.locate(key)
+        if purpose is not None and self.is_cluster:
+            return await self._open_share(purpose, endpoint, key)
         must_prove = in_doubt or self.directory is not None
         wire = await self._first_to_answer(lambda: self._greet(endpoint, client_name, key, must_prove))
         if isinstance(self.address, SentinelAddress):
             self._watch(wire)
         return wire
 
-    async def _first_to_answer(self, greet: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
+    async def _open_share(self, purpose: str, endpoint: Endpoint, key: str | None) -> Wire:
+        limits = (self.connect_timeout_s, self.command_timeout_s, self.idle_ping_s)
+        share = await take_share(
+            (self.address, endpoint, purpose, limits),
+            lambda: self._first_to_answer(lambda: self._dial(endpoint, None, SharedWire)),
+        )
+        try:
+            # With the time that other calls have there: one that is out of time ends those of all.
+            await self.probe(share, key, within_s=self.command_timeout_s)
+            if endpoint not in self._met:
+                await self._meet(share, key, within_s=self.command_timeout_s)
+        except BaseException:
+            share.close()
+            raise
+        return share
+
+    async def _first_to_answer(self, greet: Callable[[], Coroutine[Any, Any, AnyWire]]) -> AnyWire:
         """A second connection is tried while the first has no answer: one packet that is lost would cost as long as
         connecting may take."""
         trying = [asyncio.create_task(greet(), name="bullpen greeting")]
@@ -275,7 +307,7 @@ class Connection:
                 task.add_done_callback(_close_unused)
 
     async def _greet(self, endpoint: Endpoint, client_name: str | None, key: str | None, must_prove: bool) -> Wire:
-        wire = await self._dial(endpoint, client_name)
+        wire = await self._dial(endpoint, client_name, Wire)
         try:
             if must_prove:
                 await self.probe(wire, key)
@@ -303,12 +335,12 @@ class Connection:
             with contextlib.suppress(ConnectionLost):
                 (await self.open(key=key)).close()
 
-    async def probe(self, wire: Wire, key: str | None) -> None:
+    async def probe(self, wire: Wire, key: str | None, *, within_s: float | None = None) -> None:
         """Raise Unavailable unless this server may write `key` now. Changes nothing: it deletes a key that never is."""
         if key is None and self.is_cluster:
             return  # no slot was asked for
         try:
-            await wire.send(pack(("DEL", _probe_key(key))), within_s=self.connect_timeout_s)
+            await wire.send(pack(("DEL", probe_key(key))), within_s=within_s or self.connect_timeout_s)
         except ReplyError as error:
             if self.is_cluster and str(error).startswith("MOVED "):
                 raise Moved(str(error)) from None
@@ -317,9 +349,9 @@ class Connection:
                 raise translated from None
             # Not allowed to us: then the first real command has to show it.
 
-    async def _dial(self, endpoint: Endpoint, client_name: str | None) -> Wire:
+    async def _dial(self, endpoint: Endpoint, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
         try:
-            wire = await self._dial_once(endpoint, client_name)
+            wire = await self._dial_once(endpoint, client_name, kind)
         except ConnectionLost as error:
             if endpoint not in self.let_us_in and is_worth_asking(endpoint, error):
                 left_s = self.connect_timeout_s * (1 - HANDSHAKE_SHARE)
@@ -330,12 +362,12 @@ class Connection:
         self.let_us_in.add(endpoint)
         return wire
 
-    async def _dial_once(self, endpoint: Endpoint, client_name: str | None) -> Wire:
+    async def _dial_once(self, endpoint: Endpoint, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
         loop = asyncio.get_running_loop()
-        wire: Wire | None = None
+        wire: AnyWire | None = None
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                make = partial(Wire, endpoint, ping_every_s=self.idle_ping_s, ping_within_s=self.command_timeout_s)
+                make = partial(kind, endpoint, ping_every_s=self.idle_ping_s, ping_within_s=self.command_timeout_s)
                 if endpoint.path:
                     _, wire = await loop.create_unix_connection(make, endpoint.path)
                 else:
@@ -366,10 +398,10 @@ class Connection:
             raise
         return wire
 
-    async def _meet(self, wire: Wire, key: str | None) -> None:
+    async def _meet(self, wire: Wire, key: str | None, *, within_s: float | None = None) -> None:
         """Look at a server once: refuse it when our scripts cannot be right there, log what its operator should
         know."""
-        asked_at, within_s, began = time.time(), self.connect_timeout_s, time.monotonic()
+        asked_at, within_s, began = time.time(), within_s or self.connect_timeout_s, time.monotonic()
         info, server_time = await wire.converse((("INFO",), ("TIME",)), within_s=within_s)
         answered_at = time.time()
         if isinstance(server_time, list):  # before the first job: whether an answer came late is judged by this clock
@@ -386,7 +418,7 @@ class Connection:
         if (facts.info or {}).get("redis_version", "6.").startswith("6."):
             # From 7.0 on effects are always replicated. Before, a server may forbid writes after TIME in a script.
             script = "redis.call('TIME') redis.call('DEL', KEYS[1]) return 1"
-            (answer,) = await wire.converse((("EVAL", script, 1, _probe_key(key)),), within_s=within_s)
+            (answer,) = await wire.converse((("EVAL", script, 1, probe_key(key)),), within_s=within_s)
             # Another server's slot, or a key that is not ours: then it was the wrong question, and proves nothing.
             if isinstance(answer, ReplyError) and not str(answer).startswith(("MOVED ", "NOPERM")):
                 raise translate(answer)
@@ -402,14 +434,14 @@ class Connection:
 
     def shared_door(self, key: str | None = None) -> Door:
         """The one door for short commands that all queues of this connection use in the running loop; on a cluster,
-        all queues in the slot of `key`."""
+        all queues in the slot of `key`. There all doors to one node share a wire."""
         loop = asyncio.get_running_loop()
         for stale in [known for known in self._shared if known[0].is_closed()]:
             del self._shared[stale]
         where = (loop, slot(key) if self.is_cluster and key is not None else None)
         door = self._shared.get(where)
         if door is None or door.closed:
-            door = self._shared[where] = Door(self, key=key)
+            door = self._shared[where] = Door(self, key=key, purpose="calls")
         return door
 
     @contextlib.asynccontextmanager
@@ -419,7 +451,8 @@ class Connection:
             yield [self.shared_door()]
             return
         doors = [
-            Door(self, at=endpoint) for endpoint in dict.fromkeys(shard.primary for shard in await self.discover())
+            Door(self, at=endpoint, purpose="calls")
+            for endpoint in dict.fromkeys(shard.primary for shard in await self.discover())
         ]
         try:
             yield doors
@@ -430,17 +463,21 @@ class Connection:
     async def is_healthy(self, *, timeout_ms: int = 2_000, key: str | None = None) -> bool:
         """Whether the server answers PING in time, over the connection that queues use. Never raises, writes
         nothing; the reason of a False is logged."""
+        reason = await self.why_unhealthy(timeout_ms=timeout_ms, key=key)
+        if reason is not None:
+            logger.error("BullMQ health check failed: %s", reason)
+        return reason is None
+
+    async def why_unhealthy(self, *, timeout_ms: int = 2_000, key: str | None = None) -> str | None:
+        """As `is_healthy`, for who tells it: what is wrong, or None. Nothing is logged."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.shared_door(key).call("PING")
         except TimeoutError:
-            reason = f"{self._address} did not answer within {timeout_ms} ms"
+            return f"{self._address} did not answer within {timeout_ms} ms"
         except Exception as error:  # noqa: BLE001 - whoever asks for health wants an answer, not an exception
-            reason = reason_of(error)
-        else:
-            return True
-        logger.error("BullMQ health check failed: %s", reason)
-        return False
+            return reason_of(error)
+        return None
 
     async def aclose(self) -> None:
         """Close the shared doors of the running loop. Queues and workers close their own."""
@@ -538,12 +575,12 @@ async def _greeting(endpoint: Endpoint, client_name: str | None) -> list[Command
     return endpoint.greeting(client_name)
 
 
-def _close_unused(greeting: asyncio.Task[Wire]) -> None:
+def _close_unused(greeting: asyncio.Task[AnyWire]) -> None:
     if not greeting.cancelled() and greeting.exception() is None:
         greeting.result().close()
 
 
-def _probe_key(key: str | None) -> str:
+def probe_key(key: str | None) -> str:
     """A key beside `key` that never exists."""
     return f"{key or DEFAULT_PREFIX + ':'}bp:probe"
 
@@ -558,13 +595,17 @@ class Door:
         *,
         key: str | None = None,
         at: Endpoint | None = None,
+        purpose: str | None = None,
     ) -> None:
-        """`key` is any key of the queue this door is for: on a cluster it says which server. `at`: always there."""
+        """`key` is any key of the queue this door is for: on a cluster it says which server. `at`: always there.
+        `purpose`: on a cluster, the doors of one purpose to one node share a wire, so nothing that blocks may be
+        sent. They have no name there."""
         self.connection = connection
         self.closed = False
         self._client_name = client_name
         self._key = key
         self._always_at = at
+        self._purpose = purpose
         self._moved_to: Endpoint | None = None
         self._in_doubt = False
         self._wire: Wire | None = None
@@ -604,8 +645,9 @@ class Door:
                 wire = await self.connection.open(
                     self._client_name,
                     key=self._key,
-                    at=self._moved_to or self._always_at,
+                    at=self._moved_to or self._always_at or self._remembered(),
                     in_doubt=self._in_doubt,
+                    purpose=self._purpose,
                 )
             except Exception as error:
                 self._failures += 1
@@ -628,6 +670,11 @@ class Door:
             self._moved_to, self._in_doubt = None, False
             self._note_back(wire, began)
             return wire
+
+    def _remembered(self) -> Endpoint | None:
+        """For the first opening. Later there is a reason to ask anew."""
+        is_first = self._wire is None and not self._failures and not self._in_doubt
+        return self.connection.remembered(self._key) if is_first else None
 
     async def _revive(self, revive: Callable[[], None]) -> None:
         try:
@@ -800,7 +847,7 @@ class Door:
             return
         self._in_doubt = True
         self._wire = None
-        self._retired = [old for old in self._retired if not old.broken]
+        self._retired = [old for old in self._retired if not old.is_over]
         self._retired.append(wire)
         wire.retire()
         if self._lost_at is None and not isinstance(reason, Moved):

@@ -330,6 +330,11 @@ class Wire(asyncio.Protocol):
         """Neither broken nor retired."""
         return not self.broken and not self._is_retired
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing will come on it any more."""
+        return self.broken
+
     def retire(self) -> None:
         """Close when what was sent has been answered. Whoever opened another wire has its answers here still to
         come."""

@@ -39,6 +39,8 @@ _WITHIN_S = _BLOCK_MS / 1000 + 2.0
 """A blocked read may be answered late by a server tick; after this it is taken for dead."""
 _PAGE = 1_000
 _ASK_AFTER_S = 1.0
+_ASKED_TOGETHER = 100
+"""So many results are read in one round trip when events were lost: more would hold up other calls."""
 _ASK_AT_ONCE = 20
 """So many waits ask together, before the reader has another chance to answer the rest."""
 _EVENT_WITHIN_S = 3.0
@@ -576,18 +578,22 @@ class ResultListener:
             self._resolve(fields)
 
     async def _ask_again(self) -> None:
-        """Events were trimmed unread: ask for each job that is still waited for."""
-        for job_id in list(self._waits):
-            try:
-                finished, value = await self._actions.read_result(job_id)
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
-                for future in self._waits.pop(job_id, ()):
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for future in self._waits.pop(job_id, ()) if finished else ():
+        """Events were trimmed unread: ask for each job that is still waited for, many at a time."""
+        waited = list(self._waits)
+        for first in range(0, len(waited), _ASKED_TOGETHER):
+            await asyncio.gather(*map(self._read_again, waited[first : first + _ASKED_TOGETHER]))
+
+    async def _read_again(self, job_id: str) -> None:
+        try:
+            finished, value = await self._actions.read_result(job_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait
+            for future in self._waits.pop(job_id, ()):
                 if not future.done():
-                    future.set_result(value)
+                    future.set_exception(error)
+            return
+        for future in self._waits.pop(job_id, ()) if finished else ():
+            if not future.done():
+                future.set_result(value)
 
 
 def _value(raw: bytes) -> Any:

@@ -163,8 +163,8 @@ class Maintenance(QueuePart):
         keys, promoted = self._keys, 0
         logs = JobLogs(keys.name)
         while True:
-            step, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
-            promoted += int(step)
+            step, jobs, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
+            promoted += int(jobs)
             if dropped:
                 logs.dropped(read_dropped(dropped))
             if step < _PER_STEP:  # else jobs that are delayed anew would be promoted for ever

@@ -325,7 +325,7 @@ class Worker:
             await self._processes.start(self.options.concurrency)
         keys, options, clock = self._keys, self.options, self._connection.clock
         self._loop = asyncio.get_running_loop()
-        self._door = Door(self._connection, key=keys.base)
+        self._door = Door(self._connection, key=keys.base, purpose="jobs")
         block_door = Door(self._connection, client_name(keys.prefix, keys.name, self.name), key=keys.base)
         self._actions = QueueActions(self._door, keys, deadline_s=60.0)
         self._wakeups = Wakeups(

@@ -63,7 +63,7 @@ _TABLE = (
     Script(
         "check_stalled",
         keys=("meta", "wait", "active", "stalled", "stalled_check", "events"),
-        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms"),
+        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms", "wary"),
     ),
     Script(
         "judge_suspect",

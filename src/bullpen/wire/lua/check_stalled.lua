@@ -5,10 +5,11 @@
   Work per call is bounded; the caller goes on with continuing = "1" while the reply says that candidates are left.
   A stall is no attempt and condemns nobody here: `stc` counts it, and the worker that takes the job decides.
   A check that comes much too late shows that the server was away, or its clock has jumped: then locks have run out that their
-  workers could not renew. They get the time to take them again before anything counts as stalled.
+  workers could not renew. They get the time to take them again before anything counts as stalled. A shorter outage makes no
+  check late, but whoever checks may have met it (`wary`): with an interval as long as the lock that is the only sign.
 
   KEYS   1 meta   2 wait   3 active   4 stalled   5 stalled_check   6 events
-  ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")   5 lock_ms
+  ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")   5 lock_ms   6 wary ("1" or "")
   Reply  { candidates left (0 or 1), { ids returned to wait }, ms until the next check may run }
 ]]
 --#include lib/clock
@@ -29,7 +30,7 @@ if not continuing then
   redis.call("DEL", gate_key) -- a write that Redis allows when memory is full; the rest of the script is then allowed too
   local now_ms = server_now("0") -- locks know nothing of the test clock
   local planned_ms = tonumber(redis.call("HGET", meta_key, "bpcheck"))
-  if planned_ms and now_ms - planned_ms > math.max(500, lock_ms / 2) then
+  if ARGV[6] == "1" or (planned_ms and now_ms - planned_ms > math.max(500, lock_ms / 2)) then
     is_patient, pause_ms = true, math.ceil(lock_ms / 3) + 1000
   end
   if redis.call("EXISTS", meta_key) == 1 then

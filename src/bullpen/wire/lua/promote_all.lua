@@ -4,7 +4,8 @@
 
   KEYS   1 delayed
   ARGV   1 base
-  Reply  { number of jobs taken out of `delayed`, { id, why ("gone", "name", "type"), ... of the first that had no job } }
+  Reply  { ids taken out of `delayed`, how many of them are jobs, { id, why ("gone", "name", "type"), ... of the first that
+           are none } }
 ]]
 --#include lib/trim
 --#include lib/wake
@@ -16,9 +17,9 @@ local delayed_key = KEYS[1]
 local base = ARGV[1]
 local FOR_EVER_MS, MOST_PER_CALL = 9007199254740991, 500
 
-if redis.call("EXISTS", delayed_key) == 0 then return { 0, {} } end
+if redis.call("EXISTS", delayed_key) == 0 then return { 0, 0, {} } end
 trim_events(base)
 local dropped = {}
-local promoted = promote_due(base, FOR_EVER_MS, dropped, MOST_PER_CALL)
+local taken, promoted = promote_due(base, FOR_EVER_MS, dropped, MOST_PER_CALL)
 wake(base)
-return { promoted, dropped }
+return { taken, promoted, dropped }
