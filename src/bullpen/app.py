@@ -339,7 +339,7 @@ class Bullpen:
 
         The job's name is `name` or the function's, its data an object of the parameters, so that Node can add one too.
         A first parameter of type `Job` gets the job. Data that does not fit fails for good; fields that no parameter
-        takes are ignored unless `strict`. `options` are job options.
+        takes are ignored unless `strict`. `options` are job options, `durability` and `replace_finished`.
         """
         check_queue_name(queue)
 
