@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -218,6 +218,8 @@ class Engine(Generic[T, P, E, S]):
         entity: T = await made if inspect.isawaitable(made) else made
         own = self.store.urn(entity)
         require("create", own == urn, f"an entity with the urn {urn!r}", own)
+        status, known = self.store.status(entity), self.definition.all_states()
+        require("create", status in known, f"an entity in a state of the workflow: {_words(known)}", word(status))
         return Loaded(entity, 0)
 
     def _was_applied(self, loaded: Loaded[T], key: str, urn: str) -> bool:
@@ -332,7 +334,7 @@ class Engine(Generic[T, P, E, S]):
             names[name] += 1
             own = name if names[name] == 1 else f"{name} {names[name]}"
             with performing(replace(context, action=own)):
-                walk.entity = await self._run(action, step, walk.entity, payload)
+                walk.entity = await self._run(action, step, walk.entity, payload, urn)
 
         for action in step.transition.actions:
             await run(action, name_of(action))
@@ -354,12 +356,18 @@ class Engine(Generic[T, P, E, S]):
         walk.moves.append(Move(word(step.event), word(step.source), word(step.target), kind))
 
     async def _run(
-        self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any
+        self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any, urn: str
     ) -> T:
         try:
             returned: T | None = await action(entity, payload)
             if returned is None:
                 raise TypeError(f"action {getattr(action, '__qualname__', action)} returned None instead of the entity")
+            own = self.store.urn(returned)
+            if own != urn:
+                # It would be stored over another entity, or as a new one beside the old.
+                raise PermanentError(
+                    f"action {name_of(action)} changed the urn from {urn!r} to {own!r}; it names the entity"
+                )
         except _SIGNALS:
             raise
         except Exception as error:
@@ -454,6 +462,10 @@ class Engine(Generic[T, P, E, S]):
             return msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise PermanentError(f"payload of {word(event)}: {error}") from error
+
+
+def _words(values: Iterable[Any]) -> str:
+    return ", ".join(map(word, values))
 
 
 def _cause(triggers: Sequence[Trigger]) -> Trigger:

@@ -20,7 +20,7 @@ from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import NotConfigured
 from bullpen.ports.bindings import Binding
-from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, UrnLocks, word
+from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, KnowsStates, UrnLocks, word
 from bullpen.ports.messaging import Messaging
 from bullpen.ports.transport import Receipt
 from bullpen.workflow import diagram
@@ -64,13 +64,15 @@ class Workflow(Generic[T, P, E, S]):
         self.name, self.definition, self.store = name, definition, store
         self.binding, self.client = binding, client
         hooks = hooks or Hooks([])
-        self.findings: tuple[Finding, ...] = tuple(lint(definition, hooks.all))
+        self.findings: tuple[Finding, ...] = tuple(lint(definition, hooks.all, store))
         """What lint has found."""
         errors = [finding for finding in self.findings if strict or finding.level == "error"]
         if errors:
             raise DoubtfulDefinition(name, errors)
         for finding in self.findings:
             logger.warning("workflow %r: %s", name, finding)
+        if isinstance(store, KnowsStates):
+            store.allow(definition.all_states())
         self._owns_client = owns_client
         self._engine = Engine(name, definition, store, hooks, locks=locks)
         self._consumers = EventConsumers(binding, client, apply=self._engine.emit, apply_batch=self._engine.emit_batch)
