@@ -171,7 +171,10 @@ class Bullpen:
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
-            self._message_metrics = MessageMetrics()
+            made = self._messages
+            self._message_metrics = MessageMetrics(
+                lambda: [(kind.name, channel) for kind in made.occasions for channel in made.routes]
+            )
             self.add_metrics(self._message_metrics)
             check_messages(self.health, self._messages, lambda: self._services.runs("messages"))
             self.add(MessageService(self._messages, self.prepare))

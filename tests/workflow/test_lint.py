@@ -157,8 +157,10 @@ class TestFunctions:
         ]
 
     def test_functions_that_cannot_be_called_are_errors(self) -> None:
-        go = Transition[Any, Any, str, str](event="go", from_="a", to="z", actions=[one, three, optional])
-        definition = replace(words(go), fallback=wrong_fallback, create=lambda urn: None)
+        mistakes: list[Any] = [one, three, optional]
+        wrong: Any = {"fallback": wrong_fallback, "create": lambda urn: None}
+        go = Transition[Any, Any, str, str](event="go", from_="a", to="z", actions=mistakes)
+        definition = replace(words(go), **wrong)
 
         found = [(each.level, each.code, each.text) for each in lint(definition)]
 
@@ -170,9 +172,7 @@ class TestFunctions:
             "create <lambda> cannot be called with (urn, payload)",
         ]
         with pytest.raises(DoubtfulDefinition, match="action one cannot be called"):
-            Bullpen().workflow(
-                replace(define(), transitions=[replace(define().transitions[0], actions=[one])], name="w")
-            )
+            Bullpen().workflow(replace(words(go), name="w"))
 
     def test_an_action_that_changes_the_urn_is_doubtful(self) -> None:
         go = Transition[Any, Any, str, str](event="go", from_="a", to="z", actions=[renamed, assigned, optional])

@@ -28,6 +28,7 @@ from bullpen.errors import (
     ConnectionLost,
     DatabaseUnavailable,
     DelayJob,
+    InvalidOption,
     PermanentError,
     RateLimited,
     ReturnToWait,
@@ -62,7 +63,7 @@ from bullpen.workflow.machine import (
 )
 from bullpen.workflow.stores import DirectStore
 
-__all__ = ["Engine", "EntityFailed"]
+__all__ = ["Engine", "EntityFailed", "UnknownEvent"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -78,6 +79,14 @@ _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
 """What an action may raise without having failed."""
+
+
+class UnknownEvent(InvalidOption, PermanentError):
+    """No transition of the workflow has this event, in whatever state: a mistake of the program, not of the moment."""
+
+    def __init__(self, workflow: str, event: object, known: Iterable[object]) -> None:
+        super().__init__("event", f"an event of workflow {workflow!r}: {_words(known)}", word(event))
+        self.event = event
 
 
 class EntityFailed(BullpenError, PermanentError):
@@ -122,9 +131,11 @@ class Engine(Generic[T, P, E, S]):
         """`locks` keep events of one entity apart over several processes; within this one they always are."""
         self.name, self.definition, self.store, self.hooks = name, definition, store, hooks
         self._local, self._locks = LocalLocks(), locks
+        self._events = definition.all_events()
 
     async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
         """Apply one event; returns the entity. An event whose key was applied before changes nothing."""
+        self._require_known(event)
         payload = self._typed(event, payload)
         async with self._alone(urn, trigger):
             return await self._repeating(urn, lambda: self._apply(event, urn, payload, trigger, [trigger.key]))
@@ -261,6 +272,7 @@ class Engine(Generic[T, P, E, S]):
             walk.entity = refused
         while walk.follow_ups:
             event, payload = walk.follow_ups.pop(0)
+            self._require_known(event)
             await self._move(walk, event, urn, self._typed(event, payload), trigger)
         return walk
 
@@ -418,17 +430,20 @@ class Engine(Generic[T, P, E, S]):
     async def _failed(
         self, failure: _ActionFailed, source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str]
     ) -> T:
-        """Retry: raise, the entity untouched; with the last attempt, and for `fail`, into the failed state."""
-        policy = self.definition.on_action_error or ("fail" if trigger.attempt is None else "retry")
+        """Retry: raise, the entity untouched; with the last attempt, and for the others, into the failed state."""
+        is_direct = trigger.attempt is None
+        policy = self.definition.on_action_error or ("raise" if is_direct else "retry")
         error, fields = failure.error, log_fields(urn, trigger)
         if policy == "retry" and not trigger.is_final(error):
             raise error
         reason = describe(error)[0]
         logger.error("Action failed: %s", reason, exc_info=error, extra={**fields, "error": cut(reason, 500)})
         entity = await self._park(failure.step, source, urn, payload, trigger, keys, reason)
-        if policy == "retry":
-            raise error
-        return entity
+        if policy == "fail":
+            return entity
+        if policy == "raise" and not is_direct and not trigger.is_final(error):
+            raise PermanentError(reason) from error  # its entity is parked: another try could only say so
+        raise error
 
     async def _park(
         self, step: Step[T, P, E, S], source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str], reason: str
@@ -453,6 +468,10 @@ class Engine(Generic[T, P, E, S]):
                 with _nobody_counts(trigger):
                     await held.enter_async_context(self._locks.hold(urn))
             yield
+
+    def _require_known(self, event: E) -> None:
+        if event not in self._events:
+            raise UnknownEvent(self.name, event, self._events)
 
     def _typed(self, event: E, payload: Any) -> Any:
         kind = self.definition.payloads.get(event)

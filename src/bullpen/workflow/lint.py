@@ -116,7 +116,9 @@ def _arity(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding
         *(("condition", each) for one in definition.transitions for each in one.conditions),
         *(("action", hook.run) for hook in hooks if hook.run is not None),
     ]
-    asked = [(what, function, ("entity", "payload")) for what, function in two]
+    asked: list[tuple[str, Callable[..., Any], tuple[str, ...]]] = [
+        (what, function, ("entity", "payload")) for what, function in two
+    ]
     if definition.fallback is not None:
         asked.append(("fallback", definition.fallback, ("entity", "event", "payload")))
     if definition.create is not None:

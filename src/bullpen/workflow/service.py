@@ -28,7 +28,7 @@ from bullpen.workflow.actions import Hooks
 from bullpen.workflow.bindings import EventConsumers
 from bullpen.workflow.context import CORRELATION, TENANT, USER, Trigger, inherited_headers
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.engine import Engine
+from bullpen.workflow.engine import Engine, UnknownEvent
 from bullpen.workflow.lint import DoubtfulDefinition, Finding, lint
 from bullpen.workflow.simulate import Explanation, Simulation, explain, simulate
 
@@ -99,8 +99,9 @@ class Workflow(Generic[T, P, E, S]):
         """Apply an event here and now; returns the entity.
 
         With an `idempotency_key` the same key counts once for an entity, where the store remembers events; `send` with
-        the same key is the same event. Raises NoTransition when the event leads nowhere from the entity's status,
-        EntityNotFound, EntityChanged.
+        the same key is the same event. Raises what an action raised, after the entity was stored in its failed state
+        (`on_action_error` of the definition says otherwise); UnknownEvent; NoTransition when the event leads nowhere
+        from the entity's status; EntityNotFound, EntityChanged.
         """
         headers = _headers(tenant_id, user_id, correlation_id)
         trigger = Trigger(key=idempotency_key or str(uuid.uuid4()), headers=headers)
@@ -120,7 +121,8 @@ class Workflow(Generic[T, P, E, S]):
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Receipt:
-        """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it.
+        """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it. On BullMQ
+        that is the `Job`.
 
         It goes where the binding says that this event comes from: whoever consumes there applies it, this program or
         another, also one in Node. With an `idempotency_key` it counts once for its entity, as with `emit`, also when
@@ -129,6 +131,9 @@ class Workflow(Generic[T, P, E, S]):
         """
         if self.client is None or self.binding is None:
             raise NotConfigured(f"workflow {self.name!r} has no transport; register it with one, or use emit")
+        known = self.definition.all_events()
+        if event not in known:
+            raise UnknownEvent(self.name, event, known)
         mapped = self.binding.mapped(event)
         receipt: Receipt = await self.client.produce(
             mapped.source,
