@@ -54,6 +54,7 @@ __all__ = [
     "DEAD_LETTER_QUEUE",
     "QUEUE",
     "EnqueuedRun",
+    "RunFailed",
     "RunService",
     "Submitted",
     "job_options",

@@ -26,7 +26,9 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     replaces, levels = options.get("replace_finished", False), ("replace_finished", "durability")
     make_options(DEFAULT_OPTIONS, **{name: value for name, value in options.items() if name not in levels})
     require("replace_finished", isinstance(replaces, bool), "True or False", replaces)
-    require("replace_finished", not replaces or options.get("job_id"), "a job_id whose place is taken", replaces)
+    require(
+        "replace_finished", not replaces or options.get("job_id") is not None, "a job_id whose place is taken", replaces
+    )
     return {name: _to_json(name, value) for name, value in options.items() if value is not None}
 
 
