@@ -184,7 +184,10 @@ class Bullpen:
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
-            self._message_metrics = MessageMetrics()
+            made = self._messages
+            self._message_metrics = MessageMetrics(
+                lambda: [(kind.name, channel) for kind in made.occasions for channel in made.routes]
+            )
             self.add_metrics(self._message_metrics)
             check_messages(self.health, self._messages, lambda: self._services.runs("messages"))
             self.add(MessageService(self._messages, self.prepare))
@@ -368,7 +371,7 @@ class Bullpen:
 
         The job's name is `name` or the function's, its data an object of the parameters, so that Node can add one too.
         A first parameter of type `Job` gets the job. Data that does not fit fails for good; fields that no parameter
-        takes are ignored unless `strict`. `options` are job options.
+        takes are ignored unless `strict`. `options` are job options, `durability` and `replace_finished`.
         """
         check_queue_name(queue)
 

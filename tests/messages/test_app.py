@@ -27,7 +27,7 @@ from bullpen.settings import Settings
 from bullpen.testing import free_port
 from bullpen.testing.rabbitmq import RabbitServer
 from bullpen.testing.receivers import HttpReceiver
-from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, until_status
+from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, telling, until_status
 
 DEFAULTS = {
     "exchange": "birthday.messages",
@@ -481,3 +481,35 @@ async def test_readiness_asks_the_broker_of_messages_and_not_a_redis_that_they_d
     assert [name for name, reason in ill.items() if reason] == ["messages"]
     assert "RabbitMQ does not answer" in str(ill["messages"])
     assert live
+
+
+async def test_what_cannot_be_sent_is_told_when_it_starts_and_when_it_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at nine in the morning of the day: a channel that nobody registered, a name that nobody has."""
+    app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
+    messages = app.messages
+    messages.occasion("trial", text="Dear {name|customer}, {plan} ends. You have {points|no} points.")
+    messages.channel("email", Provider(), after_crash="same_key")
+    await app.prepare()
+    await messages.recipients.save(person("ada", occasions={"trial": "2020-05-05"}, attributes={"plan": "gold"}))
+    assert await messages.lint() == []
+    assert caplog.messages == []
+
+    for name in ("bob", "cyd"):
+        await messages.recipients.save(person(name, id=name, channel="pigeon", occasions={"trial": "2020-05-05"}))
+    warned = (
+        "the text of 'trial' needs {plan}, which recipient 'bob' lacks; write {plan|something}, or give the attribute"
+    )
+    assert [each for each in caplog.messages if "plan" in each] == [warned]
+    caplog.clear()
+
+    two = "2 recipients ('bob', 'cyd')"
+    channel = f"{two} have the channel 'pigeon', which is not registered; there is email [unregistered-channel]"
+    name = f"the text of 'trial' needs {{plan}}, which {two} lack; write {{plan|something}}, or give them the attribute"
+    found = [channel, f"{name} [unknown-name]"]
+    assert [str(each) for each in await messages.lint()] == found
+    with telling() as told:
+        async with running(app):
+            await told.wait("messages.sender_started")
+    assert [each.removeprefix("messages: ") for each in caplog.messages if each.startswith("messages: ")] == found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +46,37 @@ async def test_a_sender_is_small(postgres_url: str, make_ledger: MakeLedger, rab
     assert not NOT_FOR_SENDING.keys() & set(loaded)
     assert own_mb < 60
     assert resident_mb < 85
+
+
+PREPARES = """
+import asyncio, sys
+from bullpen import Bullpen
+from bullpen.settings import Settings
+
+app = Bullpen(settings=Settings.load(environ={"BULLPEN_DATA_DIR": sys.argv[1]}))
+
+
+async def main():
+    async with app:
+        await app.prepare()
+        print("alembic" in sys.modules)
+
+
+asyncio.run(main())
+"""
+
+
+def test_only_the_process_that_makes_the_tables_loads_what_makes_them(tmp_path: Path) -> None:
+    """On the default file too: every later process would carry it, and 15 MB with it, for as long as it runs."""
+    loaded = [
+        subprocess.run(
+            [sys.executable, "-c", PREPARES, str(tmp_path / "data")],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+
+    assert loaded == ["True", "False"]

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from bullpen.ledger import Ledger
+from bullpen.messages import MessageStatus
+from bullpen.messages.metrics import MessageMetrics
 from bullpen.plugins.metrics import MessagingMetrics
-from bullpen.ports.channel import Unavailable
+from bullpen.ports.channel import Refused, Unavailable
 from bullpen.ports.metrics import Metric, Sample
 from tests.messages.conftest import MakeMessages
 from tests.messages.kit import Provider, due_now, until_status
@@ -68,3 +70,29 @@ async def test_the_pipeline_on_rabbitmq_fills_all_of_them(
     assert sum(sample.value for sample in found["queue_channel_opens_total"]) >= 2
     assert closed["queue_connection_status"] == [Sample({"transport": "rabbitmq"}, 0)]
     assert sum(sample.value for sample in closed["queue_channel_closes_total"]) >= 2
+
+
+async def test_outcomes_and_lateness_are_counted_by_occasion_and_channel(
+    make_messages: MakeMessages, ledger: Ledger
+) -> None:
+    provider = Provider(Refused("no such address", "550"), ledger=ledger)
+    messages = make_messages(provider)
+    metrics = MessageMetrics(lambda: [("birthday", "email"), ("birthday", "sms")])
+    await due_now(messages, ledger, 3)
+    await messages.sender().start()
+    await messages.scheduler().run_once()
+    await until_status(messages, 2)
+    await until_status(messages, 1, MessageStatus.FAILED)
+
+    found = by_name(list(await metrics.collect()))
+    metrics.close()
+
+    counted = {tuple(sample.labels.values()): sample.value for sample in found["bullpen_messages_outcomes_total"]}
+    assert counted["birthday", "email", "sent"] == 2
+    assert counted["birthday", "email", "failed"] == 1
+    assert {key[2] for key in counted} == {"sent", "failed", "parked", "expired", "skipped", "cancelled"}
+    assert counted["birthday", "sms", "sent"] == 0  # from 0 on: the first one is an increase
+    lateness = {tuple(sample.labels.values()): sample for sample in found["bullpen_messages_lateness_seconds"]}
+    assert lateness["birthday", "email"].count == 2
+    assert lateness["birthday", "email"].value >= 0
+    assert lateness["birthday", "sms"].count == 0

@@ -322,3 +322,24 @@ async def test_the_level_that_outlives_a_failover_is_told_from_the_replicas(star
         Level.WARNING,
         "Add with `Durability.replicated(2)` what must outlive a failover",
     )
+
+
+@pytest.mark.requirement("Q-46")
+async def test_what_stays_of_finished_jobs_is_told_and_too_much_of_it_is_a_warning(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with Queue("mails", connection=redis_url) as queue:
+        await queue.add("mail")
+    told = next(advice for advice in await ask(redis_url) if advice.check == "retention")
+    assert (told.level, told.subject) == (Level.GOOD, "queue mails")
+    assert "1000 completed ones stay for 24 h, failed ones with a dead letter for 7 days" in told.message
+
+    client: Any = redis_server.client()
+    pipeline = client.pipeline(transaction=False)
+    for number in range(10_001):
+        pipeline.zadd("bull:mails:completed", {f"old-{number}": number + 1})
+        pipeline.hset(f"bull:mails:old-{number}", mapping={"name": "n", "finishedOn": number + 1, "returnvalue": "1"})
+    pipeline.execute()
+    told = worst(await ask(redis_url), "queue mails")["retention"]
+    assert told.message.startswith("10001 completed and 0 failed jobs are stored")
+    assert "remove_on_complete" in told.fix

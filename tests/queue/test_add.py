@@ -30,7 +30,7 @@ class TestStandard:
         job = await kit.queue().add("send-email", {"to": "ada@example.com"})
 
         stored = kit.fields(job.id)
-        assert set(stored) == {"name", "data", "opts", "timestamp", "delay", "priority"}
+        assert set(stored) == {"name", "data", "opts", "timestamp", "delay", "priority", "bp"}
         assert (stored["name"], stored["data"]) == ("send-email", '{"to":"ada@example.com"}')
         assert (stored["delay"], stored["priority"]) == ("0", "0")
         assert before <= int(stored["timestamp"]) <= kit.server_ms()

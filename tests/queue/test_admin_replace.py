@@ -21,7 +21,7 @@ async def test_a_finished_leftover_gives_its_id_to_the_new_job(kit: Kit, state: 
     job = await queue.add("new", {"v": 2}, job_id="row-7", priority=3, replace_finished=True)
 
     assert job.added is Added.CREATED and job.blocked_by is None
-    assert kit.fields("row-7").keys() == {"name", "data", "opts", "timestamp", "delay", "priority"}
+    assert kit.fields("row-7").keys() == {"name", "data", "opts", "timestamp", "delay", "priority", "bp"}
     assert kit.fields("row-7")["data"] == '{"v":2}'
     assert list(kit.zset("prioritized")) == ["row-7"] and not kit.zset(state)
     assert not kit.has("row-7:logs")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from bullpen.errors import PermanentError
-from bullpen.queue import Job
+from bullpen.queue import Added, Job
 from bullpen.wire.options import KeepJobs, Retention
 from tests.queue._kit import Failing, Gate, Kit, ids_of, nothing
 
@@ -220,3 +221,83 @@ class TestBounds:
         assert not kit.has(job.id)
         [letter] = await kit.queue().dead_letters.list()
         assert (letter.job_id, letter.data) == (job.id, {"n": 1})
+
+
+DAY_MS = 86_400_000
+
+
+async def until_gone(kit: Kit, *job_ids: str) -> None:
+    async with asyncio.timeout(20):
+        while any(kit.has(job_id) for job_id in job_ids):  # noqa: ASYNC110 - a removal by retention has no event
+            await asyncio.sleep(0.02)
+
+
+class TestDefault:
+    """What stays where neither job nor worker says anything."""
+
+    @pytest.mark.requirement("Q-46")
+    async def test_a_thousand_completed_jobs_stay_and_an_id_is_free_again(self, kit: Kit) -> None:
+        """Jobs of other clients are counted, but stay: they named no rule, which means all."""
+        old = kit.server_ms() - 1_000
+        for name in ("theirs", "kept"):
+            kit.seed(name, to="completed", score=old, finishedOn=old, returnvalue="1")
+        queue = kit.queue(None)
+        first = await queue.add("first", job_id="order-7")
+        await queue.add("named", remove_on_complete=False, job_id="mine")
+        await kit.drain(nothing, 2)
+        await queue.add_many(("n", n) for n in range(1_000))
+        await kit.drain(nothing, 1_000, concurrency=100)
+
+        await kit.work(nothing, clock_offset_ms=120_000)
+        await until_gone(kit, first.id)
+
+        assert len(kit.zset("completed")) == 1_003
+        assert kit.has("theirs") and kit.has("kept") and kit.has("mine")
+        assert (await queue.add("first", job_id="order-7")).added is Added.CREATED
+
+    async def test_a_result_can_be_read_for_a_minute_whatever_the_number(self, kit: Kit) -> None:
+        queue = kit.queue(None)
+        jobs = await queue.add_many([("n", n) for n in range(1_100)])
+        told = await kit.work(nothing, concurrency=100)
+        await told.finished(1_100)
+        await asyncio.sleep(1.3)  # the first look is a second after the start
+
+        assert await jobs[0].result(timeout=5_000) is None
+
+    async def test_completed_jobs_go_after_a_day_though_none_follows(self, kit: Kit) -> None:
+        """An id is not taken for ever in a queue where nothing else happens."""
+        queue = kit.queue(None)
+        await queue.add("daily", job_id="daily")
+        await kit.drain(nothing, 1)
+
+        await kit.work(nothing, clock_offset_ms=DAY_MS - 60_000, remove_on_complete=False)
+        await kit.work(nothing, clock_offset_ms=DAY_MS + 60_000)
+        await until_gone(kit, "daily")
+
+        assert kit.zset("completed") == {}
+
+    async def test_failed_jobs_go_after_a_week_if_a_dead_letter_holds_them(self, kit: Kit) -> None:
+        queue = kit.queue(None, attempts=1)
+        await queue.add("a", job_id="without")
+        await kit.drain(fail, 1)
+        two_hours_ago = kit.server_ms() - 7_200_000  # before the first sweep: nobody writes a letter for it
+        kit.redis.zadd(f"{kit.base}failed", {"without": two_hours_ago})
+        await queue.add("b", job_id="lettered")
+        await queue.add("c", job_id="named", remove_on_fail=False)
+        await kit.drain(fail, 2, dead_letters=True)
+
+        await kit.work(nothing, clock_offset_ms=7 * DAY_MS + 60_000, dead_letters=True)
+        await until_gone(kit, "lettered")
+
+        assert set(kit.zset("failed")) == {"without", "named"}
+        assert {letter.job_id for letter in await queue.dead_letters.list()} == {"lettered", "named"}
+
+    async def test_a_worker_that_keeps_all_removes_nothing(self, kit: Kit) -> None:
+        queue = kit.queue(None)
+        await queue.add("daily", job_id="daily")
+        told = await kit.work(nothing, remove_on_complete=False, remove_on_fail=False, clock_offset_ms=2 * DAY_MS)
+        await told.finished(1)
+        kit.redis.zadd(f"{kit.base}completed", {"daily": kit.server_ms()})
+        await asyncio.sleep(1.3)
+
+        assert kit.has("daily")

@@ -500,3 +500,15 @@ async def test_what_happens_to_dead_letters_elsewhere_is_seen_in_the_next_page(l
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=x", "cursor=Zm9v"])
 async def test_wrong_pages_of_dead_letters_are_refused(client: Client, query: str) -> None:
     assert (await client("GET", f"/dead-letters?{query}"))[0] == 422
+
+
+async def test_an_answer_never_quotes_the_payload(lite: Stage, client: Client) -> None:
+    """A number that JSON readers would change, a version that is too long: named by their place, not shown."""
+    for key, body in (
+        ("a", {"versionId": "v1", "definition": {"card": 4111_1111_1111_1111_9999}}),
+        ("b", {"versionId": "4111111111111111" * 20, "definition": {}}),
+    ):
+        status, problem = await client("POST", "/runs", body=body, headers={"Idempotency-Key": key})
+        assert status == 422
+        assert "4111" not in problem["message"]
+        assert "expected" in problem["message"]

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from bullpen.errors import InvalidOption, PayloadTooLarge, RowNotFound, RowStateConflict
-from bullpen.ledger import Ledger, RunStatus, TenantRuns
+from bullpen.errors import (
+    InvalidOption,
+    PayloadTooLarge,
+    PermanentError,
+    ResultTimeout,
+    RowNotFound,
+    RowStateConflict,
+)
+from bullpen.ledger import Ledger, RunRow, RunStatus, TenantRuns
 from bullpen.queue import JobState
-from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, RunPayload, run_id_for
+from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunFailed, RunPayload, run_id_for
 from bullpen.runs.payload import read_payload
 from tests.runs.kit import ALICE, BOB, Stage, payload
 
@@ -303,3 +310,55 @@ async def test_the_database_itself_keeps_the_rules(ledger: Ledger, stage: Stage)
     await execute(f"UPDATE {table} SET status = 'CANCELLED'")
     with pytest.raises(Exception, match="stays so"):
         await execute(f"UPDATE {table} SET status = 'QUEUED'")
+
+
+async def test_a_result_is_waited_for_and_not_asked_for(lite: Stage) -> None:
+    """Two looks at the ledger: one before the wait, one when the queue has told."""
+    wanted, gate, began = payload(), asyncio.Event(), asyncio.Event()
+
+    async def handle(run: Run) -> dict[str, int]:
+        began.set()
+        await gate.wait()
+        return {"answer": 42}
+
+    looks = 0
+    get = lite.service.get
+
+    async def counted(tenant_id: str, run_id: str) -> RunRow:
+        nonlocal looks
+        looks += 1
+        return await get(tenant_id, run_id)
+
+    lite.service.get = counted  # type: ignore[method-assign]  # counted, and otherwise as it is
+    await lite.service.submit(wanted)
+    waiting = asyncio.create_task(lite.service.result(ALICE, wanted.run_id, timeout=30_000))
+    async with lite.working(handle):
+        await asyncio.wait_for(began.wait(), 20)
+        with pytest.raises(ResultTimeout, match="it is RUNNING"):
+            await lite.service.result(ALICE, wanted.run_id, timeout=50)
+        looks = 0
+        gate.set()
+        assert await waiting == {"answer": 42}
+        assert looks == 1
+    assert await lite.service.result(ALICE, wanted.run_id) == {"answer": 42}  # it has ended already
+
+
+async def test_a_run_that_failed_or_was_cancelled_has_no_result(lite: Stage) -> None:
+    failing, cancelled = payload(), payload()
+
+    async def handle(run: Run) -> None:
+        raise PermanentError("card is stolen")
+
+    await lite.service.submit(cancelled)
+    waiting = asyncio.create_task(lite.service.result(ALICE, cancelled.run_id, timeout=30_000))
+    await lite.dispatch()
+    await lite.service.cancel(ALICE, cancelled.run_id, actor="ada")
+    with pytest.raises(RunFailed, match="is CANCELLED"):
+        await waiting
+    async with lite.working(handle):
+        await lite.service.submit(failing)
+        with pytest.raises(RunFailed, match=r"is FAILED: .*card is stolen") as found:
+            await lite.service.result(ALICE, failing.run_id, timeout=30_000)
+    assert (found.value.run_id, found.value.status) == (failing.run_id, RunStatus.FAILED)
+    with pytest.raises(RowNotFound):
+        await lite.service.result(BOB, failing.run_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +19,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from bullpen import Added, Backoff, Bullpen, InvalidOption, Job, JobFailed, JobState, Queue, Worker
+from bullpen.errors import DurabilityUnknown
+from bullpen.queue import Durability
 from bullpen.settings import Settings
+from bullpen.testing import RedisServer
 from tests.tasks import child_module
 
 
@@ -346,4 +349,56 @@ async def test_options_of_a_call_hold_for_it_alone(app: Bullpen) -> None:
         await other.add_many([send.call("a")])
     with pytest.raises(InvalidOption, match="arguments of task 'send'"):
         send.add_sync(to=1)  # type: ignore[arg-type]  # what a type checker would find
+    await app.aclose()
+
+
+@pytest.mark.requirement("Q-21")
+async def test_every_way_to_add_takes_replace_finished_and_durability(
+    start_server: Callable[..., RedisServer], sqlite_url: str
+) -> None:
+    """An id that a finished run still holds is given to the new one, and the level is asked of the server."""
+    server = start_server("valkey", args=("--appendonly", "yes", "--appendfsync", "always"), persistent=True)
+    app = Bullpen(settings=Settings.load(environ={}, redis_url=server.url, ledger_url=sqlite_url))
+    arrived: asyncio.Queue[str] = asyncio.Queue()
+
+    @app.task("emails", replace_finished=True, durability="fsync")
+    async def send(job: Job, to: str) -> None:
+        arrived.put_nowait(to)
+
+    one = send.options(job_id="ada")
+    engine = create_async_engine(app.ledger.database.url)
+    async with running(app):
+
+        async def ran(to: str) -> None:
+            assert await asyncio.wait_for(arrived.get(), 20) == to
+            async with asyncio.timeout(20):
+                while await app.queue("emails").state_of("ada") is not JobState.COMPLETED:  # noqa: ASYNC110 - of one run
+                    await asyncio.sleep(0.01)
+
+        first = await one.add(to="1")
+        assert (first.added, first.durability) == (Added.CREATED, "fsync")
+        await ran("1")
+        again = await asyncio.to_thread(one.add_sync, to="2")
+        assert (again.added, again.durability) == (Added.CREATED, "fsync")
+        await ran("2")
+        [many] = await one.add_many([{"to": "3"}])
+        assert (many.added, many.durability) == (Added.CREATED, "fsync")
+        await ran("3")
+        call = one.call(to="4")
+        called = await app.queue(call.queue).add(call.task, call.data, **call.options)
+        assert (called.added, called.durability) == (Added.CREATED, "fsync")
+        await ran("4")
+        async with engine.begin() as connection:
+            await one.add_in_transaction(connection, to="5")
+        await ran("5")
+        assert (await one.options(replace_finished=False).add(to="7")).added is Added.DUPLICATE
+        with pytest.raises(InvalidOption, match="job_id"):
+            await send.add(to="nobody")
+        with pytest.raises(DurabilityUnknown, match=r"replicated\(1\)"):
+            one.options(durability=Durability.replicated(1), job_id="far", add_deadline=100).add_sync(to="8")
+    await engine.dispose()
+    with pytest.raises(InvalidOption, match="durability"):
+        send.options(durability="disk")
+    with pytest.raises(InvalidOption, match="replace_finished"):
+        app.task("emails", name="other", replace_finished="yes")(lambda: None)
     await app.aclose()

@@ -81,10 +81,12 @@ def test_workflows_are_listed_and_shown(type_: Type) -> None:
 def test_lint_tells_and_ends_with_one(type_: Type) -> None:
     found = type_("lint", "doubtful")
     assert found.code == 1
-    line = "[parcel]: warning: no event leads out of state sent, which is not final [dead-end]"
-    assert found.out.splitlines() == [line]
+    assert found.out.splitlines() == [
+        "[parcel]: warning: no state is final, so no entity is ever done; name finals=[…] [no-final-state]",
+        "[parcel]: warning: no event leads out of state sent, which is not final [dead-end]",
+    ]
     as_json = type_("lint", "doubtful", "--json")
-    assert (as_json.code, [each["code"] for each in json.loads(as_json.out)]) == (1, ["dead-end"])
+    assert (as_json.code, [each["code"] for each in json.loads(as_json.out)]) == (1, ["no-final-state", "dead-end"])
     fine = type_("lint", "order_workflow")
     assert (fine.code, fine.out) == (0, "nothing is doubtful\n")
 

@@ -90,7 +90,7 @@ class NoUpdate:
         (lambda: define(conditions=[an_async_condition]), "conditions: expected plain functions"),
         (lambda: define(fallback=lambda *_: None), "fallback: expected an `async def`"),
         (lambda: define(max_steps=0), "max_steps"),
-        (lambda: define(on_action_error="ignore"), "on_action_error: expected 'retry', 'fail' or None"),
+        (lambda: define(on_action_error="ignore"), "on_action_error: expected 'retry', 'raise', 'fail' or None"),
         (lambda: define(entity=NoUpdate()), "it lacks update"),
         (lambda: define(payloads={"refund": int}), "payloads: expected events of the transitions"),
         (

@@ -16,7 +16,7 @@ from bullpen.ports.entity import EntityNotFound
 from bullpen.workflow.actions import Hooks, on_event, on_status_changed
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
-from bullpen.workflow.engine import Engine
+from bullpen.workflow.engine import Engine, UnknownEvent
 from bullpen.workflow.machine import EndlessSteps, NoTransition
 from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.stores.direct import as_store
@@ -249,9 +249,10 @@ async def test_a_failing_status_method_fails_the_step_unless_told_otherwise(capl
 
     fine = await engine_of(define(shelf), [Careless(RuntimeError("mail away"))]).emit(Event.PAY, "urn:1", None, call())
     shelf.put()
-    failed = await engine_of(define(shelf), [Strict()]).emit(Event.PAY, "urn:1", None, call())
+    with pytest.raises(RuntimeError, match="no mail today"):
+        await engine_of(define(shelf), [Strict()]).emit(Event.PAY, "urn:1", None, call())
 
-    assert (fine.status, failed.status) == (Status.PAID, Status.FAILED)
+    assert (fine.status, shelf.orders["urn:1"].status) == (Status.PAID, Status.FAILED)
     assert lines(caplog.records, "Careless.allowed failed, which is allowed: mail away")
 
 
@@ -298,16 +299,44 @@ async def test_retry_leaves_the_entity_untouched_until_the_last_attempt() -> Non
 
 
 @pytest.mark.requirement("W-15", "X-38")
-async def test_a_direct_emit_parks_unless_the_definition_says_retry() -> None:
+async def test_a_direct_emit_parks_and_raises_unless_the_definition_says_otherwise() -> None:
+    """Whoever calls learns that it failed; the state tells everybody else."""
     shelf = Shelf()
     shelf.put()
     broken = [pay(actions=[failing(RuntimeError("card"))])]
 
-    assert (await engine_of(define(shelf, transitions=broken)).emit(Event.PAY, "urn:1", 0, call())).status == "failed"
+    with pytest.raises(RuntimeError, match="card"):
+        await engine_of(define(shelf, transitions=broken)).emit(Event.PAY, "urn:1", 0, call())
+    assert shelf.orders["urn:1"].status == "failed"
+    shelf.put()
+    silent = engine_of(define(shelf, transitions=broken, on_action_error="fail"))
+    assert (await silent.emit(Event.PAY, "urn:1", 0, call())).status == "failed"
     before = shelf.put()
     with pytest.raises(RuntimeError, match="card"):
         await engine_of(define(shelf, transitions=broken, on_action_error="retry")).emit(Event.PAY, "urn:1", 0, call())
     assert shelf.orders["urn:1"] == before
+
+
+async def test_raise_parks_an_event_of_a_transport_at_once_and_for_good() -> None:
+    shelf = Shelf()
+    shelf.put()
+    broken = [pay(actions=[failing(RuntimeError("card"))])]
+
+    with pytest.raises(PermanentError, match="card"):
+        await engine_of(define(shelf, transitions=broken, on_action_error="raise")).emit(
+            Event.PAY, "urn:1", 0, delivery(1)
+        )
+    assert shelf.orders["urn:1"].status == "failed"
+
+
+async def test_an_event_that_the_workflow_does_not_have_is_said_to_be_unknown() -> None:
+    """Not that it leads nowhere from this state: it does so from none, and no retry helps."""
+    shelf = Shelf()
+    shelf.put()
+
+    with pytest.raises(UnknownEvent, match=r"event: expected an event of workflow '.*': pay, .* 'pya'") as found:
+        await engine_of(define(shelf)).emit("pya", "urn:1", None, delivery(1))  # type: ignore[arg-type]  # a misspelt one
+    assert isinstance(found.value, PermanentError)
 
 
 async def test_an_action_may_ask_for_a_later_try_without_having_failed() -> None:

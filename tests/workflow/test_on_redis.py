@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.app import Bullpen
-from bullpen.errors import DelayJob
+from bullpen.errors import DelayJob, InvalidOption, NotConfigured
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.ports.bindings import BullMQ, BullMQEvent, DefaultJobOptions
 from bullpen.queue import Job
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
+from bullpen.workflow import AnyTransport, RateLimit, Receipt, RedisAddress, SourceEvent, UnknownEvent
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.service import Workflow
@@ -307,4 +310,51 @@ async def test_an_outage_of_the_server_makes_it_ill_and_ends_by_itself(
         await settled(heard, 1)
     assert shelf.orders["urn:1"].status == Status.PAID
     assert await workflow.is_healthy()
+    await app.aclose()
+
+
+async def test_limits_and_options_of_workers_are_options_of_the_binding(app: Bullpen, redis_url: str) -> None:
+    """Also through `RedisAddress`, whose first parts are host and port."""
+    address, shelf = urlsplit(redis_url), Shelf()
+    limited = BullMQ[Event](
+        events=[BullMQEvent(queue="limited", event=Event.PAY), BullMQEvent(queue="free", event=Event.SHIP)],
+        connection=RedisAddress(str(address.hostname), address.port or 6379),
+        concurrency=10,
+        rate_limit={"limited": RateLimit(2, 60_000)},
+        worker_options={"lock": 5_000, "stalled_interval": 1_000},
+    )
+    for number in range(5):
+        shelf.put(f"urn:{number}")
+    workflow = app.workflow(define(shelf), bullmq=limited)
+    receipts: list[Receipt] = [await workflow.send(Event.PAY, f"urn:{number}") for number in range(5)]
+    with listening() as heard:
+        await workflow.start()
+        await settled(heard, 2)
+    assert await client_of(workflow).queue("limited").rate_limit_ttl(2) > 0
+    assert sorted([await receipt.state() for receipt in receipts]) == ["completed"] * 2 + ["waiting"] * 3
+    for wrong, message in (
+        ({"worker_options": {"limit": RateLimit(1, 1)}}, "`rate_limit` of the binding says it"),
+        ({"worker_options": {"concurrency": 1}}, "`concurrency` of the binding says it"),
+        ({"rate_limit": {"other": RateLimit(1, 1)}}, "sources of the events"),
+        ({"connection": 7}, "a URL, a RedisAddress or None"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            replace(limited, **wrong)
+    with pytest.raises(InvalidOption, match="options of Worker"):
+        app.workflow(define(shelf), name="other", bullmq=replace(limited, worker_options={"lokc": 1}))
+
+
+async def test_a_receipt_of_a_broker_that_tracks_nothing_says_so() -> None:
+    app, shelf = Bullpen(settings=Settings.load(environ={"BULLPEN_TRANSPORT": "memory"})), Shelf()
+    shelf.put()
+    events = [SourceEvent(source="orders", event=Event.PAY)]
+    workflow = app.workflow(define(shelf), events=AnyTransport(events=events))
+    receipt = await workflow.send(Event.PAY, "urn:1")
+
+    with pytest.raises(NotConfigured, match="only BullMQ tracks single messages"):
+        await receipt.state()
+    with pytest.raises(NotConfigured, match="only BullMQ tracks single messages"):
+        await receipt.result()
+    with pytest.raises(UnknownEvent, match="'pya'"):
+        await workflow.send("pya", "urn:1")  # type: ignore[arg-type]  # a misspelt one
     await app.aclose()

@@ -24,6 +24,7 @@ from bullpen.workflow import Definition, States, Transition
 from bullpen.workflow.locks import LedgerLocks
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
+from tests.workflow.direct_process import workflow_of
 from tests.workflow.stored import get, make_tables, put, sql_orders
 from tests.workflow.turns_process import stored_of
 
@@ -236,3 +237,25 @@ async def test_turns_of_holders_that_died_are_removed(ledger: Ledger) -> None:
         assert await _turns_stored(other) == 2
         assert not await other.turns.take("held", "other", 60_000)
         assert await other.turns.take("gone-3", "other", 60_000)
+
+
+@pytest.mark.requirement("W-54")
+async def test_own_access_goes_on_when_the_lock_of_a_dead_ones_job_has_ended(
+    start_server: StartServer, children: list[Child]
+) -> None:
+    """The turn of its entity is leased for as long as its job: not for half a minute more."""
+    server = start_server()
+    app = Bullpen(settings=Settings.load(environ={}, redis_url=server.url))
+    server.client().set("entity:urn:1", "new")
+    order = json.dumps({"redis": server.url, "dies": True})
+    children.append(Child.module("tests.workflow.direct_process", order, cwd=ROOT))
+    await children[0].seen("ready")
+    workflow = workflow_of(app, dies=False)
+    receipt = await workflow.send("pay", "urn:1")
+    await asyncio.to_thread(children[0].wait, 20)
+
+    await workflow.start()
+    await receipt.result(timeout=10_000)
+
+    assert server.client().get("entity:urn:1") == b"paid"
+    await app.aclose()

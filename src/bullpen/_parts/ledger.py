@@ -6,7 +6,7 @@ server is ours, so its tables are made without asking; a database that somebody 
 
 from __future__ import annotations
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, LedgerNotReady
 from bullpen.ledger import Ledger, Roles
 from bullpen.settings import Settings
 
@@ -44,5 +44,10 @@ def roles_of(settings: Settings) -> Roles | None:
 async def prepare(ledger: Ledger, settings: Settings, *, connections: int = 2) -> None:
     """Make the tables of the default file; refuse a configured database that is not ready or not safe."""
     if settings.ledger.url is None:
-        await ledger.migrate()
+        try:
+            # Asked before they are made: what makes them would stay loaded, 15 MB, for as long as the process runs.
+            await ledger.check(connections=connections)
+            return
+        except LedgerNotReady:
+            await ledger.migrate()
     await ledger.check(connections=connections)

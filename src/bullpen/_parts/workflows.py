@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.policy import DEFAULT_LOCK_MS
 from bullpen.errors import InvalidOption, require
 from bullpen.plugins import transports
 from bullpen.ports.bindings import (
@@ -82,7 +83,7 @@ class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
     client: Messaging[Any] | None
     """A client of your own; the app does not close it."""
     client_options: Mapping[str, Any] | None
-    """For the client that is made."""
+    """For the client that is made. Limits and options of workers are those of the binding."""
     locks: UrnLocks | Literal[False] | None
     """Lets events of one entity take turns over several processes. None: beside the entities (SqlEntities,
     RedisEntities), else in the Redis that is configured. False: only within each process."""
@@ -253,7 +254,8 @@ class Workflows:
         if isinstance(binding, Memory | None) or client is None:
             return None  # one process
         if isinstance(binding, BullMQ):
-            return RedisLocks(client.transport.connection)
+            # As long as a job's lock: after a crash the event comes again then, and must not wait for another lease.
+            return RedisLocks(client.transport.connection, lease=binding.worker_options.get("lock", DEFAULT_LOCK_MS))
         if self._settings.redis.url is not None:
             return RedisLocks(self._connection_for(name))
         if not isinstance(store, DirectStore):

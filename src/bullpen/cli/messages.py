@@ -19,7 +19,7 @@ from bullpen.cli.outbox import DatabaseOption, open_ledger, settings_for
 from bullpen.cli.run_app import load_app
 
 if TYPE_CHECKING:
-    from bullpen.messages import Imported, MessageRow, Messages, MessageStatus, Recipient
+    from bullpen.messages import Doubt, Imported, MessageRow, Messages, MessageStatus, Recipient
 
 app = typer.Typer(help="Import recipients, see what will be sent and what was, mend what failed.", no_args_is_help=True)
 
@@ -165,22 +165,34 @@ def lint(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List recipients whose local time does not exist, or comes twice, because clocks change that day."""
+    """List recipients whose local time does not exist, or comes twice, because clocks change that day.
 
-    async def work() -> list[Any]:
+    With --app also what the program cannot send: a channel that is not registered, a text whose names have no value.
+    """
+
+    from bullpen.messages import Doubts
+
+    async def work() -> tuple[list[Any], list[Doubt]]:
         async with _opened(database, program) as opened:
             now, after = await opened.store.now(), ("", "")
             found: list[Any] = []
+            doubts = Doubts(opened.occasions, opened.routes)
             while batch := await opened.recipients.find(tenant_id=tenant, after=after, limit=500):
                 for one in batch:
                     found += opened.recipients.lint(one, after=now, until=now + timedelta(days=days))
+                if program is not None:
+                    doubts.look_at(batch)
                 after = batch[-1].key
-            return found
+            return found, doubts.found
 
-    found = common.wait_for(work())
+    found, doubts = common.wait_for(work())
     if as_json:
-        common.print_json([{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found])
-    elif not found:
+        listed = [{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found]
+        common.print_json([*listed, *({"code": each.code, "text": each.text} for each in doubts)])
+        return
+    for each in doubts:
+        common.out.print(str(each), markup=False)
+    if not found:
         common.out.print(f"no local time of the next {days} days is missing or comes twice")
     else:
         common.print_table(("recipient", "occasion", "finding"), [(one.who, one.occasion, one.text) for one in found])

@@ -372,10 +372,15 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
+def _words_of(error: Exception) -> str:
+    """What is wrong, without the value: a payload may hold what neither answers nor logs of others should."""
+    return f"{error.option}: expected {error.expected}" if isinstance(error, InvalidOption) else str(error)
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
     for kind, status, code in _STATUS_OF:
         if isinstance(error, kind):
-            message = "the database or the queue does not answer; try again" if status == 503 else str(error)
+            message = "the database or the queue does not answer; try again" if status == 503 else _words_of(error)
             return _json(Problem(error=code, message=message), status)
     # A mistake of ours, or a ledger that is not ready. The client learns a number to ask for, and nothing else.
     number = uuid.uuid4().hex[:12]

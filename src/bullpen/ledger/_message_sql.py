@@ -214,7 +214,8 @@ RETURNING CAST(id AS text) AS id"""
         return f"""\
 UPDATE {self.messages} SET status = CASE WHEN late_policy = 'skip' THEN 'SKIPPED' ELSE 'EXPIRED' END,
     fence = fence + 1, error_code = 'LATE', updated_at = {self.now}
-WHERE status = 'CREATED' AND due_at <= {self.now} AND late_at <= {self.now} RETURNING status"""
+WHERE status = 'CREATED' AND due_at <= {self.now} AND late_at <= {self.now}
+RETURNING status, occasion, channel"""
 
     def _claim(self, which: str, order: str) -> str:
         # QUEUED is a lease: if no confirm is noted before it ends, the row is published again.

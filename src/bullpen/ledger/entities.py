@@ -21,7 +21,7 @@ from bullpen.errors import InvalidOption, require
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
 from bullpen.ledger.turns import Turns
-from bullpen.ports.entity import Applied, Change, EntityChanged, HistoryEntry, Loaded, word
+from bullpen.ports.entity import AllowedStates, Applied, Change, EntityChanged, HistoryEntry, Loaded, word
 
 __all__ = ["SqlEntities"]
 
@@ -75,6 +75,7 @@ class SqlEntities(Generic[T, S]):
         self._urn, self._status, self._version = urn, status, version
         self._status_type, self._options = status_type, tuple(options)
         self._new = new or model
+        self._states = AllowedStates()
         mapper = sa.inspect(model, raiseerr=False)
         require("model", mapper is not None, "a mapped class of SQLAlchemy", model)
         for option, name in (("urn", urn), ("status", status), ("version", version)):
@@ -94,10 +95,16 @@ class SqlEntities(Generic[T, S]):
 
     # ---- for programs -------------------------------------------------------------------------------------------
 
+    def allow(self, states: Sequence[Any]) -> None:
+        """Let `create` take entities in these states; a workflow that is registered does it."""
+        self._states.allow(states)
+
     async def create(self, entity: T, *, tenant_id: str | None = None) -> T:
         """Store a new entity. A program may as well insert it itself."""
         if getattr(entity, self._version) is None:
             setattr(entity, self._version, 1)
+        if getattr(entity, self._status) is not None:  # else the column has a default
+            self._states.check(self.status(entity))
         async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
             session.add(entity)
             await session.flush()

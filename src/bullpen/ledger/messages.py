@@ -8,6 +8,7 @@ and sent (`bullpen.messages`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
@@ -123,11 +124,11 @@ class SqlMessages:
 
     # ---- publishing ---------------------------------------------------------------------------------------------
 
-    async def give_up_late(self) -> dict[MessageStatus, int]:
-        """End what was not queued in time and must not be sent late."""
+    async def give_up_late(self) -> dict[tuple[MessageStatus, str, str], int]:
+        """End what was not queued in time and must not be sent late. How many, by status, occasion and channel."""
         async with self.database.transaction() as connection:
-            found = (await connection.execute(sa.text(self.sql.give_up_late))).scalars().all()
-        return {status: found.count(status) for status in map(MessageStatus, set(found))}
+            found = (await connection.execute(sa.text(self.sql.give_up_late))).all()
+        return dict(Counter((MessageStatus(row.status), row.occasion, row.channel) for row in found))
 
     async def claim(self, *, ahead_ms: int, lease_ms: int, limit: int) -> list[ToPublish]:
         """Take messages that are due within `ahead_ms`; each goes to one caller, and comes again after its lease."""

@@ -2,6 +2,7 @@
 
 from bullpen.ledger.message_records import MessageRow, MessageStatus
 from bullpen.messages.calendar import Occurrence, QuietHours, Rule, TimePolicy
+from bullpen.messages.doubts import Doubt, Doubts
 from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions
 from bullpen.messages.imports import Imported, LineProblem, import_csv, read_csv
 from bullpen.messages.messages import Messages, MessageSender
@@ -16,6 +17,8 @@ from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavaila
 __all__ = [
     "Accepted",
     "ChannelRoute",
+    "Doubt",
+    "Doubts",
     "Enqueuer",
     "FunctionChannel",
     "Imported",

@@ -84,9 +84,9 @@ class Enqueuer:
     async def run_once(self) -> tuple[int, int]:
         """One run: all that is due within the look-ahead, however old. Returns how many were found and published."""
         late = await self._store.give_up_late()
-        for status, count in late.items():
-            logger.warning("%d messages were too late and are %s", count, status)
-            telemetry.emit("messages.late", status=str(status), count=count)
+        for (status, occasion, channel), count in late.items():
+            logger.warning("%d messages of %s by %s were too late and are %s", count, occasion, channel, status)
+            telemetry.emit("messages.late", status=str(status), occasion=occasion, channel=channel, count=count)
         found, published = 0, 0
         for claim in (self._claim_due, self._claim_again):
             while batch := await claim():

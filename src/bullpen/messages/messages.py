@@ -31,6 +31,7 @@ from bullpen.messages.calendar import (
     TimePolicy,
     read_time,
 )
+from bullpen.messages.doubts import Doubt, Doubts
 from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions, read_health
 from bullpen.messages.imports import Imported, import_csv
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
@@ -46,6 +47,8 @@ __all__ = ["QUEUE", "MessageSender", "Messages"]
 
 QUEUE: Final = "birthday.messages.queue"
 _SAMPLE_MS: Final = 15_000
+_LINT_BATCH: Final = 500
+_LINT_AT_START: Final = 10_000
 logger = get_logger("bullpen.messages")
 
 AnyFunction = TypeVar("AnyFunction", bound=SendFunction)
@@ -228,10 +231,24 @@ class Messages:
         """How the scheduler is, whichever process it runs in."""
         return await read_health(self.store, self._ledger.checkpoints, self._scheduler_options)
 
+    async def lint(self, *, most: int | None = None) -> list[Doubt]:
+        """What will not be sent as things are: recipients whose channel is not registered here, or who lack what a text
+        needs. Looks at everybody, or at `most` recipients. `run` logs what it finds among the first 10,000."""
+        doubts, after, seen = Doubts(self.occasions, self.routes), ("", ""), 0
+        while most is None or seen < most:
+            batch = await self.recipients.find(after=after, limit=_LINT_BATCH)
+            if not batch:
+                break
+            doubts.look_at(batch)
+            after, seen = batch[-1].key, seen + len(batch)
+        return doubts.found
+
     async def run(self, *, signals: bool | None = None) -> None:
         """Run what this process has to, until closed."""
         if self._is_closed:
             return
+        for doubt in await self.lint(most=_LINT_AT_START) if "sender" in self.roles and self.routes else ():
+            logger.warning("messages: %s", doubt)
         if "sender" in self.roles:
             self._parts.append(self.sender())
         if "scheduler" in self.roles:

@@ -15,14 +15,18 @@ from typing import Any, Final
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import check_texts, is_text
+from bullpen._kernel.logs import get_logger
 from bullpen.errors import require
 from bullpen.ledger.message_records import OccasionRow, Planned, RecipientRow
 from bullpen.ledger.messages import Change, SqlMessages
 from bullpen.messages.calendar import Finding, Occurrence, find_zone, lint, occurrences, read_date, read_time, show_date
-from bullpen.messages.occasions import Occasions
+from bullpen.messages.occasions import OccasionKind, Occasions
 from bullpen.messages.planner import coming
+from bullpen.messages.templates import choose
 
-__all__ = ["Occasion", "Recipient", "Recipients"]
+__all__ = ["Occasion", "Recipient", "Recipients", "missing_names"]
+
+logger = get_logger("bullpen.messages")
 
 BATCH: Final = 500
 MAX_LENGTHS: Final = {"id": 120, "tenant_id": 60, "name": 200, "channel": 60, "address": 320, "locale": 20}
@@ -101,11 +105,28 @@ class Recipient:
         return found
 
 
+def missing_names(kind: OccasionKind, recipient: Recipient) -> set[str]:
+    """Names that the text for this recipient needs, without a default, and that have no value."""
+    needed = choose(kind.texts, recipient.locale).needed
+    if not needed:
+        return set()
+    missing: set[str] = set()
+    for (name, label), one in recipient.dates().items():
+        if name == kind.name:
+            number = None if show_date(one.on).startswith("--") else 1
+            known: dict[str, Any] = {"occasion": name, "date": "2000-01-01", "name": recipient.name, "label": label}
+            known["number"] = number
+            values = {**recipient.attributes, **known}
+            missing |= {each for each in needed if values.get(each) in (None, "")}
+    return missing
+
+
 class Recipients:
     """The recipients of one ledger."""
 
     def __init__(self, store: SqlMessages, occasions: Occasions) -> None:
         self._store, self._occasions = store, occasions
+        self._warned: dict[str, set[str]] = {}
 
     async def save(self, recipient: Recipient) -> None:
         """Add somebody, or replace what is known about them."""
@@ -116,12 +137,21 @@ class Recipients:
         pending = list(recipients)
         for recipient in pending:
             for kind, _ in recipient.dates():
-                self._occasions.get(kind)
+                self._warn_of_missing(self._occasions.get(kind), recipient)
         for first in range(0, len(pending), BATCH):
             # The last one wins where an id comes twice: one statement must not change a row twice.
             batch = {one.key: one for one in pending[first : first + BATCH]}
             await self._save(list(batch.values()))
         return len(pending)
+
+    def _warn_of_missing(self, kind: OccasionKind, recipient: Recipient) -> None:
+        """Somebody who cannot be sent what the kind says. Told now and once, not on the day and for each."""
+        for name in missing_names(kind, recipient) - self._warned.get(kind.name, set()):
+            self._warned.setdefault(kind.name, set()).add(name)
+            logger.warning(
+                "the text of %r needs {%s}, which recipient %r lacks; write {%s|something}, or give the attribute",
+                *(kind.name, name, recipient.id, name),
+            )
 
     async def remove(self, ids: Iterable[str], *, tenant_id: str = "") -> int:
         """Forget recipients and cancel what was planned for them. Returns how many there were."""

@@ -297,7 +297,10 @@ class Sender:
         is_ours = await self._settle(row.id, fence, outcome, until)
         status = str(outcome.status) if is_ours else "LOST"
         took_s = time.monotonic() - began
-        telemetry.emit("messages.settled", **_ids(row), status=status, code=outcome.code, duration_s=took_s)
+        late_s = max(0.0, (row.read_at - row.due_at).total_seconds() + took_s)
+        telemetry.emit(
+            "messages.settled", **_ids(row), status=status, code=outcome.code, duration_s=took_s, late_s=late_s
+        )
         if not is_ours:
             logger.warning("message %s: another sender took it over before its outcome was written", row.id)
             return

@@ -41,7 +41,7 @@ class MissingValue(BullpenError):
 class Template:
     """One text with places for values. Checked when made: raises InvalidOption for a lone brace."""
 
-    __slots__ = ("_form", "_parts", "names", "source")
+    __slots__ = ("_form", "_parts", "names", "needed", "source")
 
     def __init__(self, source: str, *, form: Form = "text") -> None:
         require("template", isinstance(source, str), "text", source)
@@ -49,7 +49,9 @@ class Template:
         self.source, self._form = source, form
         self._parts = _parse(source)
         self.names = frozenset(part[0] for part in self._parts if isinstance(part, tuple))
-        """What it needs, with or without a default."""
+        """What it names, with or without a default."""
+        self.needed = frozenset(part[0] for part in self._parts if isinstance(part, tuple) and part[1] is None)
+        """What it names without a default."""
 
     def render(self, values: Mapping[str, Any]) -> str:
         """Put the values in. Raises MissingValue for one that is missing and has no default."""
@@ -107,6 +109,11 @@ class Text:
     def names(self) -> frozenset[str]:
         """Values that it needs."""
         return frozenset().union(*(template.names for template in self._templates()))
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Those of them that have no default."""
+        return frozenset().union(*(template.needed for template in self._templates()))
 
     def render(self, values: Mapping[str, Any]) -> dict[str, str]:
         """The finished parts, without those that are empty."""

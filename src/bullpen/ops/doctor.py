@@ -20,6 +20,7 @@ from bullpen.queue import Connection, Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.checks import Verdict, inspect_server
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
+from bullpen.wire.options import DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED, LARGE_RETENTION
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
@@ -115,6 +116,7 @@ async def _queues(connection: Connection, prefix: str) -> AsyncIterator[Advice]:
                     "blocked parents": _blocked,
                     "jobs that can never run": _unreadable,
                     "orphaned keys": _orphans,
+                    "retention": _retention,
                 }
             )
             for check, ask in ({"library": _library} | questions).items():
@@ -251,6 +253,23 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         text = f"{_count(len(broken), 'job')} whose data no reader understands ({_some(broken)})"
         fix = "they fail for good when taken; find the producer that writes them"
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
+
+
+async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+    """What stays of finished jobs, and where that is more than anybody looks at."""
+    counts = await queue.counts()
+    completed, failed = DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
+    assert completed.age_s is not None
+    assert failed.age_s is not None
+    text = f"{counts.completed} completed and {counts.failed} failed jobs are stored; of those that name no rule, "
+    text += f"{completed.count} completed ones stay for {completed.age_s // 3_600} h, failed ones with a dead letter "
+    text += f"for {failed.age_s // 86_400} days, and those of other clients until somebody removes them"
+    if counts.completed + counts.failed <= LARGE_RETENTION:
+        yield Advice(Level.GOOD, subject, "retention", text)
+        return
+    fix = "name remove_on_complete and remove_on_fail where the jobs are added, or on the worker; "
+    fix += f"bullpen queues clean {queue.name} removes what is old now"
+    yield Advice(Level.WARNING, subject, "retention", text, fix)
 
 
 async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:

@@ -26,7 +26,7 @@ from bullpen.outbox.replay import replay
 from bullpen.outbox.routing import Route, Router, queue_name
 from bullpen.outbox.workers import DeliveryWorkers
 from bullpen.ports.channel import Channel, Message, SendResult, Unknown
-from bullpen.queue import Connection, Queue
+from bullpen.queue import Connection, Durability, Queue
 
 JOBS: Final = f"{JOB_CHANNEL}:*"
 
@@ -125,9 +125,9 @@ class Outbox:
     ) -> Enqueued:
         """Add a job to a queue if and only if the caller's transaction commits.
 
-        Takes the options of `Queue.add`, and `tenant_id`, `user_id`, `correlation_id`, `ordering_key`,
-        `source_stream_id`, `source_event_id`. Everything is checked now. The job's id is `job_id`, else the id that is
-        returned.
+        Takes the options of `Queue.add`, `durability` and `replace_finished` among them, and `tenant_id`, `user_id`,
+        `correlation_id`, `ordering_key`, `source_stream_id`, `source_event_id`. Everything is checked now. The job's id
+        is `job_id`, else the id that is returned.
         """
         return await self._enqueuer.enqueue(connection, _job_item(queue, name, data, options))
 
@@ -277,5 +277,7 @@ _ROW_FIELDS: Final = (
 
 def _job_item(queue: str | Queue, name: str, data: Any, given: dict[str, Any]) -> OutboxItem:
     options = {key: value for key, value in given.items() if key not in _ROW_FIELDS}
+    if options.get("durability") is not None:
+        options["durability"] = str(Durability.read(options["durability"]))
     fields = {key: value for key, value in given.items() if key in _ROW_FIELDS}
     return make_job_item(queue.name if isinstance(queue, Queue) else queue, name, data, options=options, **fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -17,6 +17,7 @@ from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, is_text
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, PermanentError, require
 
 __all__ = [
@@ -154,12 +155,13 @@ class DeadLetterQueue:
         return DeadLetters(store="queue" if self.enabled else "none", suffix=self.suffix)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where Redis is, part by part. A URL says the same."""
+    """Where Redis is, part by part: `RedisAddress("redis.internal", 6380, tls=True)`. A URL says the same."""
 
     host: str = "localhost"
     port: int = 6379
+    _: KW_ONLY
     password: str | None = field(default=None, repr=False)
     db: int = 0
     tls: bool | ssl.SSLContext = False
@@ -272,6 +274,11 @@ class BullMQ(Binding[E]):
 
     connection: str | RedisAddress | None = None
     """A URL or an address; None: what the app uses."""
+    rate_limit: Mapping[str, RateLimit] | RateLimit | None = None
+    """Events started per time on each queue, over all processes; or for some queues by name."""
+    worker_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the workers, such as `lock` and `stalled_interval`. The turn of an entity that no store keeps
+    is leased for as long as a job is locked."""
 
     label = "BullMQ"
     kind = BullMQEvent
@@ -279,11 +286,24 @@ class BullMQ(Binding[E]):
     def __post_init__(self) -> None:
         Binding.__post_init__(self)
         given = self.connection
-        require("connection", given is None or is_text(given) or isinstance(given, RedisAddress), "a URL", given)
+        fits = given is None or is_text(given) or isinstance(given, RedisAddress)
+        require("connection", fits, "a URL, a RedisAddress or None", given)
+        limits = self.rate_limit if isinstance(self.rate_limit, Mapping) else {"": self.rate_limit}
+        for source, limit in limits.items():
+            require("rate_limit", limit is None or isinstance(limit, RateLimit), "a RateLimit", limit)
+            known = source == "" or source in self.routes()
+            require("rate_limit", known, f"sources of the events ({', '.join(self.routes())})", source)
+        require("worker_options", isinstance(self.worker_options, Mapping), "a mapping", self.worker_options)
+        for name, instead in (("concurrency", "concurrency"), ("limit", "rate_limit")):
+            taken = name in self.worker_options
+            require("worker_options", not taken, f"no {name!r}: `{instead}` of the binding says it", name)
         backoff = self.default_job_options.backoff
         # Node workers that share the queue know no other kind.
         kind_fits = backoff.kind in ("fixed", "exponential")
         require("default_job_options.backoff.type", kind_fits, "'exponential' or 'fixed'", backoff.kind)
+
+    def rate_limit_of(self, source: str) -> RateLimit | None:
+        return self.rate_limit.get(source) if isinstance(self.rate_limit, Mapping) else self.rate_limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from bullpen.errors import BullpenError
+from bullpen.errors import BullpenError, require
 
 __all__ = [
+    "AllowedStates",
     "Applied",
     "Change",
     "Entities",
@@ -26,6 +27,7 @@ __all__ = [
     "EntityNotFound",
     "EntityStore",
     "HistoryEntry",
+    "KnowsStates",
     "Loaded",
     "Move",
     "UrnLocks",
@@ -212,3 +214,27 @@ class UrnLocks(Protocol):
 def word(value: object) -> str:
     """An event or a status as it is written in logs, tables and diagrams."""
     return str(value.value if isinstance(value, Enum) else value)
+
+
+@runtime_checkable
+class KnowsStates(Protocol):
+    """A store that programs create entities with, and that refuses those in a state that no workflow has."""
+
+    def allow(self, states: Sequence[Any]) -> None:
+        """These are states, besides those of other workflows that use the store."""
+        ...
+
+
+class AllowedStates:
+    """The states of all workflows that use a store; before the first one registers, every status is allowed."""
+
+    def __init__(self) -> None:
+        self._words: set[str] = set()
+
+    def allow(self, states: Sequence[Any]) -> None:
+        self._words.update(map(word, states))
+
+    def check(self, status: Any) -> None:
+        """Raises InvalidOption for a status that no workflow of the store has."""
+        known = not self._words or word(status) in self._words
+        require("entity.status", known, f"a state of the workflow: {', '.join(sorted(self._words))}", status)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from bullpen._kernel import tracing
 from bullpen._kernel.backoff import Backoff, UnknownBackoff
 from bullpen._kernel.outcome import Outcome
-from bullpen.errors import BullpenError, ServerRefused
+from bullpen.errors import BullpenError, NotConfigured, ServerRefused
 from bullpen.ports.dead_letters import DeadLetterStore
 
 __all__ = [
@@ -189,10 +190,15 @@ class Delivery:
 
 
 class Receipt(Protocol):
-    """What `publish` returns: at least the identity under which the event is known now."""
+    """What `publish` returns: the identity under which the event is known now, and what became of it where the broker
+    tracks single messages, as BullMQ does. Elsewhere `state` and `result` raise NotConfigured."""
 
     @property
     def id(self) -> str: ...
+
+    async def state(self) -> str: ...
+
+    async def result(self, timeout: int | timedelta | None = None) -> Any: ...
 
 
 Receipt_co = TypeVar("Receipt_co", bound=Receipt, covariant=True)
@@ -208,6 +214,17 @@ class Published:
     """Where the broker put it, if it tells: `orders[2]@1041`."""
     is_known: bool = False
     """The broker has, or had, an event with this id: nothing was added."""
+
+    async def state(self) -> str:
+        raise self._untracked("state")
+
+    async def result(self, timeout: int | timedelta | None = None) -> Any:
+        raise self._untracked("result")
+
+    def _untracked(self, what: str) -> NotConfigured:
+        return NotConfigured(
+            f"{self.source!r} has no {what} of message {self.id!r}: only BullMQ tracks single messages"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,15 @@ class Durability:
 
     @classmethod
     def read(cls, value: Durability | str) -> Durability:
-        """What a caller wrote: a Durability, "memory" or "fsync"."""
+        """What a caller wrote: a Durability, or one as text, such as "fsync" or "replicated(2)"."""
         if isinstance(value, Durability) and value.kind != "memory":
             return value
         if value in ("memory", MEMORY):  # one object for all of them, so that the path of every add need not compare
             return MEMORY
         if value == "fsync":
             return FSYNC
+        if isinstance(value, str) and (replicas := re.fullmatch(r"replicated\((\d{1,4})\)", value)):
+            return cls.replicated(int(replicas[1]))
         raise InvalidOption("durability", '"memory", "fsync" or Durability.replicated(n)', value)
 
     def __str__(self) -> str:
@@ -57,11 +59,71 @@ MEMORY = Durability("memory")
 FSYNC = Durability("fsync")
 
 
-_TRUE_WAIT_S: Final = 0.5
+TRUE_WAIT_S: Final = 0.5
 """`everysec`: a sync begins a second after the last one began, so what is written right after one waits nearly that
 long. A server that does not wait answers at its next tick, within a tenth of a second."""
-_ROUNDS: Final = 2
-"""How often WAITAOF must be seen to wait: a machine that stands still for a moment shall not pass for a disk."""
+WAITS_TO_SEE: Final = 3
+"""How often WAITAOF is tried. The first one only waits for a sync; it must be seen to wait twice, since a machine that
+stands still for a moment shall not pass for a disk."""
+SYNC_QUESTIONS: Final = (("INFO", "server"), ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
+
+
+def read_sync_policy(replies: list[Any]) -> tuple[dict[str, str], str]:
+    """What a server is and when it syncs (`always`, `everysec`, `unknown`), from its answers to SYNC_QUESTIONS.
+
+    Raises InvalidOption where `fsync` cannot be true.
+    """
+    server, persistence, policy = replies
+    info = parse_info(b"".join(_answers([server, b"\r\n", persistence])))
+    if info.get("aof_enabled") != "1":
+        raise InvalidOption("durability", "a server with `appendonly yes` for level fsync", "fsync")
+    # Managed servers forbid CONFIG.
+    told = "unknown" if isinstance(policy, Exception) or not policy else policy[1].decode()
+    if told == "no":
+        raise InvalidOption("durability", "a server that syncs: its `appendfsync` is `no`", "fsync")
+    return info, told
+
+
+def answers_early(info: dict[str, str], policy: str) -> InvalidOption:
+    expected = (
+        f"a server with `appendfsync always` for level fsync: this {_product(info)} (`appendfsync {policy}`) "
+        "answers WAITAOF before a disk could have the job"
+    )
+    return InvalidOption("durability", expected, "fsync")
+
+
+def cannot_wait(info: dict[str, str]) -> InvalidOption:
+    expected = f"a server with `appendfsync always` for level fsync: this {_product(info)} has no WAITAOF"
+    return InvalidOption("durability", expected, "fsync")
+
+
+def _product(info: dict[str, str]) -> str:
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    return f"{name} {info.get('valkey_version') or info.get('redis_version', '')}"
+
+
+def confirm_commands(
+    level: Durability, call_key: str, call_ttl_ms: int, wait_ms: int, *, always_synced: bool
+) -> list[tuple[str | int, ...]]:
+    """Ask whether the server still knows the call, and wait for the level behind a write."""
+    commands: list[tuple[str | int, ...]] = [("GETRANGE", call_key, 0, 20), ("PEXPIRE", call_key, call_ttl_ms)]
+    if level.kind == "replicated":
+        commands.append(("WAIT", level.replicas, wait_ms))
+    elif not always_synced:
+        commands.append(("WAITAOF", 1, 0, wait_ms))
+    return commands
+
+
+def is_confirmed(replies: list[Any], level: Durability, call_number: int) -> bool:
+    """Whether the server knows the call and its level is reached. Raises Unavailable when that takes longer."""
+    record, known, *acknowledged = _answers(replies)
+    # The key alone proves nothing: a server that lost this call still has the one before.
+    number = re.match(rb"\d+", record)
+    if known != 1 or number is None or int(number[0]) != call_number:
+        return False
+    if acknowledged and count_acknowledged(acknowledged[0]) < (level.replicas or 1):
+        raise Unavailable("the disk or a replica has not confirmed yet")
+    return True
 
 
 class NotDurableInTime(Exception):
@@ -125,22 +187,11 @@ class DurableCalls:
 
     async def _confirm(self, level: Durability, queue: QueueKeys, call_ttl_ms: int, left_s: float) -> bool:
         """False: the server does not know the call. True: the level is reached. Waits in between."""
-        call_key = queue.call(self._caller.id)
         wait_ms = max(1, int(min(left_s, 5.0) * 1000))
-        commands: list[tuple[str | int, ...]] = [("GETRANGE", call_key, 0, 20), ("PEXPIRE", call_key, call_ttl_ms)]
-        if level.kind == "replicated":
-            commands.append(("WAIT", level.replicas, wait_ms))
-        elif not self._always_synced:
-            commands.append(("WAITAOF", 1, 0, wait_ms))
+        call_key = queue.call(self._caller.id)
+        commands = confirm_commands(level, call_key, call_ttl_ms, wait_ms, always_synced=self._always_synced)
         within_s = wait_ms / 1000 + self._door.connection.command_timeout_s
-        record, known, *acknowledged = _answers(await self._door.call_many(commands, within_s=within_s))
-        # The key alone proves nothing: a server that lost this call still has the one before.
-        number = re.match(rb"\d+", record)
-        if known != 1 or number is None or int(number[0]) != self._caller.number:
-            return False
-        if acknowledged and _count(acknowledged[0]) < (level.replicas or 1):
-            raise Unavailable("the disk or a replica has not confirmed yet")
-        return True
+        return is_confirmed(await self._door.call_many(commands, within_s=within_s), level, self._caller.number)
 
     # ---- whether `fsync` can be true ---------------------------------------------------------------------------
 
@@ -161,16 +212,7 @@ class DurableCalls:
         wire = await self._door.wire()
         if wire is self._checked:
             return
-        server, persistence, policy = await self._door.call_many(
-            (("INFO", "server"), ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
-        )
-        info = parse_info(b"".join(_answers([server, b"\r\n", persistence])))
-        if info.get("aof_enabled") != "1":
-            raise InvalidOption("durability", "a server with `appendonly yes` for level fsync", "fsync")
-        # Managed servers forbid CONFIG.
-        told = "unknown" if isinstance(policy, Exception) or not policy else policy[1].decode()
-        if told == "no":
-            raise InvalidOption("durability", "a server that syncs: its `appendfsync` is `no`", "fsync")
+        info, told = read_sync_policy(await self._door.call_many(SYNC_QUESTIONS))
         if told != "always":
             await self._see_it_wait(queue, info, told, left_s)
         self._always_synced = told == "always"
@@ -182,22 +224,14 @@ class DurableCalls:
         connection, run_id = self._door.connection, info.get("run_id", "")
         if run_id in connection.true_waits:
             return
-        name = f"{'Valkey' if 'valkey_version' in info else 'Redis'} "
-        name += info.get("valkey_version") or info.get("redis_version", "")
         give_up_at = time.monotonic() + left_s
         try:
-            for attempt in range(1 + _ROUNDS):  # the first one only waits for a sync
+            for attempt in range(WAITS_TO_SEE):
                 waited_s = await self._write_and_wait(queue, give_up_at - time.monotonic())
-                if attempt and waited_s < _TRUE_WAIT_S:
-                    raise InvalidOption(
-                        "durability",
-                        f"a server with `appendfsync always` for level fsync: this {name} (`appendfsync {policy}`) "
-                        "answers WAITAOF before a disk could have the job",
-                        "fsync",
-                    )
+                if attempt and waited_s < TRUE_WAIT_S:
+                    raise answers_early(info, policy)
         except ServerRefused as error:
-            expected = f"a server with `appendfsync always` for level fsync: this {name} has no WAITAOF"
-            raise InvalidOption("durability", expected, "fsync") from error
+            raise cannot_wait(info) from error
         connection.true_waits.add(run_id)
 
     async def _write_and_wait(self, queue: QueueKeys, left_s: float) -> float:
@@ -207,7 +241,7 @@ class DurableCalls:
         began = time.monotonic()
         await self._door.call("SET", queue.synced(self._caller.id), "", "PX", 10_000)
         written = time.monotonic()
-        if _count(await self._door.call("WAITAOF", 1, 0, wait_ms, within_s=within_s)) < 1:
+        if count_acknowledged(await self._door.call("WAITAOF", 1, 0, wait_ms, within_s=within_s)) < 1:
             raise Unavailable("the disk has not confirmed yet")
         return time.monotonic() - written - (written - began)
 
@@ -219,7 +253,7 @@ def _answers(replies: list[Any]) -> list[Any]:
     return replies
 
 
-def _count(acknowledged: int | list[int]) -> int:
+def count_acknowledged(acknowledged: int | list[int]) -> int:
     """How many disks or replicas: WAIT answers with a number, WAITAOF with two, of which the first is the server's own
     disk."""
     return acknowledged[0] if isinstance(acknowledged, list) else acknowledged

@@ -30,6 +30,7 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, new_token
 from bullpen.errors import (
     ConnectionLost,
+    DurabilityUnknown,
     InvalidOption,
     JobFailed,
     JobNotFound,
@@ -38,6 +39,7 @@ from bullpen.errors import (
 )
 from bullpen.queue._actions import RESULT_PATIENCE_S
 from bullpen.queue._blocking import BlockingWire, open_wire
+from bullpen.queue._blocking_durability import BlockingDurability
 from bullpen.queue._caller import outcome_unknown
 from bullpen.queue._default import connection_for, prefix_for
 from bullpen.queue._discovery import Unavailable
@@ -61,6 +63,7 @@ from bullpen.queue._packing import (
 )
 from bullpen.queue._redis import Connection
 from bullpen.queue._watch import Watch
+from bullpen.queue.durability import MEMORY, Durability
 from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
 from bullpen.queue.queue import JobCounts
 from bullpen.wire.keys import QueueKeys
@@ -87,6 +90,8 @@ class Job:
         """The stored fields."""
         self.added = Added.CREATED
         self.blocked_by: BlockedBy | None = None
+        self.durability = "memory"
+        """The level that was reached when it was added."""
 
     def __repr__(self) -> str:
         return f"Job(queue={self._queue.name!r}, id={self.id!r}, name={self.name!r})"
@@ -134,6 +139,7 @@ class Queue:
         connection: str | Connection | None = None,
         prefix: str | None = None,
         add_deadline: int | timedelta | None = None,
+        durability: Durability | str = MEMORY,
         **defaults: Any,
     ) -> None:
         if "job_id" in defaults:
@@ -142,6 +148,7 @@ class Queue:
         _fill_default()
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
         self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
+        self._durability = Durability.read(durability)
         self._deadline_s = ADD_DEADLINE_S if given_s is None else given_s
         self._connection = connection_for(connection, self._keys.base)
         self._lock = threading.Lock()
@@ -157,6 +164,7 @@ class Queue:
         self._idle_s = self._stale_at = math.inf if idle_s is None else idle_s
         self._watch = Watch()
         self._add_keys = add_keys(self._keys, self._caller_id)
+        self._levels = BlockingDurability(self._connection, self._keys)
 
     @property
     def name(self) -> str:
@@ -169,22 +177,26 @@ class Queue:
         name: str,
         data: Any = None,
         *,
+        durability: Durability | str | None = None,
         replace_finished: bool = False,
         add_deadline: int | timedelta | None = None,
         **options: Any,
     ) -> Job:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         deadline_s = read_add_deadline(add_deadline) or self._deadline_s
+        level = self._durability if durability is None else Durability.read(durability)
         if replace_finished:
             options["replace_finished"] = replace_finished
         if tracing.tracer is None or "tm" in options:
-            return self._add(pack_job(name, data, self._defaults, options), deadline_s)
+            return self._add(pack_job(name, data, self._defaults, options), deadline_s, level)
         with tracing.sending(*("bullmq", self.name, "add"), bullmq__queue__name=self.name) as span:
-            added = self._add(pack_job(name, data, self._defaults, options), deadline_s)
+            added = self._add(pack_job(name, data, self._defaults, options), deadline_s, level)
             span.note("messaging.message.id", added.id)
             return added
 
-    def _add(self, job: PackedJob, deadline_s: float) -> Job:
+    def _add(self, job: PackedJob, deadline_s: float, level: Durability) -> Job:
+        if level is not MEMORY:
+            return self._store((job,), deadline_s, level)[0]
         with self._lock:
             self._ready()
             self._number += 1
@@ -198,27 +210,61 @@ class Queue:
         return self._stored_jobs(stored, (job,))[0] if stored.taken else Job(self, stored.record(job))
 
     def add_many(
-        self, jobs: Iterable[NewJob | tuple[str, Any]], *, add_deadline: int | timedelta | None = None
+        self,
+        jobs: Iterable[NewJob | tuple[str, Any]],
+        *,
+        durability: Durability | str | None = None,
+        add_deadline: int | timedelta | None = None,
     ) -> list[Job]:
         """Store many jobs in order, hundreds per call. All are checked before the first is sent; each call is atomic,
         the whole is not."""
         deadline_s = read_add_deadline(add_deadline) or self._deadline_s
+        level = self._durability if durability is None else Durability.read(durability)
         with tracing.sending(*("bullmq", self.name, "addBulk"), bullmq__queue__name=self.name) as span:
             packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
             span.note("messaging.batch.message_count", len(packed))
             while len(stored) < len(packed):
                 begin = len(stored)
                 count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
-                stored += self._store(packed[begin : begin + count], deadline_s)
+                stored += self._store(packed[begin : begin + count], deadline_s, level)
             return stored
 
-    def _store(self, batch: Sequence[PackedJob], deadline_s: float) -> list[Job]:
+    def _store(self, batch: Sequence[PackedJob], deadline_s: float, level: Durability) -> list[Job]:
+        give_up_at, is_reached = time.monotonic() + deadline_s, True
         with self._lock:
             self._ready()
             self._number += 1
             names, args = self._add_keys, add_arguments(self._keys, batch, self._number, call_ttl_ms(deadline_s))
-            reply = self._call(lambda wire: wire.evaluate(SCRIPTS["add"], names, args), deadline_s, adds=batch)
-        return self._stored_jobs(read_stored(reply), batch)
+
+            def store(wire: BlockingWire) -> Any:
+                return wire.evaluate(SCRIPTS["add"], names, args)
+
+            if level is not MEMORY:
+                self._call(lambda wire: self._levels.check(wire, level, give_up_at - time.monotonic()), deadline_s)
+            reply = self._call(store, max(_FIRST_WAIT_S, give_up_at - time.monotonic()), adds=batch)
+            if level is not MEMORY:
+                is_reached = self._confirm(level, call_ttl_ms(deadline_s), store, give_up_at)
+        jobs = self._stored_jobs(read_stored(reply), batch)
+        if not is_reached:
+            raise DurabilityUnknown(self.name, jobs[0], str(level))
+        for job in jobs:
+            job.durability = str(level)
+        return jobs
+
+    def _confirm(self, level: Durability, ttl_ms: int, store: Callable[[BlockingWire], Any], give_up_at: float) -> bool:
+        """Wait for the level of the latest call. A server that lost the call meanwhile gets it again, same number."""
+        while (left_s := give_up_at - time.monotonic()) > 0:
+
+            def confirm(wire: BlockingWire, left_s: float = left_s) -> bool:
+                return self._levels.confirm(wire, level, self._add_keys[0], self._number, ttl_ms, left_s)
+
+            try:
+                if self._call(confirm, left_s):
+                    return True
+                self._call(store, left_s)
+            except (ConnectionLost, InvalidOption):  # not in time, or another server took over, which cannot keep it
+                return False
+        return False
 
     def _stored_jobs(self, stored: Stored, batch: Sequence[PackedJob]) -> list[Job]:
         jobs = [Job(self, record) for record in stored.records(batch)]

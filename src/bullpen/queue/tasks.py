@@ -9,11 +9,13 @@ Elsewhere: storing jobs (`queue`), running handlers (`worker`), registering task
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import groupby
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,9 +34,10 @@ from typing import (
 import msgspec
 
 from bullpen._kernel.outcome import Raised
-from bullpen.errors import InvalidOption, PermanentError
+from bullpen.errors import InvalidOption, PermanentError, require
 from bullpen.queue._execute import run_thread
 from bullpen.queue._packing import read_add_deadline
+from bullpen.queue.durability import Durability
 from bullpen.queue.job import Job, NewJob
 from bullpen.queue.queue import Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
@@ -149,7 +152,7 @@ class Task(Generic[P, R]):
             raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", options["job_id"])
         self._add_deadline: int | timedelta | None = options.pop("add_deadline", None)
         read_add_deadline(self._add_deadline)
-        make_options(DEFAULT_OPTIONS, **options)  # a mistake is told where the task stands, not where it is first added
+        _check_options(options)  # a mistake is told where the task stands, not where it is first added
         self._options = options
         self._named: dict[str, Any] = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
@@ -171,11 +174,11 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def options(self, **options: Any) -> Task[P, R]:
-        """The same task with other job options, or another `add_deadline`: `await task.options(delay=5_000,
-        job_id="a").add(...)`."""
+        """The same task with other job options, or another `add_deadline`, `durability` or `replace_finished`:
+        `await task.options(delay=5_000, job_id="a").add(...)`."""
         deadline = options.pop("add_deadline", self._add_deadline)
         read_add_deadline(deadline)
-        make_options(DEFAULT_OPTIONS, **{**self._options, **options})
+        _check_options({**self._options, **options})
         other = object.__new__(Task)
         other.__dict__.update(
             self.__dict__,
@@ -226,7 +229,11 @@ class Task(Generic[P, R]):
         As with `Queue.add_many`, one failure may leave earlier ones stored.
         """
         checked = [self._new_job(one) for one in calls]
-        added = await self._open_queue().add_many(checked, add_deadline=self._add_deadline)
+        queue, added = self._open_queue(), list[Job]()
+        for level, jobs in groupby(checked, key=lambda job: job.options.get("durability")):
+            # One call of the queue has one level; usually all jobs have the same.
+            plain = [NewJob(job.name, job.data, _without_durability(job.options)) for job in jobs]
+            added += await queue.add_many(plain, durability=level, add_deadline=self._add_deadline)
         return [TaskJob(self, job) for job in added]
 
     async def map(
@@ -235,7 +242,14 @@ class Task(Generic[P, R]):
         """Store many runs and wait for all results, in order. The first failure is raised when its turn comes; the
         other jobs run on. `timeout` is per result."""
         jobs = await self.add_many(calls)
-        return [await job.result(timeout) for job in jobs]
+        # All at once: when the turn of a job comes that ended long before, retention may have removed it.
+        waits = [asyncio.ensure_future(job.result()) for job in jobs]
+        try:
+            return [await (wait if wait.done() else job.result(timeout)) for job, wait in zip(jobs, waits, strict=True)]
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def _new_job(self, one: Call | Mapping[str, Any]) -> NewJob:
         if isinstance(one, Call):
@@ -324,6 +338,20 @@ class TaskSet:
         if isinstance(result, Raised):
             raise result.error
         return task.write_result(result.value)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what `Queue.add` would refuse; that a replaced job needs a `job_id` is known when it is added."""
+    replaces, level = options.get("replace_finished"), options.get("durability")
+    require("replace_finished", replaces is None or isinstance(replaces, bool), "True or False", replaces)
+    if level is not None:
+        Durability.read(level)
+    rest = {name: value for name, value in options.items() if name not in ("replace_finished", "durability")}
+    make_options(DEFAULT_OPTIONS, **rest)
+
+
+def _without_durability(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "durability"}
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:

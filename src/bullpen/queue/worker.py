@@ -72,6 +72,7 @@ from bullpen.queue._letter import DeadLetterWriter
 from bullpen.queue._processes import ProcessPool
 from bullpen.queue._redis import Connection, Door
 from bullpen.queue._reports import Callback, Reports, WorkerEvent
+from bullpen.queue._retire import Retirement
 from bullpen.queue._scheduler import Schedulers
 from bullpen.queue._suspects import Suspects, Verdict, is_suspect
 from bullpen.queue._sweep import Sweeper
@@ -381,6 +382,16 @@ class Worker:
         if self._dead_letters is not None:
             sweeper = Sweeper(self._actions, keys, self._dead_letters, clock_offset_ms=options.clock_offset_ms)
             self._sweeping = [asyncio.create_task(sweeper.run(), name=f"bullpen sweep {keys.name}")]
+        retires_completed = options.remove_on_complete is None
+        retires_failed = options.remove_on_fail is None and self._dead_letters is not None
+        if retires_completed or retires_failed:
+            retirement = Retirement(
+                *(self._actions, keys),
+                completed=retires_completed,
+                failed=retires_failed,
+                clock_offset_ms=options.clock_offset_ms,
+            )
+            self._sweeping.append(asyncio.create_task(retirement.run(), name=f"bullpen retire {keys.name}"))
         for task in (*self._pumps, self._listener, *self._sweeping):
             task.add_done_callback(self._on_task_done)
         self._has_begun = True

@@ -8,15 +8,17 @@ Elsewhere: running (`processor`), runs whose job got lost (`maintenance`), the r
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bullpen._kernel import json
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.policy import WORKFLOW_RUN
 from bullpen._kernel.scrub import hide_secrets, summary
 from bullpen.errors import (
@@ -24,6 +26,7 @@ from bullpen.errors import (
     InvalidOption,
     JobNotFound,
     JobStateConflict,
+    ResultTimeout,
     RowNotFound,
     RowStateConflict,
     require,
@@ -41,6 +44,7 @@ from bullpen.ledger import (
 )
 from bullpen.queue import Connection, DeadLetter, JobState, Queue
 from bullpen.queue.dead_letter import TenantLetters
+from bullpen.runs._ends import RunEnds
 from bullpen.runs._logs import log
 from bullpen.runs.payload import LEDGER_HEADER, RunPayload, read_payload
 from bullpen.wire.deferred import options_to_json
@@ -50,6 +54,7 @@ __all__ = [
     "DEAD_LETTER_QUEUE",
     "QUEUE",
     "EnqueuedRun",
+    "RunFailed",
     "RunService",
     "Submitted",
     "job_options",
@@ -67,7 +72,19 @@ _STREAM: Final = "runs"
 _CHANNEL, _OPTIONS_HEADER = "bullmq", "jobOptions"
 _NAMESPACE: Final = uuid.UUID("6f1c2b9e-6c0b-5d0e-9a55-0e3b8a1f7c21")
 _MOST_LISTED: Final = 200
+_FALLBACK_S: Final = 5.0
+"""How long a wait for a result goes without a look when nobody tells."""
+_SOON_S: Final = 0.02
 _GONE: Final = (JobState.UNKNOWN, JobState.COMPLETED)
+
+
+class RunFailed(BullpenError):
+    """A run ended without a result: it failed finally, or was cancelled."""
+
+    def __init__(self, row: RunRow) -> None:
+        why = f": {row.error_message}" if row.error_message else ""
+        super().__init__(f"run {row.id} is {row.status}{why}")
+        self.run_id, self.status, self.reason = row.id, row.status, row.error_message
 
 
 class EnqueuedRun(dict[str, str]):
@@ -116,6 +133,7 @@ class RunService:
 
     def __init__(self, transactions: TransactionManager, queue: Queue) -> None:
         self._transactions, self._queue = transactions, queue
+        self._ends = RunEnds(queue)
 
     # ---- submitting ---------------------------------------------------------------------------------------------
 
@@ -214,6 +232,37 @@ class RunService:
         if row is None:
             raise RowNotFound(TABLE, known)
         return row
+
+    async def result(self, tenant_id: str, run_id: str, *, timeout: int | timedelta | None = None) -> Any:
+        """Wait until a run has ended, and return what its handler returned. Woken by the queue, not by asking.
+
+        Raises RunFailed when it failed finally or was cancelled, ResultTimeout after `timeout` (ms or timedelta),
+        RowNotFound. Cancelling the wait changes nothing about the run.
+        """
+        known = check_run_id(run_id)
+        timeout_s = None if timeout is None else to_ms("timeout", timeout) / 1000
+        async with self._ends.of(known) as ended:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._ended(tenant_id, known, ended)
+            except TimeoutError:
+                row = await self.get(tenant_id, known)
+                text = f"run {known} has not ended within {timeout_s:g} s: it is {row.status}"
+                raise ResultTimeout(text, queue=self._queue.name, job_id=known, state=row.status) from None
+
+    async def _ended(self, tenant_id: str, run_id: str, ended: asyncio.Event) -> Any:
+        pause_s = _FALLBACK_S
+        while True:
+            ended.clear()
+            row = await self.get(tenant_id, run_id)
+            if row.status is RunStatus.COMPLETED:
+                return row.result
+            if row.status.is_terminal:
+                raise RunFailed(row)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), pause_s)
+            # A failure is written down a moment after its event, so the next looks come soon.
+            pause_s = _SOON_S if ended.is_set() else min(2 * pause_s, _FALLBACK_S)
 
     async def find(
         self,

@@ -12,14 +12,23 @@ from typing import Any
 
 from bullpen._kernel.backoff import from_option, from_wire
 from bullpen._kernel.duration import to_ms
+from bullpen.errors import require
 from bullpen.wire.options import DEFAULT_OPTIONS, JobMeta, KeepJobs, make_options, to_epoch_ms
 
 __all__ = ["options_from_json", "options_to_json"]
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options of `Queue.add` and make them JSON. Raises InvalidOption as `add` would."""
-    make_options(DEFAULT_OPTIONS, **options)
+    """Check options of `Queue.add` and make them JSON. Raises InvalidOption as `add` would.
+
+    `replace_finished` is one of them, and so is `durability`, which the caller gives as JSON.
+    """
+    replaces, levels = options.get("replace_finished", False), ("replace_finished", "durability")
+    make_options(DEFAULT_OPTIONS, **{name: value for name, value in options.items() if name not in levels})
+    require("replace_finished", isinstance(replaces, bool), "True or False", replaces)
+    require(
+        "replace_finished", not replaces or options.get("job_id") is not None, "a job_id whose place is taken", replaces
+    )
     return {name: _to_json(name, value) for name, value in options.items() if value is not None}
 
 

@@ -66,8 +66,13 @@ class KeepJobs:
 KEEP_ALL: Final = KeepJobs()
 KEEP_NONE: Final = KeepJobs(count=0)
 
+DEFAULT_KEEP_COMPLETED: Final = KeepJobs(count=1_000, age_s=86_400)
+DEFAULT_KEEP_FAILED: Final = KeepJobs(age_s=7 * 86_400)
+"""Only of those that have a dead letter; the others stay."""
+
 Retention = bool | int | KeepJobs | None
-"""None: as the worker says, else all stay. True or 0: none stays. False: all stay. A number: the newest so many."""
+"""None: as the worker says, else the default rule: 1000 completed ones and a day; failed ones a week if they have a
+dead letter, else for ever. True or 0: none stays. False: all stay. A number: the newest so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,11 @@ _TABLE = (
         args=("token", "attempts_started", "stalled_count", "attempts_made", "limit"),
     ),
     Script("begin_solo", keys=("job", "lock"), args=("token", "attempts_started", "stalled_count", "attempts_made")),
+    Script(
+        "retire",
+        keys=("set",),
+        args=("base", "clock_offset", "option", "count", "age_ms", "needs_letters", "after_id", "after_score"),
+    ),
     Script("pause", keys=("meta", "marker", "events"), args=("base",)),
     Script("resume", keys=("meta", "wait", "paused", "prioritized", "events"), args=("base",)),
     Script("update_progress", keys=("job", "meta", "events"), args=("job_id", "progress")),

@@ -3,6 +3,7 @@
 Everything that a program needs to define a workflow is here. Entities in SQL: `bullpen.ledger.entities`.
 """
 
+from bullpen._kernel.rates import RateLimit
 from bullpen.ports.bindings import (
     AnyTransport,
     BullMQ,
@@ -13,14 +14,16 @@ from bullpen.ports.bindings import (
     KafkaEvent,
     RabbitMQ,
     RabbitMQEvent,
+    RedisAddress,
     SourceEvent,
 )
 from bullpen.ports.entity import Entities, EntityBusy, EntityChanged, EntityNotFound, EntityStore
+from bullpen.ports.transport import Receipt
 from bullpen.workflow.actions import on_event, on_status_changed
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.definition import Definition, InlineEntities, States, Transition
-from bullpen.workflow.engine import EntityFailed
+from bullpen.workflow.engine import EntityFailed, UnknownEvent
 from bullpen.workflow.locks import EmitsToItself, RedisLocks
 from bullpen.workflow.machine import EndlessSteps, NoTransition
 from bullpen.workflow.service import Workflow
@@ -48,11 +51,15 @@ __all__ = [
     "NoTransition",
     "RabbitMQ",
     "RabbitMQEvent",
+    "RateLimit",
+    "Receipt",
+    "RedisAddress",
     "RedisEntities",
     "RedisLocks",
     "SourceEvent",
     "States",
     "Transition",
+    "UnknownEvent",
     "Workflow",
     "on_event",
     "on_status_changed",

@@ -180,9 +180,11 @@ class Definition(Generic[T, P, E, S]):
     such an event is tried again, as one that is too early for the state."""
     payloads: Mapping[E, Any] = field(default_factory=dict)
     """Types of payloads, by event. JSON becomes such an object; what does not fit fails for good."""
-    on_action_error: Literal["retry", "fail"] | None = None
+    on_action_error: Literal["retry", "raise", "fail"] | None = None
     """retry: the entity stays untouched and the event is tried again, the failed state comes with the last attempt.
-    fail: into the failed state at once. None: retry for events of a transport, fail for a direct `emit`."""
+    raise: into the failed state at once, and the error goes to the caller; an event of a transport becomes a dead
+    letter. fail: into the failed state at once, and the event counts as handled. None: retry for events of a transport,
+    raise for a direct `emit`."""
     max_steps: int = 100
     """Automatic steps that one event may cause. More means that the states run in a circle."""
     kafka: Kafka[E] | None = None
@@ -202,8 +204,8 @@ class Definition(Generic[T, P, E, S]):
         require("fallback", self.fallback is None or _is_async(self.fallback), "an `async def`", self.fallback)
         require("create", self.create is None or callable(self.create), "a function of urn and payload", self.create)
         check_int("max_steps", self.max_steps, minimum=1)
-        if self.on_action_error not in (None, "retry", "fail"):
-            raise InvalidOption("on_action_error", "'retry', 'fail' or None", self.on_action_error)
+        if self.on_action_error not in (None, "retry", "raise", "fail"):
+            raise InvalidOption("on_action_error", "'retry', 'raise', 'fail' or None", self.on_action_error)
         access = (
             "new",
             "status",

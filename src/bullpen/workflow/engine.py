@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from bullpen.errors import (
     ConnectionLost,
     DatabaseUnavailable,
     DelayJob,
+    InvalidOption,
     PermanentError,
     RateLimited,
     ReturnToWait,
@@ -62,7 +63,7 @@ from bullpen.workflow.machine import (
 )
 from bullpen.workflow.stores import DirectStore
 
-__all__ = ["Engine", "EntityFailed"]
+__all__ = ["Engine", "EntityFailed", "UnknownEvent"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -78,6 +79,14 @@ _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
 """What an action may raise without having failed."""
+
+
+class UnknownEvent(InvalidOption, PermanentError):
+    """No transition of the workflow has this event, in whatever state: a mistake of the program, not of the moment."""
+
+    def __init__(self, workflow: str, event: object, known: Iterable[object]) -> None:
+        super().__init__("event", f"an event of workflow {workflow!r}: {_words(known)}", word(event))
+        self.event = event
 
 
 class EntityFailed(BullpenError, PermanentError):
@@ -122,9 +131,11 @@ class Engine(Generic[T, P, E, S]):
         """`locks` keep events of one entity apart over several processes; within this one they always are."""
         self.name, self.definition, self.store, self.hooks = name, definition, store, hooks
         self._local, self._locks = LocalLocks(), locks
+        self._events = definition.all_events()
 
     async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
         """Apply one event; returns the entity. An event whose key was applied before changes nothing."""
+        self._require_known(event)
         payload = self._typed(event, payload)
         async with self._alone(urn, trigger):
             return await self._repeating(urn, lambda: self._apply(event, urn, payload, trigger, [trigger.key]))
@@ -218,6 +229,8 @@ class Engine(Generic[T, P, E, S]):
         entity: T = await made if inspect.isawaitable(made) else made
         own = self.store.urn(entity)
         require("create", own == urn, f"an entity with the urn {urn!r}", own)
+        status, known = self.store.status(entity), self.definition.all_states()
+        require("create", status in known, f"an entity in a state of the workflow: {_words(known)}", word(status))
         return Loaded(entity, 0)
 
     def _was_applied(self, loaded: Loaded[T], key: str, urn: str) -> bool:
@@ -259,6 +272,7 @@ class Engine(Generic[T, P, E, S]):
             walk.entity = refused
         while walk.follow_ups:
             event, payload = walk.follow_ups.pop(0)
+            self._require_known(event)
             await self._move(walk, event, urn, self._typed(event, payload), trigger)
         return walk
 
@@ -332,7 +346,7 @@ class Engine(Generic[T, P, E, S]):
             names[name] += 1
             own = name if names[name] == 1 else f"{name} {names[name]}"
             with performing(replace(context, action=own)):
-                walk.entity = await self._run(action, step, walk.entity, payload)
+                walk.entity = await self._run(action, step, walk.entity, payload, urn)
 
         for action in step.transition.actions:
             await run(action, name_of(action))
@@ -354,12 +368,18 @@ class Engine(Generic[T, P, E, S]):
         walk.moves.append(Move(word(step.event), word(step.source), word(step.target), kind))
 
     async def _run(
-        self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any
+        self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any, urn: str
     ) -> T:
         try:
             returned: T | None = await action(entity, payload)
             if returned is None:
                 raise TypeError(f"action {getattr(action, '__qualname__', action)} returned None instead of the entity")
+            own = self.store.urn(returned)
+            if own != urn:
+                # It would be stored over another entity, or as a new one beside the old.
+                raise PermanentError(
+                    f"action {name_of(action)} changed the urn from {urn!r} to {own!r}; it names the entity"
+                )
         except _SIGNALS:
             raise
         except Exception as error:
@@ -410,17 +430,20 @@ class Engine(Generic[T, P, E, S]):
     async def _failed(
         self, failure: _ActionFailed, source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str]
     ) -> T:
-        """Retry: raise, the entity untouched; with the last attempt, and for `fail`, into the failed state."""
-        policy = self.definition.on_action_error or ("fail" if trigger.attempt is None else "retry")
+        """Retry: raise, the entity untouched; with the last attempt, and for the others, into the failed state."""
+        is_direct = trigger.attempt is None
+        policy = self.definition.on_action_error or ("raise" if is_direct else "retry")
         error, fields = failure.error, log_fields(urn, trigger)
         if policy == "retry" and not trigger.is_final(error):
             raise error
         reason = describe(error)[0]
         logger.error("Action failed: %s", reason, exc_info=error, extra={**fields, "error": cut(reason, 500)})
         entity = await self._park(failure.step, source, urn, payload, trigger, keys, reason)
-        if policy == "retry":
-            raise error
-        return entity
+        if policy == "fail":
+            return entity
+        if policy == "raise" and not is_direct and not trigger.is_final(error):
+            raise PermanentError(reason) from error  # its entity is parked: another try could only say so
+        raise error
 
     async def _park(
         self, step: Step[T, P, E, S], source: S, urn: str, payload: Any, trigger: Trigger, keys: list[str], reason: str
@@ -446,6 +469,10 @@ class Engine(Generic[T, P, E, S]):
                     await held.enter_async_context(self._locks.hold(urn))
             yield
 
+    def _require_known(self, event: E) -> None:
+        if event not in self._events:
+            raise UnknownEvent(self.name, event, self._events)
+
     def _typed(self, event: E, payload: Any) -> Any:
         kind = self.definition.payloads.get(event)
         if kind is None or (isinstance(kind, type) and isinstance(payload, kind)):
@@ -454,6 +481,10 @@ class Engine(Generic[T, P, E, S]):
             return msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise PermanentError(f"payload of {word(event)}: {error}") from error
+
+
+def _words(values: Iterable[Any]) -> str:
+    return ", ".join(map(word, values))
 
 
 def _cause(triggers: Sequence[Trigger]) -> Trigger:

@@ -6,14 +6,17 @@ and is logged. Elsewhere: mistakes in a single value (`definition`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bullpen.errors import InvalidOption
-from bullpen.ports.entity import word
-from bullpen.workflow.actions import Hook
-from bullpen.workflow.definition import Definition, Transition, many
+from bullpen.ports.entity import EntityStore, word
+from bullpen.workflow.actions import Hook, name_of
+from bullpen.workflow.definition import Definition, InlineEntities, Transition, many
 from bullpen.workflow.machine import automatic_exits, reachable
 
 __all__ = ["DoubtfulDefinition", "Finding", "lint"]
@@ -27,7 +30,10 @@ class Finding:
     """One doubt."""
 
     level: Literal["error", "warning"]
-    code: Literal["unreachable-state", "dead-end", "ambiguous-exit", "endless-loop", "impossible-hook"]
+    code: Literal[
+        "unreachable-state", "dead-end", "ambiguous-exit", "endless-loop", "impossible-hook", "final-exit",
+        "no-final-state", "wrong-arity", "changed-urn", "unknown-status",
+    ]  # fmt: skip
     text: str
 
     def __str__(self) -> str:
@@ -44,9 +50,17 @@ class DoubtfulDefinition(InvalidOption):
         self.args = (f"workflow {workflow!r} is refused: {listed}",)
 
 
-def lint(definition: AnyDefinition, hooks: Iterable[Hook] = ()) -> list[Finding]:
+def lint(
+    definition: AnyDefinition, hooks: Iterable[Hook] = (), store: EntityStore[Any, Any] | None = None
+) -> list[Finding]:
     """All findings, errors first."""
+    hooks = tuple(hooks)
     found = [
+        *_final_exits(definition),
+        *_no_finals(definition),
+        *_arity(definition, hooks),
+        *_changed_urns(definition, hooks),
+        *_blank_status(definition, store),
         *_unreachable(definition),
         *_dead_ends(definition),
         *_ambiguous(definition),
@@ -78,6 +92,116 @@ def _dead_ends(definition: AnyDefinition) -> Iterator[Finding]:
             continue
         if not any(state in transition.sources for transition in definition.transitions):
             yield Finding("warning", "dead-end", f"no event leads out of state {word(state)}, which is not final")
+
+
+def _final_exits(definition: AnyDefinition) -> Iterator[Finding]:
+    for transition in definition.transitions:
+        for state in transition.sources:
+            if state in definition.states.finals:
+                yield Finding(
+                    "warning", "final-exit", f"state {word(state)} is final, but {transition} leads out of it"
+                )
+
+
+def _no_finals(definition: AnyDefinition) -> Iterator[Finding]:
+    if not definition.states.finals:
+        yield Finding("warning", "no-final-state", "no state is final, so no entity is ever done; name finals=[…]")
+
+
+def _arity(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding]:
+    """Functions that cannot be called as they will be."""
+    two: list[tuple[str, Callable[..., Any]]] = [
+        *(("condition", each) for each in definition.conditions),
+        *(("action", each) for one in definition.transitions for each in one.actions),
+        *(("condition", each) for one in definition.transitions for each in one.conditions),
+        *(("action", hook.run) for hook in hooks if hook.run is not None),
+    ]
+    asked: list[tuple[str, Callable[..., Any], tuple[str, ...]]] = [
+        (what, function, ("entity", "payload")) for what, function in two
+    ]
+    if definition.fallback is not None:
+        asked.append(("fallback", definition.fallback, ("entity", "event", "payload")))
+    if definition.create is not None:
+        asked.append(("create", definition.create, ("urn", "payload")))
+    for what, function, names in dict.fromkeys(asked):
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of some that are written in C nobody can tell
+            continue
+        try:
+            signature.bind(*names)
+        except TypeError as error:
+            text = f"{what} {name_of(function)} cannot be called with ({', '.join(names)}): {error}"
+            yield Finding("error", "wrong-arity", text)
+
+
+_COPIES: Final = frozenset({"replace", "_replace", "evolve", "copy", "model_copy", "copy_with"})
+
+
+def _changed_urns(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding]:
+    """Actions whose text gives the entity another urn. What their text does not show is refused when it happens."""
+    access = definition.entity
+    names = _read_by(access.urn_ if isinstance(access, InlineEntities) else getattr(access, "urn", None))
+    actions = [each for one in definition.transitions for each in one.actions]
+    for action in dict.fromkeys([*actions, *(hook.run for hook in hooks if hook.run is not None)]):
+        changed = next(_changes(action, names), None)
+        if changed is not None:
+            text = f"action {name_of(action)} changes {changed!r}, which names the entity: an entity keeps its urn"
+            yield Finding("warning", "changed-urn", text)
+
+
+def _read_by(function: Any) -> frozenset[str]:
+    """Attributes and items that a function of an entity reads; `urn` where nobody can tell."""
+    found = {
+        name
+        for node in ast.walk(_text_of(function))
+        if (name := getattr(node, "attr", None)) or (name := getattr(getattr(node, "slice", None), "value", None))
+        if isinstance(name, str) and not name.startswith("_")
+    }
+    return frozenset(found | {"urn"})
+
+
+def _changes(action: Any, names: frozenset[str]) -> Iterator[str]:
+    tree = _text_of(action)
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef))
+    parameters = [each.arg for each in first.args.args] if (first := next(functions, None)) is not None else []
+    entity = next((each for each in parameters if each != "self"), None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+            if isinstance(node.value, ast.Name) and node.value.id == entity and name in names:
+                yield str(name)
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            of_entity = any(isinstance(each, ast.Name) and each.id == entity for each in _objects(node))
+            if called in _COPIES and of_entity:
+                yield from (each.arg for each in node.keywords if each.arg in names)
+
+
+def _objects(call: ast.Call) -> Iterator[ast.expr]:
+    """What a copy is made of: `replace(entity, …)` or `entity.model_copy(…)`."""
+    yield from call.args
+    if isinstance(call.func, ast.Attribute):
+        yield call.func.value
+
+
+def _text_of(function: Any) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # a lambda inside of a call, or what has no text at all
+        return ast.Module([], [])
+
+
+def _blank_status(definition: AnyDefinition, store: EntityStore[Any, Any] | None) -> Iterator[Finding]:
+    if store is None:
+        return
+    try:
+        status = store.status(store.new())
+    except (AttributeError, KeyError, TypeError, ValueError):  # a blank entity need not have a status yet
+        return
+    if status is not None and status not in definition.all_states():
+        text = f"a new entity has the status {word(status)}, which is no state of the workflow"
+        yield Finding("warning", "unknown-status", text)
 
 
 def _ambiguous(definition: AnyDefinition) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import NotConfigured
 from bullpen.ports.bindings import Binding
-from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, UrnLocks, word
+from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, KnowsStates, UrnLocks, word
 from bullpen.ports.messaging import Messaging
 from bullpen.ports.transport import Receipt
 from bullpen.workflow import diagram
@@ -28,7 +28,7 @@ from bullpen.workflow.actions import Hooks
 from bullpen.workflow.bindings import EventConsumers
 from bullpen.workflow.context import CORRELATION, TENANT, USER, Trigger, inherited_headers
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.engine import Engine
+from bullpen.workflow.engine import Engine, UnknownEvent
 from bullpen.workflow.lint import DoubtfulDefinition, Finding, lint
 from bullpen.workflow.simulate import Explanation, Simulation, explain, simulate
 
@@ -64,13 +64,15 @@ class Workflow(Generic[T, P, E, S]):
         self.name, self.definition, self.store = name, definition, store
         self.binding, self.client = binding, client
         hooks = hooks or Hooks([])
-        self.findings: tuple[Finding, ...] = tuple(lint(definition, hooks.all))
+        self.findings: tuple[Finding, ...] = tuple(lint(definition, hooks.all, store))
         """What lint has found."""
         errors = [finding for finding in self.findings if strict or finding.level == "error"]
         if errors:
             raise DoubtfulDefinition(name, errors)
         for finding in self.findings:
             logger.warning("workflow %r: %s", name, finding)
+        if isinstance(store, KnowsStates):
+            store.allow(definition.all_states())
         self._owns_client = owns_client
         self._engine = Engine(name, definition, store, hooks, locks=locks)
         self._consumers = EventConsumers(binding, client, apply=self._engine.emit, apply_batch=self._engine.emit_batch)
@@ -97,8 +99,9 @@ class Workflow(Generic[T, P, E, S]):
         """Apply an event here and now; returns the entity.
 
         With an `idempotency_key` the same key counts once for an entity, where the store remembers events; `send` with
-        the same key is the same event. Raises NoTransition when the event leads nowhere from the entity's status,
-        EntityNotFound, EntityChanged.
+        the same key is the same event. Raises what an action raised, after the entity was stored in its failed state
+        (`on_action_error` of the definition says otherwise); UnknownEvent; NoTransition when the event leads nowhere
+        from the entity's status; EntityNotFound, EntityChanged.
         """
         headers = _headers(tenant_id, user_id, correlation_id)
         trigger = Trigger(key=idempotency_key or str(uuid.uuid4()), headers=headers)
@@ -118,7 +121,8 @@ class Workflow(Generic[T, P, E, S]):
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Receipt:
-        """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it.
+        """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it. On BullMQ
+        that is the `Job`.
 
         It goes where the binding says that this event comes from: whoever consumes there applies it, this program or
         another, also one in Node. With an `idempotency_key` it counts once for its entity, as with `emit`, also when
@@ -127,6 +131,9 @@ class Workflow(Generic[T, P, E, S]):
         """
         if self.client is None or self.binding is None:
             raise NotConfigured(f"workflow {self.name!r} has no transport; register it with one, or use emit")
+        known = self.definition.all_events()
+        if event not in known:
+            raise UnknownEvent(self.name, event, known)
         mapped = self.binding.mapped(event)
         receipt: Receipt = await self.client.produce(
             mapped.source,

@@ -8,8 +8,9 @@ worker's. Elsewhere: all of that (`bullpen.queue`), the policy (`bullpen.plugins
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from bullpen._kernel.backoff import UnknownBackoff
 from bullpen._kernel.duration import is_text, to_ms
 from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Waiting
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import ConnectionLost, require
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.messaging import MessagingClient
@@ -39,6 +41,7 @@ LABEL: Final = "BullMQ"
 _OPTIONS: Final = frozenset(
     {"at", "durability", "keep_logs", "lifo", "priority", "remove_on_complete", "remove_on_fail", "urgency"}
 )
+_WORKER_OPTIONS: Final = frozenset(inspect.signature(Worker.__init__).parameters) - {"self", "queue", "handler"}
 _LONGER_THAN_ANY_CLOSE: Final = timedelta(days=1)
 
 
@@ -57,10 +60,11 @@ class BullMQTransport:
         job_options: Mapping[str, Any] | None = None,
         dead_letters: DeadLetters | None = None,
         add_deadline: int | timedelta = 30_000,
+        limit_of: Callable[[str], RateLimit | None] = lambda source: None,
         **worker_options: Any,
     ) -> None:
-        """`tries` and `job_options` hold for every event that does not say otherwise; `worker_options` are those of
-        `Worker`."""
+        """`tries` and `job_options` hold for every event that does not say otherwise; `limit_of` a queue is that of its
+        worker; `worker_options` are those of `Worker`."""
         self.connection = connection_for(_dial(connection) if isinstance(connection, RedisAddress) else connection)
         self._owns_connection = not isinstance(connection, Connection)
         self._prefix = prefix
@@ -74,7 +78,9 @@ class BullMQTransport:
         make_options(DEFAULT_OPTIONS, **self._job_options, **_tries_as_options(self._tries))  # refused now, not later
         self._dead_letters = dead_letters or preset.policy.dead_letters
         self._add_deadline_ms = to_ms("add_deadline", add_deadline, minimum=1)
-        self._worker_options = worker_options
+        for name in worker_options:
+            require("worker_options", name in _WORKER_OPTIONS, "options of Worker", name)
+        self._limit_of, self._worker_options = limit_of, worker_options
         self._queues: dict[str, Queue] = {}
         self._consumers: list[_JobDeliveries] = []
         self._is_closed = False
@@ -124,7 +130,7 @@ class BullMQTransport:
             prefix=self._prefix,
             policy=RetryPolicy(dead_letters=letters),
             concurrency=1 if ordered else prefetch,
-            **self._worker_options,
+            **{"limit": self._limit_of(source), **self._worker_options},
         )
         await consumer.start()
         self._consumers.append(consumer)
@@ -392,6 +398,7 @@ class BullMQClient(MessagingClient[Job]):
         policy: RetryPolicy = WORKFLOW_EVENT.policy,
         job_options: Mapping[str, Any] | None = None,
         worker_options: Mapping[str, Any] | None = None,
+        limit_of: Callable[[str], RateLimit | None] = lambda source: None,
         publish_deadline: int | timedelta = 30_000,
         **options: Any,
     ) -> None:
@@ -404,6 +411,7 @@ class BullMQClient(MessagingClient[Job]):
             job_options=job_options,
             dead_letters=policy.dead_letters,
             add_deadline=publish_deadline,
+            limit_of=limit_of,
             **(worker_options or {}),
         )
         super().__init__(transport, policy=policy, publish_deadline=publish_deadline, **options)
@@ -421,6 +429,8 @@ class BullMQClient(MessagingClient[Job]):
             connection if binding.connection is None else binding.connection,
             policy=binding.policy(),
             job_options=job_options,
+            limit_of=binding.rate_limit_of,
+            worker_options={**binding.worker_options, **(options.pop("worker_options", None) or {})},
             **options,
         )
 

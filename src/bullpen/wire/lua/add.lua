@@ -131,7 +131,7 @@ for index = 1, count do
   end
   if is_free then
     redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
-      "timestamp", timestamp, "delay", delay_ms, "priority", priority)
+      "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1")
     if index > 1 then
       last_event = redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
     else -- trims the stream for all

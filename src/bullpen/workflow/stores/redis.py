@@ -16,7 +16,7 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, is_text
 from bullpen._kernel.ids import encode_segment
 from bullpen.errors import InvalidOption, require
-from bullpen.ports.entity import Applied, Change, EntityChanged, HistoryEntry, Loaded, word
+from bullpen.ports.entity import AllowedStates, Applied, Change, EntityChanged, HistoryEntry, Loaded, word
 from bullpen.queue import Connection
 from bullpen.wire.scripts import SCRIPTS
 
@@ -57,6 +57,7 @@ class RedisEntities(Generic[S]):
         require("name", is_text(name) and ":" not in name, "non-empty text without ':'", name)
         self._connection, self._status_type, self._blank = connection, status_type, dict(blank or {})
         self._base = f"{prefix}:{name}:"
+        self._states = AllowedStates()
         self._keep_history = check_int("keep_history", keep_history, minimum=1)
         self._keep_applied = check_int("keep_applied", keep_applied, minimum=1)
 
@@ -71,10 +72,15 @@ class RedisEntities(Generic[S]):
 
     # ---- for programs -------------------------------------------------------------------------------------------
 
+    def allow(self, states: Sequence[Any]) -> None:
+        """Let `create` take entities in these states; a workflow that is registered does it."""
+        self._states.allow(states)
+
     async def create(self, entity: Entity, *, tenant_id: str | None = None) -> Entity:
         """Store a new entity. Raises EntityChanged when its urn exists already, also another tenant's."""
         urn = self.urn(entity)
         require("entity.status", entity.get("status") is not None, "a status", entity.get("status"))
+        self._states.check(entity["status"])
         keys = self._keys(urn)
         stored = await self._evaluate(
             keys, 0, entity, is_failed=False, reason="", applied=(), past=(), tenant_id=tenant_id
