@@ -30,7 +30,17 @@ from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.outbox import encode_rows
 from bullpen.ledger.records import Enqueued, OutboxItem
 
-__all__ = ["AllRuns", "NewRun", "RunRow", "RunStatus", "StepRow", "TenantRuns", "check_run_id"]
+__all__ = [
+    "AllRuns",
+    "NewRun",
+    "RunRow",
+    "RunStatus",
+    "StepRow",
+    "TenantRuns",
+    "check_run_id",
+    "read_ledger_id",
+    "to_row",
+]
 
 _runs, _steps = tables.runs, tables.run_steps
 _accounts, _entries = tables.credit_accounts, tables.credit_entries
