@@ -240,7 +240,8 @@ def test_kinds_of_a_program_are_previewed_and_linted(sqlite_url: str, type_: Typ
     assert imported["saved"] == 1
     assert (saved["channel"], saved["tenantId"]) == ("email", "acme")
     assert {each["occasion"] for each in with_it} == {"namesday", "birthday"}
-    assert type_("messages", "lint", *program) == []
+    (doubt,) = type_("messages", "lint", *program)
+    assert (doubt["code"], "{name}" in doubt["text"]) == ("unknown-name", True), "and no day that does not exist"
     assert without.code == unlinted.code == 2, "nobody knows what a namesday is"
 
 

@@ -120,6 +120,7 @@ def test_the_engine_agrees_with_the_reference(
         transitions=[transition(rule) for rule in rules],
         entity=Memory("a"),
         max_steps=MOST,
+        on_action_error="fail",
     )
     memory = Memory("a")
     engine = Engine("model", definition, DirectStore(memory), Hooks([]))
