@@ -190,10 +190,11 @@ def acquire(
     bring each write to the disk before it answers, which level `fsync` of an add needs; the directory remembers it, and
     a server that runs changes at once. The server ends after the last user released it or died, and its data stays.
 
-    Raises NotConfigured if `BULLPEN_EMBEDDED=never`; MissingExtra if no server is installed; EmbeddedError if the
-    directory belongs to something or somebody else, was written by a newer server, or the server does not start.
+    Raises NotConfigured without a directory if `BULLPEN_EMBEDDED=never`, which forbids this server where none was
+    named; MissingExtra if no server is installed; EmbeddedError if the directory belongs to something or somebody else,
+    was written by a newer server, or the server does not start.
     """
-    _refuse_if_forbidden()
+    _refuse_if_forbidden(is_named=directory is not None)
     wish = _Tcp.check(tcp_port, password)
     require("appendfsync", appendfsync is None or appendfsync in _SYNCS, "'everysec' or 'always'", appendfsync)
     place = Path(os.path.realpath(data_directory() if directory is None else Path(directory).expanduser()))
@@ -496,13 +497,13 @@ def was_used(directory: str | Path) -> bool:
     return (Path(directory) / _STAMP).exists()
 
 
-def _refuse_if_forbidden() -> None:
+def _refuse_if_forbidden(*, is_named: bool) -> None:
     mode = os.environ.get("BULLPEN_EMBEDDED", "").strip() or "auto"
-    if mode == "never":
+    if mode == "never" and not is_named:
         raise NotConfigured(
             "the embedded server is forbidden by BULLPEN_EMBEDDED=never; give `connection=` or set BULLPEN_REDIS_URL"
         )
-    require("BULLPEN_EMBEDDED", mode == "auto", "'auto' or 'never'", mode)
+    require("BULLPEN_EMBEDDED", mode in ("auto", "never"), "'auto' or 'never'", mode)
     if platform.system() == "Windows":
         raise EmbeddedError("the embedded server does not run on Windows; set BULLPEN_REDIS_URL to a server you run")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bullpen.cli.commands import run
-from bullpen.errors import ServerRefused
-from bullpen.queue import Connection, Queue, QueueEvents, Worker
+from bullpen.errors import JobFailed, ServerRefused
+from bullpen.queue import Connection, Durability, Queue, QueueEvents, Worker
 from bullpen.queue.acl import _DIRECT, _of_scripts, acl_rule
 from bullpen.queue.checks import Verdict, inspect_server
 from bullpen.testing import RedisServer
@@ -106,6 +106,41 @@ def test_the_guide_shows_the_rule_as_it_is() -> None:
     assert " ".join(shown[1].replace("\\\n", " ").split()) == acl_rule(queues=["orders"])
 
 
+async def test_letters_of_a_tenant_and_users_of_a_queue_need_no_other_right(start_server: StartServer) -> None:
+    """What is looked up in sets that we keep beside the queue."""
+    server = start_server()
+    url = login(server, acl_rule(queues=["orders"]))
+    async with Queue("orders", connection=url, attempts=1) as queue:
+        await _fail(url, "orders", ["bad"])
+        assert (await queue.dead_letters.of_tenant("acme")).depth == 0
+        assert await queue.note_user("program", "one") == []
+        assert await queue.note_user("program", "two") == ["one"]
+
+
+async def test_the_rule_for_durability_serves_every_level(start_server: StartServer) -> None:
+    server = start_server(args=("--repl-diskless-sync-delay", "0"))
+    replica = start_server(args=("--replicaof", f"127.0.0.1 {server.port}"))
+    async with asyncio.timeout(20):
+        while replica.command("INFO", "replication")["master_link_status"] != "up":  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
+    url = login(server, acl_rule(queues=["orders"], durability=True))
+    async with Queue("orders", connection=url) as queue:
+        job = await soon(queue.add("charge", durability=Durability.replicated(1)))
+
+    assert job.durability == "replicated(1)"
+
+
+async def _fail(url: str, name: str, ids: list[str]) -> list[str]:
+    """The dead letters of jobs that failed, oldest first."""
+    async with Queue(name, connection=url, attempts=1) as queue:
+        async with Worker(name, Failing(*(ValueError("no") for _ in ids)), connection=url, dead_letters=True):
+            for job_id in ids:
+                job = await queue.add("charge", {"cents": 5}, job_id=job_id)
+                with pytest.raises(JobFailed):
+                    await job.result(timeout=10_000)
+        return [letter.id async for letter in queue.dead_letters]
+
+
 async def _one_of_each(url: str, mine: str, theirs: str) -> None:
     """Two queues with jobs, the second of somebody else."""
     for name in (mine, theirs):
@@ -120,6 +155,8 @@ COMMANDS = (
     *("jobs list orders", "jobs show orders waits", "jobs add orders more", "jobs promote orders later"),
     *("jobs follow orders --timeout 100", "jobs logs orders waits", "jobs remove orders waits"),
     *("schedules list orders", "dead-letters overview", "dead-letters groups", "dead-letters list orders"),
+    *("dead-letters redrive orders {0}", "dead-letters discard orders {1}", "dead-letters show orders {2}"),
+    *("dead-letters edit orders {2} --data {{}} --yes --why test", "dead-letters redrive orders --all"),
     *("queues clean orders --state completed --yes", "queues drain orders --yes"),
     "queues obliterate orders --force --yes",
 )
@@ -132,11 +169,12 @@ def test_every_command_serves_a_user_of_one_queue(
     """Another queue under the same prefix is neither shown nor a reason to end."""
     monkeypatch.setenv("NO_COLOR", "1")
     server = start_server()
+    letters = asyncio.run(_fail(server.url, "orders", ["one", "two", "three", "four"]))
     asyncio.run(_one_of_each(server.url, "orders", "salaries"))
     url = login(server, acl_rule(queues=["orders"]))
     told = {}
     for command in COMMANDS:
-        code = run([*command.split(), "--redis", url])
+        code = run([*command.format(*letters).split(), "--redis", url])
         out, err = capsys.readouterr()
         told[command] = (code, out + err)
 

@@ -180,6 +180,7 @@ async def test_a_password_is_rotated_while_a_worker_runs(
                 await asyncio.sleep(0.01)
         lines = [record.getMessage() for record in caplog.records if "WRONGPASS" in record.getMessage()]
         assert len(lines) == 1, lines
+        assert "WRONGPASS invalid username-password pair or user is disabled" in lines[0]
         passwords.append("new")
 
         assert await (await queue.add("welcome", 2, add_deadline=10_000)).result(timeout=10_000) == 2

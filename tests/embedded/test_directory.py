@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import bullpen
 from bullpen import embedded
 from bullpen.errors import EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 from bullpen.testing import Child, find_component, free_port, need, wait_until_gone
@@ -367,11 +368,21 @@ def test_never_means_never(directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """In production a missing address must not become a private, empty queue."""
     monkeypatch.setenv("BULLPEN_EMBEDDED", "never")
     with pytest.raises(NotConfigured, match="forbidden by BULLPEN_EMBEDDED=never; give `connection=`"):
-        embedded.acquire(directory)
+        embedded.acquire()
     monkeypatch.setenv("BULLPEN_EMBEDDED", "nevr")
     with pytest.raises(InvalidOption, match="BULLPEN_EMBEDDED: expected 'auto' or 'never', got 'nevr'"):
         embedded.acquire(directory)
     assert not directory.exists()
+
+
+async def test_never_does_not_forbid_a_server_that_was_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes its address has forgotten none."""
+    monkeypatch.setenv("BULLPEN_EMBEDDED", "never")
+    async with bullpen.Queue("mails", connection=f"embedded://{directory}") as queue:
+        await queue.add("mail")
+    monkeypatch.setenv("BULLPEN_REDIS_URL", f"embedded://{directory}")
+    async with bullpen.Queue("mails") as queue:
+        assert (await queue.counts()).waiting == 1
 
 
 @pytest.fixture

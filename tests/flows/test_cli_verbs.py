@@ -243,6 +243,45 @@ def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_:
     assert type_("schedules", "run", "emails", "nope").code == 1
 
 
+@pytest.mark.leaves_queue_broken
+@pytest.mark.parametrize(
+    ("bound", "why"), [({"limit": 2}, "limit of 2 reached"), ({"endDate": 1_000}, "its end date has passed")]
+)
+def test_a_scheduler_that_has_ended_says_so(
+    bound: dict[str, int], why: str, redis_url: str, redis_server: RedisServer, type_: Type
+) -> None:
+    """The time of its last job stays in its record; that is not when it fires next."""
+    on(redis_url, lambda queue: queue.add("plain", delay=3_600_000))
+    client: Any = redis_server.client()
+    due = int(time.time() * 1000) - 1
+    client.hset("bull:emails:repeat:beat", mapping={"name": "beat", "ic": 1, "every": 20, **bound})
+    client.zadd("bull:emails:repeat", {"beat": due})
+    client.hset(f"bull:emails:repeat:beat:{due}", mapping={"name": "beat", "data": "{}", "opts": "{}", "rjk": "beat",
+                "timestamp": due, "delay": 0, "priority": 0})  # fmt: skip
+    client.zadd("bull:emails:delayed", {f"repeat:beat:{due}": due * 0x1000})
+
+    async def work(queue: Queue) -> None:
+        left = asyncio.Semaphore(0)
+
+        async def beat(job: Job) -> None:
+            left.release()
+
+        async with Worker("emails", beat, connection=redis_url):
+            for _ in range(2 if "limit" in bound else 1):
+                await asyncio.wait_for(left.acquire(), 20)
+
+    on(redis_url, work)
+
+    assert f"ended: {why}" in type_("schedules", "emails").out
+    (listed,) = json.loads(type_("schedules", "emails", "--json").out)
+    assert (listed["ended"], "next" in listed) == (why, False)
+    shown = json.loads(type_("schedules", "show", "emails", "beat", "--json").out)
+    assert (shown["ended"], shown["instants"]) == (why, [])
+    assert f"fires no more: {why}" in type_("schedules", "show", "emails", "beat").out
+    again = type_("schedules", "run", "emails", "beat")
+    assert (again.code, f"the scheduler 'beat' has ended ({why})" in again.err) == (1, True)
+
+
 def test_a_pattern_is_previewed_without_a_server(tmp_path: Path) -> None:
     def preview(*words: str) -> Answer:
         return cli("schedules", "preview", *words, cwd=tmp_path, env={"BULLPEN_REDIS_URL": "redis://127.0.0.1:1"})

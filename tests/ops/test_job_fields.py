@@ -8,11 +8,12 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bullpen import Job, Queue, Worker
+from bullpen import Job, JobFailed, Queue, Worker
 from bullpen.ops import logs
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.transport import Delivery
@@ -137,6 +138,29 @@ async def test_the_filter_hides_secrets_in_errors_that_the_program_logs() -> Non
     assert "hunter2" not in stream.getvalue()
     assert "s3cret" not in stream.getvalue()
     assert "ValueError: password=*** at postgresql://***@db" in stream.getvalue()
+
+
+async def test_the_page_names_every_field_of_lines_about_jobs(redis_url: str) -> None:
+    """Whoever sets up a log shipper reads it there."""
+    stream = io.StringIO()
+    logs.configure(stream, level=logging.DEBUG, as_json=True)
+
+    async def handle(job: Job) -> None:
+        raise ValueError("no")
+
+    async with (
+        Queue("cards", connection=redis_url, attempts=2) as queue,
+        Worker("cards", handle, connection=redis_url, dead_letters=True),
+    ):
+        job = await queue.add("charge", DATA, tm=json.dumps({"traceparent": PARENT}), backoff=1)
+        with pytest.raises(JobFailed):
+            await job.result(timeout=20_000)
+
+    lines = [each for each in map(json.loads, stream.getvalue().splitlines()) if each["logger"] == "bullpen.worker"]
+    fields = {name for line in lines for name in line}
+    page = (Path(__file__).parents[2] / "docs/operate/monitoring.md").read_text()
+    assert {"cause", "retryInMs", "stack", "durationMs"} <= fields
+    assert [name for name in sorted(fields) if f"`{name}`" not in page.split("## Logs")[1]] == []
 
 
 async def test_what_the_line_says_itself_stays(redis_url: str) -> None:

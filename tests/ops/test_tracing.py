@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -137,6 +137,35 @@ async def test_a_handler_that_asks_to_be_called_again_has_not_failed(
 
     runs = [span for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER]
     assert [(run.status.status_code, list(run.events)) for run in runs] == [(StatusCode.UNSET, [])] * 2
+
+
+async def fails(job: Job) -> None:
+    raise ValueError("no")
+
+
+def fails_in_a_thread(job: Job) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("handler", [fails, fails_in_a_thread])
+async def test_lines_about_a_failure_name_the_trace_of_the_run(
+    spans: InMemorySpanExporter, redis_url: str, caplog: pytest.LogCaptureFixture, handler: Callable[[Job], Any]
+) -> None:
+    """Also when the producer sent none: the span of the run is there, and somebody wants to find it."""
+    async with (
+        Queue("mails", connection=redis_url) as queue,
+        Worker("mails", handler, connection=redis_url, dead_letters=True),
+    ):
+        job = await queue.add("mail", attempts=2, tm="none")
+        with pytest.raises(JobFailed):
+            await job.result(timeout=20_000)
+
+    runs = [trace_of(span) for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER]
+    about = [vars(record) for record in caplog.records if record.name == "bullpen.worker"]
+    failed, letter, finally_failed = about
+    assert letter["message"].startswith("Job sent to DLQ")
+    assert [line["traceId"] for line in (failed, letter, finally_failed)] == [runs[0], runs[1], runs[1]]
+    assert [line["attempt"] for line in (failed, letter, finally_failed)] == [1, 2, 2]
 
 
 async def test_adding_that_fails_is_an_exception_of_its_span(spans: InMemorySpanExporter, redis_url: str) -> None:

@@ -324,6 +324,8 @@ async def test_the_queue_channel_answers_for_redis(start_server: StartServer) ->
 
     first, again = await channel.send(queue_message()), await channel.send(queue_message())
     impossible = await channel.send(queue_message(headers={"jobOptions": {"job_id": "7"}}))
+    level = {"jobOptions": {"job_id": "far", "durability": "replicated(1)"}}
+    unsafe = await channel.send(queue_message(headers=level))  # the replica may come back, and the job is still owed
     healthy = await channel.check()
     server.stop()
     away, sick = await channel.send(queue_message()), await channel.check()
@@ -334,6 +336,8 @@ async def test_the_queue_channel_answers_for_redis(start_server: StartServer) ->
     assert isinstance(again, Accepted)
     assert "was there already" in again.detail
     assert isinstance(impossible, Refused)
+    assert isinstance(unsafe, NotTried)
+    assert "it has 0" in unsafe.reason
     assert isinstance(away, NotTried)
     assert (healthy.ok, sick.ok) == (True, False)
 

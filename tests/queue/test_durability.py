@@ -11,6 +11,7 @@ import pytest
 
 from bullpen.errors import DurabilityUnknown, InvalidOption
 from bullpen.queue import Connection, Durability, Queue
+from bullpen.sync import Queue as BlockingQueue
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing._resp import RespFramer
 from tests.queue._kit import Kit, soon
@@ -160,10 +161,52 @@ async def test_an_add_in_flight_at_a_failover_is_made_again(start_server: StartS
         assert [heir.command("HGET", f"bull:{queue_name}:{job.id}", "data") for job in (first, second)] == [b"1", b"2"]
 
 
+@pytest.mark.requirement("Q-21")
+async def test_a_server_without_the_replicas_refuses_the_first_add(start_server: StartServer, queue_name: str) -> None:
+    """At once and each time, with what it has; nothing is written."""
+    server = start_server("valkey")
+    async with Queue(queue_name, connection=server.url) as queue:
+        for _ in range(2):
+            with pytest.raises(InvalidOption, match=r"at least 2 connected replicas .*it has 0.*replicated\(2\)"):
+                await soon(queue.add("charge", durability=Durability.replicated(2)))
+        with pytest.raises(InvalidOption, match=r"it has 0"):
+            await soon(queue.add_many([("charge", 1)], durability="replicated(1)"))
+    with (
+        BlockingQueue(queue_name, connection=server.url) as blocking,
+        pytest.raises(InvalidOption, match=r"it has 0"),
+    ):
+        await asyncio.to_thread(blocking.add, "charge", durability="replicated(1)")
+
+    assert server.command("KEYS", f"*{queue_name}*") == []
+
+
+async def leave_alone(server: RedisServer, start_server: StartServer, queue: Queue) -> None:
+    """A replica was there at the first add, and is gone then."""
+    replica = start_server("valkey", args=("--replicaof", f"127.0.0.1 {server.port}"))
+    await linked(replica)
+    await soon(queue.add("first", durability=Durability.replicated(1), add_deadline=10_000))
+    await asyncio.to_thread(replica.kill)
+
+
+async def test_another_server_in_charge_is_not_judged(start_server: StartServer, queue_name: str) -> None:
+    """After a failover no replica may be connected for a moment: the job is stored, and its level is unknown."""
+    primary = start_server("valkey", args=QUICK_REPLICATION)
+    heir = start_server("valkey", args=(*QUICK_REPLICATION, "--replicaof", f"127.0.0.1 {primary.port}"))
+    await linked(heir)
+    async with Queue(queue_name, connection=primary.url) as queue:
+        await soon(queue.add("charge", durability=Durability.replicated(1)))
+        await asyncio.to_thread(primary.kill)
+        heir.command("REPLICAOF", "NO", "ONE")
+        heir.command("CONFIG", "SET", "port", primary.port)
+        with pytest.raises(DurabilityUnknown):
+            await queue.add("charge", durability=Durability.replicated(1), add_deadline=2_000)
+
+
 async def test_an_unconfirmed_level_raises_with_the_job(start_server: StartServer, queue_name: str) -> None:
     """The caller learns that the job exists and may decide; adding it again would double it."""
-    server = start_server("valkey")
+    server = start_server("valkey", args=QUICK_REPLICATION)
     async with Queue(queue_name, connection=server.url, add_deadline=300) as queue:
+        await leave_alone(server, start_server, queue)
         with pytest.raises(DurabilityUnknown, match=r"replicated\(1\)") as caught:
             await queue.add("charge", {"n": 1}, durability=Durability.replicated(1))
 
@@ -176,8 +219,9 @@ async def test_each_caller_of_an_unconfirmed_call_hears_of_its_own_job(
     start_server: StartServer, queue_name: str
 ) -> None:
     """They share one call to the server, and nothing else."""
-    server = start_server("valkey")
+    server = start_server("valkey", args=QUICK_REPLICATION)
     async with Queue(queue_name, connection=server.url, add_deadline=300) as queue:
+        await leave_alone(server, start_server, queue)
         level = Durability.replicated(1)
         errors = await asyncio.gather(
             *(queue.add("charge", number, durability=level) for number in range(3)), return_exceptions=True

@@ -25,7 +25,9 @@ def check_stalled(kit: Kit, *, continuing: str = "") -> tuple[int, list[str]]:
     """One call of the script, with the gate open."""
     kit.redis.delete(kit.base + "stalled-check")
     keys = [kit.base + name for name in ("meta", "wait", "active", "stalled", "stalled-check", "events")]
-    more, ids, _ = kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, continuing, 30_000)
+    more, ids, *_ = kit.command(
+        "EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, continuing, 30_000
+    )
     return int(more), [raw.decode() for raw in ids]
 
 

@@ -39,7 +39,7 @@ def test_the_runbook_names_what_there_is() -> None:
 
     for wanted in (
         *("`workflow-execution`", "`workflow-execution-dlq`", "`WORKER_CONCURRENCY` | 100", "`REDIS_HOST`"),
-        *("`REDIS_PORT`", "`jobId`", "`runId`", "`tenantId`", "`error`", "`attemptsMade`", "lock plus the 10 s"),
+        *("`REDIS_PORT`", "`jobId`", "`runId`", "`tenantId`", "`error`", "`attemptsMade`", "lock plus two"),
         *("What puts runs into the dead-letter queue", "`exhausted`", "`permanent`", "`security`", "`poison`"),
     ):
         assert wanted in text, wanted

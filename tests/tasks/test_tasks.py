@@ -19,7 +19,6 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from bullpen import Added, Backoff, Bullpen, InvalidOption, Job, JobFailed, JobState, Queue, Worker
-from bullpen.errors import DurabilityUnknown
 from bullpen.queue import Durability
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
@@ -394,7 +393,7 @@ async def test_every_way_to_add_takes_replace_finished_and_durability(
         assert (await one.options(replace_finished=False).add(to="7")).added is Added.DUPLICATE
         with pytest.raises(InvalidOption, match="job_id"):
             await send.add(to="nobody")
-        with pytest.raises(DurabilityUnknown, match=r"replicated\(1\)"):
+        with pytest.raises(InvalidOption, match=r"replicated\(1\)"):
             one.options(durability=Durability.replicated(1), job_id="far", add_deadline=100).add_sync(to="8")
     await engine.dispose()
     with pytest.raises(InvalidOption, match="durability"):

@@ -222,10 +222,14 @@ _SECRETS: Final = (
         re.compile(rf"(?i){_OUR_NAME}|(?P<keep>{_WHOLE}{_WHOLE_IS})(?:{_QUOTED}|{_LIST}|{_BARE})"),
         _hide_value,
     ),
-    # <password>…</password>; name="password" and an empty line before the value; PASSWORD '…' and IDENTIFIED BY '…'
+    # <password>…</password>, but not what servers say of `AUTH <password>`; name="password" and an empty line before
+    # the value; PASSWORD '…' and IDENTIFIED BY '…'
     _Form(
         _NAME_HINTS,
-        re.compile(rf"(?i)(?P<keep><(?:\w{{1,30}}:)?[\w-]{{0,30}}{_NAMED}(?:\s[^<>\n]{{0,200}})?>)[^<\n]++"),
+        re.compile(
+            rf"(?i)(?P<keep><(?:\w{{1,30}}:)?[\w-]{{0,30}}{_NAMED}(?:\s[^<>\n]{{0,200}})?>)"
+            r"(?! called without any password configured)[^<\n]++"
+        ),
         r"\g<keep>***",
     ),
     _Form(
@@ -241,12 +245,13 @@ _SECRETS: Final = (
         _hide_value,
     ),
     # `passwd hunter2`, `--password hunter2`: a word that is none of these, with a digit or sign in it or after a dash.
+    # What a server says of a wrong one stays.
     _Form(
         ("passw", "passp", "requirepass", "sshpass"),
         re.compile(
             r"(?i)(?P<keep>(?:password|passphrase|passwd|requirepass|sshpass\s{1,5}-p)\s{1,5}(?:(?:is|was)\s{1,5})?)"
-            r"(?:(?=[a-z]{0,60}[0-9@$%^&*+=!#_])|(?<=-password )|(?<=-passphrase )|(?<=passwd )|(?<=requirepass )"
-            r"|(?<=sshpass -p ))"
+            r"(?:(?=[a-z]{0,60}[0-9@$%^&*+=!#_])|(?<=-password )(?!pair or user is disabled)"
+            r"|(?<=-passphrase )|(?<=passwd )|(?<=requirepass )|(?<=sshpass -p ))"
             r"(?!(?:is|was|has|had|for|of|from|must|may|not|file|entry|and|or|in|to|with|the|a|an|are|cannot|can|does|hash"
             r"|authentication|required|missing|expired|changed|failed|command|database|backend|-)\b|-|%[sr]|\*)[^\s\"',;]++"
         ),

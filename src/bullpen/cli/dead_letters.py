@@ -215,7 +215,8 @@ def discard(
         report = RedriveReport(is_dry_run=dry_run)
         for entry in entries or ():
             is_gone = not await _is_of(letters, entry, tenant) or (not dry_run and not await letters.discard(entry))
-            report = _counted(report, entry, f"there is no dead letter {entry!r}" if is_gone else None)
+            problem = str(JobNotFound(letters.queue_name, entry, is_letter=True)) if is_gone else None
+            report = _counted(report, entry, problem)
         return report
 
     asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
@@ -245,7 +246,7 @@ async def _is_of(letters: DeadLetters, entry: str, tenant: str | None) -> bool:
 
 async def _must_be_of(letters: DeadLetters, entry: str, tenant: str | None) -> None:
     if not await _is_of(letters, entry, tenant):
-        raise JobNotFound(letters.queue_name, entry)
+        raise JobNotFound(letters.queue_name, entry, is_letter=True)
 
 
 def _counted(report: RedriveReport, entry: str, problem: str | None) -> RedriveReport:
@@ -288,7 +289,7 @@ async def _get(queue: str, entry: str, tenant: str | None, redis: str | None, pr
         letter = await letters.get(entry)
         if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
             await common.must_exist(app, queue.removesuffix(_SUFFIX))
-            raise JobNotFound(letters.queue_name, entry)
+            raise JobNotFound(letters.queue_name, entry, is_letter=True)
         return letter
 
 

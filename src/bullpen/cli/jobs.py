@@ -140,7 +140,9 @@ def retry(
 def promote(
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="All delayed jobs of the queue.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All delayed jobs of the queue, the next ones of its schedulers too.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,

@@ -17,6 +17,7 @@ from bullpen._kernel.cron import LOCAL, next_after
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict
+from bullpen.queue import JobState, Queue
 from bullpen.queue.browse import SchedulerRecord
 
 app = typer.Typer(
@@ -46,18 +47,19 @@ def list_(
 ) -> None:
     """List the job schedulers of a queue, the next to fire first."""
 
-    async def ask() -> list[SchedulerRecord]:
+    async def ask() -> list[tuple[SchedulerRecord, str | None]]:
         async with common.opened(redis, prefix) as opened:
             await common.must_exist(opened, queue)
-            return await opened.queue(queue).schedulers(count=limit)
+            asked = opened.queue(queue)
+            return [(each, await _why_ended(asked, each)) for each in await asked.schedulers(count=limit)]
 
     found = common.wait_for(ask())
     if as_json:
-        common.print_json([_to_json(each) for each in found])
+        common.print_json([_to_json(each, ended) for each, ended in found])
     elif not found:
         common.err.print(f"no schedulers in {queue!r}", markup=False)
     else:
-        rows = [(each.id, each.name, _rule(each), common.when(each.next_ms), each.iterations) for each in found]
+        rows = [(each.id, each.name, _rule(each), _when_next(each, ended), each.iterations) for each, ended in found]
         common.print_table(("schedule", "job", "rule", "next", "made"), rows, numbers=["made"])
 
 
@@ -72,20 +74,25 @@ def show(
 ) -> None:
     """Show one scheduler and the instants at which it will fire."""
 
-    async def ask() -> SchedulerRecord | None:
+    async def ask() -> tuple[SchedulerRecord, str | None] | None:
         async with common.opened(redis, prefix) as opened:
-            return await opened.queue(queue).scheduler(schedule)
+            found = await opened.queue(queue).scheduler(schedule)
+            return None if found is None else (found, await _why_ended(opened.queue(queue), found))
 
-    found = common.wait_for(ask())
-    if found is None:
+    answer = common.wait_for(ask())
+    if answer is None:
         raise Done(f"there is no scheduler {schedule!r} in {queue!r}; `bullpen schedules {queue}` lists what there is")
-    instants = [common.when(instant) for instant in islice(_instants(found), count)]
+    found, ended = answer
+    instants = [] if ended else [common.when(instant) for instant in islice(_instants(found), count)]
     if as_json:
-        common.print_json({**_to_json(found), "instants": instants})
+        common.print_json({**_to_json(found, ended), "instants": instants})
         return
-    rows = [(name, common.short(value, limit=10_000)) for name, value in _to_json(found).items()]
+    rows = [(name, common.short(value, limit=10_000)) for name, value in _to_json(found, ended).items()]
     common.print_table(("field", "value"), rows)
-    common.out.print("\nfires at:", *instants, sep="\n", markup=False)
+    if ended:
+        common.out.print(f"\nfires no more: {ended}", markup=False)
+    else:
+        common.out.print("\nfires at:", *instants, sep="\n", markup=False)
 
 
 @app.command()
@@ -131,7 +138,10 @@ def run_now(
             found = await opened.queue(queue).scheduler(schedule)
             if found is None:
                 raise Done(f"there is no scheduler {schedule!r} in {queue!r}")
-            job_id = f"repeat:{found.id}:{found.next_ms}"
+            job_id = _next_job(found)
+            if (ended := await _why_ended(opened.queue(queue), found)) is not None:
+                again = "upsert it again where it is made"
+                raise Done(f"the scheduler {schedule!r} has ended ({ended}) and fires no more; {again}")
             try:
                 await opened.queue(queue).promote(job_id)
             except JobStateConflict:
@@ -148,6 +158,22 @@ def run_now(
         common.print_json({"promoted": job_id})
     else:
         common.out.print(f"runs now: {job_id}", markup=False)
+
+
+def _next_job(found: SchedulerRecord) -> str:
+    return f"repeat:{found.id}:{found.next_ms}"
+
+
+async def _why_ended(queue: Queue, found: SchedulerRecord) -> str | None:
+    """Why a scheduler fires no more, or None: the job that its record names is over, and no other came after it."""
+    state = await queue.state_of(_next_job(found))
+    is_over = state in (JobState.COMPLETED, JobState.FAILED)
+    if is_over or state is JobState.UNKNOWN:
+        if found.limit is not None and found.iterations >= found.limit:
+            return f"limit of {found.limit} reached"
+        if found.ends_ms is not None and found.ends_ms < time.time() * 1000:
+            return "its end date has passed"
+    return "no further time" if is_over else None
 
 
 def _instants(found: SchedulerRecord) -> Iterator[int]:
@@ -174,13 +200,17 @@ def _matches(pattern: str, zone: str | None, after_ms: int) -> Iterator[int]:
         yield after_ms
 
 
+def _when_next(found: SchedulerRecord, ended: str | None) -> str:
+    return f"ended: {ended}" if ended else common.when(found.next_ms)
+
+
 def _rule(found: SchedulerRecord) -> str:
     if found.pattern:
         return f"{found.pattern} {found.zone or 'machine zone'}"
     return f"every {found.every_ms} ms"
 
 
-def _to_json(found: SchedulerRecord) -> dict[str, Any]:
+def _to_json(found: SchedulerRecord, ended: str | None) -> dict[str, Any]:
     fields = {
         "id": found.id,
         "name": found.name,
@@ -191,7 +221,8 @@ def _to_json(found: SchedulerRecord) -> dict[str, Any]:
         "limit": found.limit,
         "startDate": common.when(found.starts_ms or 0) or None,
         "endDate": common.when(found.ends_ms or 0) or None,
-        "next": common.when(found.next_ms),
+        "next": None if ended else common.when(found.next_ms),
+        "ended": ended,
         "iterations": found.iterations,
         "data": found.data,
     }

@@ -148,8 +148,11 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
 
 async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, meta = await queue.counts(), await queue.meta()
-    written_by = meta.get("version", "an unknown library")
-    yield Advice(Level.GOOD, subject, "library", f"last written by {written_by}; {_count(counts.pending, 'job')} to do")
+    if queue.name.endswith(DEAD_SUFFIX):
+        text = f"{_count(counts.pending, 'dead letter')} kept for somebody to look at"
+    else:
+        text = f"last written by {meta.get('version', 'an unknown library')}; {_count(counts.pending, 'job')} to do"
+    yield Advice(Level.GOOD, subject, "library", text)
     for where, note in read_late_wakeups(meta).items():
         yield _late(subject, where, *note)
 

@@ -14,22 +14,26 @@ from bullpen.queue._blocking import BlockingWire
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._redis import Connection
 from bullpen.queue.durability import (
+    REPLICA_QUESTIONS,
     SYNC_QUESTIONS,
     TRUE_WAIT_S,
     WAITS_TO_SEE,
     Durability,
     answers_early,
     cannot_wait,
+    check_replicas,
     confirm_commands,
     count_acknowledged,
     is_confirmed,
+    is_unproven,
     read_sync_policy,
 )
 from bullpen.wire.keys import QueueKeys
 
 
 class BlockingDurability:
-    """Confirms the calls of one queue object. A wire is asked once whether its server can keep `fsync`."""
+    """Confirms the calls of one queue object. A wire is asked once whether its server can keep `fsync`, a connection
+    once whether there are replicas."""
 
     def __init__(self, connection: Connection, keys: QueueKeys) -> None:
         self._connection, self._keys = connection, keys
@@ -38,7 +42,11 @@ class BlockingDurability:
 
     def check(self, wire: BlockingWire, level: Durability, left_s: float) -> None:
         """Refuse before anything is written where the promise cannot be kept."""
-        if level.kind != "fsync" or wire is self._checked:
+        if level.kind != "fsync":
+            if is_unproven(self._connection, level):
+                check_replicas(self._connection, level, wire.converse(REPLICA_QUESTIONS))
+            return
+        if wire is self._checked:
             return
         info, policy = read_sync_policy(wire.converse(SYNC_QUESTIONS))
         if policy != "always" and info.get("run_id", "") not in self._connection.true_waits:

@@ -91,11 +91,11 @@ class JobLogs:
         self.ended(job, "lost its lock")
         logger.warning("%s", error, extra=job.log_fields())
 
-    def stalled(self, job_id: str) -> None:
+    def stalled(self, job_id: str, name: str) -> None:
         logger.warning(
-            "job %r of queue %r stalled and is back in line; its worker died or lost its lock",
-            *(job_id, self._queue),
-            extra={"jobId": job_id, "queue": self._queue},
+            "job %r (%s) of queue %r stalled and is back in line; its worker died or lost its lock",
+            *(job_id, name, self._queue),
+            extra={"jobId": job_id, "jobName": name, "queue": self._queue},
         )
 
     def dropped(self, dropped: Sequence[tuple[str, str]]) -> None:

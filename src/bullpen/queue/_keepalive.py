@@ -56,7 +56,7 @@ class Held:
     clock_offset_ms: int
     on_lost: Callable[[list[tuple[str, str]]], None]
     """Called in the loop with (job id, token) of the locks that are gone."""
-    on_stalled: Callable[[list[str]], None]
+    on_stalled: Callable[[list[tuple[str, str]]], None]
     generation: int = 0
     """Of the connection, when we last asked where its server is."""
     next_renewal: float = 0.0
@@ -260,14 +260,14 @@ class Keepalive:
         names = [keys.meta, keys.wait, keys.active, keys.stalled, keys.stalled_check, keys.events]
         continuing, is_wary = "", "1" if time.monotonic() < held.wary_until else ""
         while True:
-            more, recovered, pause_ms = self._evaluate(
+            more, recovered, pause_ms, job_names = self._evaluate(
                 held,
                 SCRIPTS["check_stalled"],
                 names,
                 [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms, is_wary],
             )
             if recovered:
-                self._tell(held, held.on_stalled, [_text(job_id) for job_id in recovered])
+                self._tell(held, held.on_stalled, _named(recovered, job_names))
             if not more:
                 return float(min(pause_ms, held.stalled_interval_ms)) / 1000
             continuing = "1"
@@ -327,6 +327,10 @@ def _pause_s(held: list[Held]) -> float:
     """Until the next look: short enough for the shortest lock and interval, so that what options allow also works."""
     shortest_ms = min((min(one.lock_ms / 4, one.stalled_interval_ms) for one in held), default=1_000)
     return max(_SHORTEST_TICK_S, min(_TICK_S, shortest_ms / 1_000))
+
+
+def _named(ids: list[bytes], names: list[bytes]) -> list[tuple[str, str]]:
+    return [(_text(job_id), name.decode("utf-8", "replace")) for job_id, name in zip(ids, names, strict=True)]
 
 
 def _text(job_id: bytes) -> str:

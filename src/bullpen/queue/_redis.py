@@ -131,6 +131,8 @@ class Connection:
         self.clock = ServerClock()
         self.true_waits: set[str] = set()
         """Run ids of servers whose WAITAOF was seen to wait for the disk."""
+        self.replicas_promised = 0
+        """The greatest level `replicated(n)` that was found possible here."""
         self._met: set[Endpoint] = set()
         self.let_us_in: set[Endpoint] = set()
         """Servers that answered our greeting once: how they are to be spoken to is right."""

@@ -80,8 +80,8 @@ class Reports:
         self._logs.lock_lost(job, error)
         self.tell("lock_lost", job, error)
 
-    def tell_stalled(self, job_id: str) -> None:
-        self._logs.stalled(job_id)
+    def tell_stalled(self, job_id: str, name: str) -> None:
+        self._logs.stalled(job_id, name)
         self.tell("stalled", job_id)
 
     def tell_suspect(self, job: Job) -> None:

@@ -29,12 +29,14 @@ _DIRECT: Final = frozenset(
         # reading and administration, one command at a time
         *("exists", "get", "pttl", "hget", "hgetall", "hmget", "hexists", "hlen", "hset", "llen", "lrange", "scard"),
         *("xtrim", "zcard", "zcount", "zmscore", "zrange", "zscore", "unlink", "scan", "hscan", "sscan", "zscan"),
+        # records beside a queue that end by themselves: who did what to letters, letters of a tenant, users of a queue
+        *("expire", "ttl", "zremrangebyscore"),
     )
 )
 _SUBCOMMANDS: Final = {"xinfo": "xinfo|stream"}
 _CLUSTER: Final = frozenset(("cluster|slots",))
 _INSPECTION: Final = frozenset(("client|list", "config|get"))
-_DURABILITY: Final = frozenset(("wait", "waitaof"))
+_DURABILITY: Final = frozenset(("getrange", "wait", "waitaof"))
 
 
 def acl_rule(

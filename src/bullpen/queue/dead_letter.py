@@ -223,7 +223,7 @@ class DeadLetters:
         """
         flat = await self._actions.command("HGETALL", self._entries.job(entry_id))
         if not flat:
-            raise JobNotFound(self._entries.name, entry_id)
+            raise JobNotFound(self._entries.name, entry_id, is_letter=True)
         entry, fields = self._parse(JobRecord.parse(entry_id, flat))
         job_id = fields.get("originalJobId")
         if not isinstance(job_id, str) or not job_id:
@@ -260,7 +260,7 @@ class DeadLetters:
             found = await self._actions.read(job_id)
             is_back = found is not None and found[0] not in (JobState.FAILED, JobState.UNKNOWN)
             if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
-                raise JobNotFound(self._entries.name, entry_id)
+                raise JobNotFound(self._entries.name, entry_id, is_letter=True)
             return job_id
         if answer.startswith(b"busy:"):
             state = answer.partition(b":")[2].decode()

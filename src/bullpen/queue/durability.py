@@ -21,7 +21,7 @@ from bullpen._kernel.duration import check_int
 from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
 from bullpen.queue._caller import Caller, MakeArguments
 from bullpen.queue._discovery import Unavailable
-from bullpen.queue._redis import Door
+from bullpen.queue._redis import Connection, Door
 from bullpen.queue._wire import Wire
 from bullpen.queue.checks import parse_info
 from bullpen.wire.keys import QueueKeys
@@ -66,6 +66,31 @@ WAITS_TO_SEE: Final = 3
 """How often WAITAOF is tried. The first one only waits for a sync; it must be seen to wait twice, since a machine that
 stands still for a moment shall not pass for a disk."""
 SYNC_QUESTIONS: Final = (("INFO", "server"), ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
+REPLICA_QUESTIONS: Final = (("INFO", "replication"),)
+
+
+class TooFewReplicas(InvalidOption):
+    """Fewer replicas are connected than a level asks for, and it was never otherwise. Nothing was written."""
+
+
+def is_unproven(connection: Connection, level: Durability) -> bool:
+    """Whether no server of this connection was asked yet if it has the replicas of this level."""
+    return level.replicas > connection.replicas_promised
+
+
+def check_replicas(connection: Connection, level: Durability, replies: list[Any]) -> None:
+    """Judge the answers to REPLICA_QUESTIONS before the first add of a level.
+
+    Only then: replicas that go away later come back, and after a failover none may be connected for a moment. A server
+    that took over from another, one that is no primary, and one that does not tell are not judged.
+    """
+    info = {} if isinstance(replies[0], Exception) else parse_info(replies[0])
+    told = info.get("connected_slaves", "")
+    is_first = connection.is_cluster or len(connection.let_us_in) <= 1
+    if is_first and info.get("role") == "master" and told.isdigit() and int(told) < level.replicas:
+        expected = f"a server with at least {level.replicas} connected replica{'s' if level.replicas > 1 else ''}"
+        raise TooFewReplicas("durability", f"{expected} for this level (it has {told})", str(level))
+    connection.replicas_promised = max(connection.replicas_promised, level.replicas)
 
 
 def read_sync_policy(replies: list[Any]) -> tuple[dict[str, str], str]:
@@ -159,8 +184,8 @@ class DurableCalls:
         """The reply of the call. Raises what `Caller.call` raises, InvalidOption when the server cannot keep the
         promise, and NotDurableInTime (with the reply as argument)."""
         give_up_at = time.monotonic() + deadline_s
-        if level.kind == "fsync":
-            await self._check_before(queue, give_up_at)
+        if level.kind == "fsync" or is_unproven(self._door.connection, level):
+            await self._check_before(level, queue, give_up_at)
         checked, left_s = self._checked, max(0.0, give_up_at - time.monotonic())
         reply = await self._caller.call(keys, make_args, queue=queue.name, deadline_s=left_s)
         if level.kind == "fsync" and self._always_synced and self._door.open_wire is checked:
@@ -193,13 +218,16 @@ class DurableCalls:
         within_s = wait_ms / 1000 + self._door.connection.command_timeout_s
         return is_confirmed(await self._door.call_many(commands, within_s=within_s), level, self._caller.number)
 
-    # ---- whether `fsync` can be true ---------------------------------------------------------------------------
+    # ---- whether a level can be true ---------------------------------------------------------------------------
 
-    async def _check_before(self, queue: QueueKeys, give_up_at: float) -> None:
+    async def _check_before(self, level: Durability, queue: QueueKeys, give_up_at: float) -> None:
         """Refuse before anything is written where the promise cannot be kept; wait for a server that is away."""
         while True:
             try:
-                await self._check_fsync(queue, give_up_at - time.monotonic())
+                if level.kind == "fsync":
+                    await self._check_fsync(queue, give_up_at - time.monotonic())
+                else:
+                    check_replicas(self._door.connection, level, await self._door.call_many(REPLICA_QUESTIONS))
                 return
             except (ConnectionLost, Unavailable) as error:
                 wait_s = self._door.reconnect_wait_s()

@@ -102,6 +102,7 @@ _UNSET: Final = {
     "cancelled": False,
     "durability": "memory",
     "mark": None,
+    "traced_in": None,
     "_run": None,
 }
 
@@ -124,6 +125,7 @@ class Job:
         "mark",
         "record",
         "token",
+        "traced_in",
     )
 
     id: str
@@ -144,6 +146,8 @@ class Job:
     where its fields are at hand, because nearly all jobs are."""
     mark: Mark | None
     """Of a job that was added here while results were listened to."""
+    traced_in: str | None
+    """Id of the trace of its last run here: the producer's, or a new one."""
     _run: RunCoroutine | None
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
@@ -285,7 +289,7 @@ class Job:
             "queue": self._actions.name,
             "attempt": self.attempts_made + 1,
             **ids,
-            "traceId": tracing.trace_id(tracing.from_text(self.opts.tm)),
+            "traceId": self.traced_in or tracing.trace_id(tracing.from_text(self.opts.tm)),
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Maintenance(QueuePart):
     # ---- many jobs --------------------------------------------------------------------------------------------
 
     async def promote_all(self) -> int:
-        """Let all delayed jobs run now, each with its priority. Returns how many."""
+        """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many."""
         keys, promoted = self._keys, 0
         logs = JobLogs(keys.name)
         while True:

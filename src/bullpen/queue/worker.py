@@ -919,6 +919,7 @@ class Worker:
             bullmq__job__attempts__made=job.attempts_made,
             bullmq__worker__name=self.name,
         ) as span:
+            job.traced_in = tracing.trace_id(tracing.carrier())
             result = await self._execute(job, self._timeout_s)
             if (failure := failure_in(result)) is not None:
                 span.fail(failure)
@@ -997,13 +998,13 @@ class Worker:
             logger.error(
                 "Failed to send job to DLQ: %s (queue %r, job %r)",
                 *(reason, self.queue_name, job.id),
-                extra={"jobId": job.id, "jobName": job.name, "queue": self.queue_name},
+                extra=job.log_fields(),
             )
         elif code == DONE and self._dead_letters is not None and isinstance(outcome, Failed):
             logger.warning(
                 "Job sent to DLQ: job %r of queue %r is in %r",
                 *(job.id, self.queue_name, self._dead_letters.name),
-                extra={"jobId": job.id, "jobName": job.name, "queue": self.queue_name},
+                extra=job.log_fields(),
             )
         if code not in (DONE, _REFUSED):
             self._drop(job, code)
@@ -1057,9 +1058,9 @@ class Worker:
                 job.cancelled = True
                 self._give_up(job, task, GivenUp.LOCK_LOST)
 
-    def _on_stalled(self, job_ids: list[str]) -> None:
-        for job_id in job_ids:
-            self._reports.tell_stalled(job_id)
+    def _on_stalled(self, stalled: list[tuple[str, str]]) -> None:
+        for job_id, name in stalled:
+            self._reports.tell_stalled(job_id, name)
         self._wakeups.look_now()
 
 

@@ -59,7 +59,8 @@ class RunOptions:
     lock: int | timedelta = WORKFLOW_RUN.lock_ms or 300_000
     """How long a run stays with a worker that died. Renewed while a handler works, so a short one is safe."""
     stalled_interval: int | timedelta = 10_000
-    """How often to look for runs of dead workers: after a crash another worker has the run within `lock` plus this."""
+    """How often to look for runs of dead workers: after a crash another worker has the run within `lock` plus
+    twice this."""
     rate_limit_rpm: int | None = None
     """Runs started per minute, over all workers; None: as many as come."""
     providers: Mapping[str, Provider] = field(default_factory=dict)

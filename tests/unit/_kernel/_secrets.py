@@ -260,6 +260,10 @@ SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
 }
 
 HARMLESS: Final = [
+    # what servers say of a wrong password
+    "the server refused the command: WRONGPASS invalid username-password pair or user is disabled.",
+    "ERR AUTH <password> called without any password configured for the default user. Are you sure about it?",
+    "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass>",
     "queue 'token': nothing was written; the server is away",
     "job 'password' of queue \"api-key\": it is waiting",
     "queue 'reset-tokens': closed; task 'auth': refused; scheduler 'pin': ended",

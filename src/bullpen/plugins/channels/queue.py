@@ -13,6 +13,7 @@ from typing import Any, Final
 from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, NotTried, Refused, SendResult, WhenUnknown
 from bullpen.queue import Added, Connection, Queue
+from bullpen.queue.durability import TooFewReplicas
 from bullpen.wire.deferred import options_from_json
 from bullpen.wire.options import JobMeta
 
@@ -39,6 +40,8 @@ class QueueChannel:
     async def send(self, message: Message) -> SendResult:
         try:
             job = await self._queue(message.target).add(message.event_type, message.payload, **_options(message))
+        except TooFewReplicas as error:  # it is the server that has to change, and the message is still owed
+            return NotTried(str(error), _REDIS_RETRY_MS)
         except (InvalidOption, PayloadTooLarge) as error:
             return Refused(str(error), "NO_SUCH_JOB")
         except BullpenError as error:

@@ -10,7 +10,7 @@
 
   KEYS   1 meta   2 wait   3 active   4 stalled   5 stalled_check   6 events
   ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")   5 lock_ms   6 wary ("1" or "")
-  Reply  { candidates left (0 or 1), { ids returned to wait }, ms until the next check may run }
+  Reply  { candidates left (0 or 1), { ids returned to wait }, ms until the next check may run, { their names } }
 ]]
 --#include lib/clock
 --#include lib/bound
@@ -26,7 +26,7 @@ local MOST_PER_CALL = 500
 local pause_ms, is_patient = interval_ms, false
 if not continuing then
   local closed_ms = redis.call("PTTL", gate_key)
-  if closed_ms ~= -2 then return { 0, {}, closed_ms > 0 and closed_ms or interval_ms } end
+  if closed_ms ~= -2 then return { 0, {}, closed_ms > 0 and closed_ms or interval_ms, {} } end
   redis.call("DEL", gate_key) -- a write that Redis allows when memory is full; the rest of the script is then allowed too
   local now_ms = server_now("0") -- locks know nothing of the test clock
   local planned_ms = tonumber(redis.call("HGET", meta_key, "bpcheck"))
@@ -40,29 +40,30 @@ if not continuing then
   redis.pcall("XTRIM", events_key, "MAXLEN", "~", stream_bound(redis.call("HGET", meta_key, "opts.maxLenEvents")))
 end
 
-local recovered, freed = {}, 0
+local recovered, names, freed = {}, {}, 0
 if redis.call("HEXISTS", meta_key, "paused") == 0 then line_of[base] = wait_key end
 local candidates = is_patient and {} or redis.call("SPOP", stalled_key, MOST_PER_CALL)
 for _, job_id in ipairs(candidates) do
   local job_key = base .. job_id
   if redis.call("EXISTS", job_key .. ":lock") == 0 and redis.call("LREM", active_key, -1, job_id) > 0 then
     freed = freed + 1
-    if redis.pcall("HEXISTS", job_key, "name") == 1 then -- else an id without a job: dropped, its place in active is free
+    local name = redis.pcall("HGET", job_key, "name")
+    if type(name) == "string" then -- else an id without a job: dropped, its place in active is free
       -- A count that is no number would end the script here, with the job in no list; it counts as many.
       if type(redis.pcall("HINCRBY", job_key, "stc", 1)) ~= "number" then redis.call("HSET", job_key, "stc", 1000000) end
       redis.call("RPUSH", ready_line(base), job_id)
       redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", job_id, "prev", "active")
       redis.pcall("XADD", events_key, "*", "event", "stalled", "jobId", job_id,
         "attemptsMade", redis.call("HGET", job_key, "atm") or 0)
-      recovered[#recovered + 1] = job_id
+      recovered[#recovered + 1], names[#names + 1] = job_id, name
     end
   end
 end
 if freed > 0 then wake(base) end
-if #candidates == MOST_PER_CALL then return { 1, recovered, pause_ms } end
+if #candidates == MOST_PER_CALL then return { 1, recovered, pause_ms, names } end
 
 local active = redis.call("LRANGE", active_key, 0, -1)
 for first = 1, #active, 7000 do
   redis.call("SADD", stalled_key, unpack(active, first, math.min(first + 6999, #active)))
 end
-return { 0, recovered, pause_ms }
+return { 0, recovered, pause_ms, names }
