@@ -209,12 +209,60 @@ class TestTaking:
         await kit.queue().add_many([("n", 1), ("n", 2)])
         kit.redis.set(kit.base + key, "no sorted set")
 
-        with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}{key}"):
             await exchange().run([], take)
 
         assert (kit.ids("wait"), kit.ids("active")) == (["1", "2"], [])
         kit.redis.delete(kit.base + key)
         await kit.drain(nothing, 2)
+
+    @pytest.mark.parametrize("concurrency", [1, 5])
+    async def test_an_active_list_of_another_type_costs_no_waiting_job(self, kit: Kit, concurrency: int) -> None:
+        """The jobs stand in their places as before, with nothing written about them, and run once the key is gone."""
+        queue = kit.queue()
+        await queue.add_many([("n", 1), ("n", 2)])
+        await queue.add("n", 3, priority=7)
+        scores = kit.zset("prioritized")
+        kit.redis.zadd(kit.base + "active", {"x": 1})
+
+        told = await kit.work(nothing, concurrency=concurrency)
+        (error, *_) = await told.wait("error")
+
+        assert f"{kit.base}active" in str(error)
+        assert (kit.ids("wait"), kit.zset("prioritized")) == (["1", "2"], scores)
+        assert "ats" not in kit.fields("1")
+        assert kit.lock("1") is None
+        assert "active" not in kit.event_names("1")
+        kit.redis.delete(kit.base + "active")
+        await told.finished(3)
+
+    @pytest.mark.parametrize("key", ["wait", "prioritized"])
+    async def test_a_place_of_another_type_costs_no_delayed_job(self, kit: Kit, key: str) -> None:
+        """What is due stays in `delayed` until it can be placed."""
+        kit.seed("plain", to="delayed", score=4096)
+        kit.seed("first", to="delayed", score=8192, priority=3)
+        kit.seed("second", to="delayed", score=8193, priority=3)
+        kit.redis.set(kit.base + key, "no such thing")
+
+        told = await kit.work(nothing)
+        (error, *_) = await told.wait("error")
+        assert "WRONGTYPE" in str(error)
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}{key}"):
+            await kit.queue().promote_all()
+
+        assert kit.zset("delayed") == {"plain": 4096, "first": 8192, "second": 8193}
+        kit.redis.delete(kit.base + key)
+        await told.finished(3)
+        assert told.ids("completed") == ["plain", "first", "second"]
+
+    async def test_a_counter_of_priorities_that_is_none_costs_no_delayed_job(self, kit: Kit) -> None:
+        kit.seed("first", to="delayed", score=4096, priority=3)
+        kit.seed("second", to="delayed", score=8192, priority=3)
+        kit.redis.set(kit.base + "pc", "many")
+
+        told = await kit.drain(nothing, 2)
+
+        assert told.ids("completed") == ["first", "second"]
 
     async def test_the_byte_budget_puts_the_rest_back_in_order(self, kit: Kit, exchange: Any) -> None:
         """Eight MiB per call: a reply of hundreds of megabytes would block the server and the worker."""
