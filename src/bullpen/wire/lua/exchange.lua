@@ -473,7 +473,11 @@ if take > 0 then
       first = redis.call("ZRANGE", delayed_key, 0, 0, "WITHSCORES")
     end
     has_delayed = first and first[2] ~= nil
-    if has_delayed then next_due_ms = math.floor(tonumber(first[2]) / 4096) end
+    if has_delayed then
+      next_due_ms = math.floor(tonumber(first[2]) / 4096)
+      -- No time at all, as anybody may have written it. (Below zero is due: if any are left there is `more`.)
+      if next_due_ms < 0 or next_due_ms > MANUAL_LIMIT then next_due_ms = 0 end
+    end
     if may_take and from_wait < take and ready ~= 0 and not refusal then
       scores = redis.pcall("ZPOPMIN", prioritized_key, take - from_wait)
       if scores.err then refusal = scores.err .. ": " .. prioritized_key end

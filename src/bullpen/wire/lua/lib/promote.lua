@@ -4,7 +4,7 @@
 -- Raises, with the name of the key, before anything is removed: an id that was removed and cannot be placed would be in no list.
 local function promote_due(base, now_ms, dropped, most)
   local delayed_key, prioritized_key, events_key = base .. "delayed", base .. "prioritized", base .. "events"
-  local due = redis.call("ZRANGEBYSCORE", delayed_key, 0, (now_ms + 1) * 4096 - 1, "LIMIT", 0, most or 1000)
+  local due = redis.call("ZRANGEBYSCORE", delayed_key, "-inf", (now_ms + 1) * 4096 - 1, "LIMIT", 0, most or 1000)
   if #due == 0 then return 0, 0 end
   local line = ready_line(base)
   local jobs, plain, ranked, classes = {}, {}, {}, {}
