@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Waiting
@@ -22,6 +23,7 @@ from bullpen.queue._exchange import Exchange, Settlement
 from bullpen.queue._redis import Door
 from bullpen.wire.keys import QueueKeys
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing
+from tests.queue.test_locks_and_stalls import check_stalled
 
 TOKEN = r"[0-9a-f-]{36}:\d+"
 
@@ -254,6 +256,33 @@ class TestTaking:
         kit.redis.delete(kit.base + key)
         await told.finished(3)
         assert told.ids("completed") == ["plain", "first", "second"]
+
+    @pytest.mark.parametrize("call", ["promote", "retry", "retry_all"])
+    async def test_a_place_of_another_type_costs_no_job_that_is_moved_by_hand(self, kit: Kit, call: str) -> None:
+        state = "delayed" if call == "promote" else "failed"
+        kit.seed("a", to=state, score=4096)
+        kit.redis.set(kit.base + "wait", "no list")
+        queue = kit.queue()
+
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}wait"):
+            await (queue.retry_all() if call == "retry_all" else getattr(queue, call)("a"))
+
+        assert kit.zset(state) == {"a": 4096}
+        kit.redis.delete(kit.base + "wait")
+
+    async def test_a_place_of_another_type_costs_no_stalled_job(self, kit: Kit) -> None:
+        kit.seed("a", to="active")
+        kit.redis.set(kit.base + "wait", "no list")
+        kit.redis.sadd(kit.base + "stalled", "a")
+
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            check_stalled(kit)
+
+        assert kit.ids("active") == ["a"]
+        kit.redis.delete(kit.base + "wait")
+        check_stalled(kit)
+        check_stalled(kit)
+        await kit.drain(nothing, 1)
 
     async def test_a_counter_of_priorities_that_is_none_costs_no_delayed_job(self, kit: Kit) -> None:
         kit.seed("first", to="delayed", score=4096, priority=3)
