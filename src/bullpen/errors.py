@@ -156,17 +156,16 @@ class JobStateConflict(QueueError):
 
 
 class JobLockLost(QueueError):
-    """The lock ran out before the outcome was written. The outcome was dropped; another worker has the job."""
+    """The lock ran out before the outcome was written. The outcome was dropped; another worker has the job, or it is
+    gone (`is_gone`)."""
 
-    def __init__(self, queue: str, job_id: str, held_ms: int, why: str | None = None) -> None:
+    def __init__(self, queue: str, job_id: str, held_ms: int, why: str | None = None, *, is_gone: bool = False) -> None:
         what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
-        super().__init__(
-            f"job {job_id!r} of queue {queue!r}: {what}; "
-            "another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler",
-            queue=queue,
-            job_id=job_id,
-        )
-        self.held_ms = held_ms
+        what += "; another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler"
+        if is_gone:
+            what = "outcome not written, the job is gone: somebody removed it, or emptied the queue, while it ran"
+        super().__init__(f"job {job_id!r} of queue {queue!r}: {what}", queue=queue, job_id=job_id)
+        self.held_ms, self.is_gone = held_ms, is_gone
 
 
 class JobFailed(QueueError):

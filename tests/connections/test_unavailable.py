@@ -291,3 +291,37 @@ async def test_a_reason_is_never_empty(deaf: str, queue_name: str, caplog: pytes
         assert not text.rstrip().endswith(":"), text
         assert ": )" not in text, text
     assert any("cannot connect to" in text for text in (*map(str, errors), *caplog.messages))
+
+
+@pytest.mark.requirement("W-6")
+async def test_a_connection_that_flaps_is_summed_up_and_a_lasting_outage_is_told(
+    start_server: StartServer, queue_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken network device cuts dozens of times a second: each time two lines would bury all others."""
+    server = start_server("valkey")
+    loop = asyncio.get_running_loop()
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "connection to" in record.getMessage()]
+
+    async def until_told(text: str) -> None:
+        async with asyncio.timeout(10):
+            while text not in told()[-1]:  # noqa: ASYNC110 - the log is what is under test
+                await asyncio.sleep(0.01)
+
+    with FaultProxy(server) as proxy:
+        async with Worker(queue_name, nothing, connection=proxy.url):
+            async with asyncio.timeout(20):
+                began = loop.time()
+                while not any("times" in line for line in told()):
+                    proxy.cut()
+                    await asyncio.sleep(0.03)
+                lasted_s = loop.time() - began
+            assert proxy.counters.connections > 20
+            assert len(told()) <= 3 * 2 + 1
+            assert lasted_s < 10
+            assert re.search(r"connection to 127.0.0.1:\d+ is unstable: lost \d+ more times in \d+ s", told()[-1])
+
+            with proxy.outage():
+                await until_told("lost (")
+            await until_told("is back after")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import sleep
 
 import pytest
 
 from bullpen.errors import ServerRefused
+from bullpen.queue import Connection
 from bullpen.queue._discovery import Unavailable
 from bullpen.queue._wire import translate
 from bullpen.testing import RedisServer, need
@@ -20,7 +22,14 @@ FOR_A_WHILE = [
     "LOADING the dataset in memory",
     "BUSY a script is running",
     "MASTERDOWN Link with MASTER is down",
+    "ERR max number of clients reached",
+    "ERR max number of clients + cluster connections reached",
 ]
+
+
+def _slow_password() -> str:
+    sleep(0.2)
+    return "secret"
 
 
 @pytest.fixture(params=["valkey", "redis-6.2"])
@@ -54,6 +63,30 @@ async def test_outcomes_wait_for_a_server_that_takes_no_writes_for_now(
 
     assert told.of("error") == told.of("lock_lost") == []
     assert kit.fields("1")["ats"] == "1"
+    await kit.close()
+
+
+@pytest.mark.parametrize("password", [None, _slow_password], ids=["no password", "a password that takes time"])
+async def test_a_worker_that_starts_waits_for_room(
+    any_server: RedisServer, queue_name: str, password: Callable[[], str] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server with all the clients it may have says so before it is asked, and hangs up. Others go again."""
+    client = any_server.client()
+    kit = Kit(any_server.url, queue_name, client)
+    kit.seed("1")
+    if password is not None:
+        client.config_set("requirepass", "secret")
+    client.config_set("maxclients", 1)
+
+    told = await soon(kit.work(nothing, connection=Connection(any_server.url, password=password)))
+    await kit.until(lambda: "trying again until it is back" in caplog.text, "it is told that nothing is done")
+    client.config_set("maxclients", 1_000)
+
+    await told.finished(1)
+    assert told.of("error") == []
+    assert "max number of clients" in caplog.text
+    assert "data_received" not in caplog.text
+    client.config_set("requirepass", "")
     await kit.close()
 
 

@@ -117,6 +117,24 @@ class TestLock:
 
 
 class TestLostLock:
+    @pytest.mark.parametrize("lock", [400, 30_000], ids=["found by the renewal", "found at the end"])
+    async def test_a_job_that_is_gone_is_said_to_be_gone(self, kit: Kit, lock: int) -> None:
+        """Removed by hand, or the whole server was emptied: a longer lock is no help, and nobody runs it again."""
+        gate = Gate()
+        await kit.queue().add("a")
+        told = await kit.work(gate, lock=lock)
+        job = await gate.reached()
+
+        kit.redis.delete(*kit.redis.scan_iter(f"{kit.base}*"))
+        if lock == 30_000:
+            gate.open()
+        lost, error = await told.wait("lock_lost")
+
+        assert lost is job
+        assert f"job '{job.id}' of queue '{kit.name}': outcome not written, the job is gone" in str(error)
+        assert "another worker" not in str(error)
+        assert "Raise" not in str(error)
+
     @pytest.mark.requirement("Q-66")
     async def test_the_handler_is_cancelled_and_its_outcome_dropped(self, kit: Kit) -> None:
         """Somebody else may have the job by now: a late result must not be written over theirs."""

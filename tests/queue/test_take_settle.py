@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Waiting
@@ -22,6 +23,7 @@ from bullpen.queue._exchange import Exchange, Settlement
 from bullpen.queue._redis import Door
 from bullpen.wire.keys import QueueKeys
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing
+from tests.queue.test_locks_and_stalls import check_stalled
 
 TOKEN = r"[0-9a-f-]{36}:\d+"
 
@@ -209,12 +211,87 @@ class TestTaking:
         await kit.queue().add_many([("n", 1), ("n", 2)])
         kit.redis.set(kit.base + key, "no sorted set")
 
-        with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}{key}"):
             await exchange().run([], take)
 
         assert (kit.ids("wait"), kit.ids("active")) == (["1", "2"], [])
         kit.redis.delete(kit.base + key)
         await kit.drain(nothing, 2)
+
+    @pytest.mark.parametrize("concurrency", [1, 5])
+    async def test_an_active_list_of_another_type_costs_no_waiting_job(self, kit: Kit, concurrency: int) -> None:
+        """The jobs stand in their places as before, with nothing written about them, and run once the key is gone."""
+        queue = kit.queue()
+        await queue.add_many([("n", 1), ("n", 2)])
+        await queue.add("n", 3, priority=7)
+        scores = kit.zset("prioritized")
+        kit.redis.zadd(kit.base + "active", {"x": 1})
+
+        told = await kit.work(nothing, concurrency=concurrency)
+        (error, *_) = await told.wait("error")
+
+        assert f"{kit.base}active" in str(error)
+        assert (kit.ids("wait"), kit.zset("prioritized")) == (["1", "2"], scores)
+        assert "ats" not in kit.fields("1")
+        assert kit.lock("1") is None
+        assert "active" not in kit.event_names("1")
+        kit.redis.delete(kit.base + "active")
+        await told.finished(3)
+
+    @pytest.mark.parametrize("key", ["wait", "prioritized"])
+    async def test_a_place_of_another_type_costs_no_delayed_job(self, kit: Kit, key: str) -> None:
+        """What is due stays in `delayed` until it can be placed."""
+        kit.seed("plain", to="delayed", score=4096)
+        kit.seed("first", to="delayed", score=8192, priority=3)
+        kit.seed("second", to="delayed", score=8193, priority=3)
+        kit.redis.set(kit.base + key, "no such thing")
+
+        told = await kit.work(nothing)
+        (error, *_) = await told.wait("error")
+        assert "WRONGTYPE" in str(error)
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}{key}"):
+            await kit.queue().promote_all()
+
+        assert kit.zset("delayed") == {"plain": 4096, "first": 8192, "second": 8193}
+        kit.redis.delete(kit.base + key)
+        await told.finished(3)
+        assert told.ids("completed") == ["plain", "first", "second"]
+
+    @pytest.mark.parametrize("call", ["promote", "retry", "retry_all"])
+    async def test_a_place_of_another_type_costs_no_job_that_is_moved_by_hand(self, kit: Kit, call: str) -> None:
+        state = "delayed" if call == "promote" else "failed"
+        kit.seed("a", to=state, score=4096)
+        kit.redis.set(kit.base + "wait", "no list")
+        queue = kit.queue()
+
+        with pytest.raises(ServerRefused, match=f"WRONGTYPE.*{kit.base}wait"):
+            await (queue.retry_all() if call == "retry_all" else getattr(queue, call)("a"))
+
+        assert kit.zset(state) == {"a": 4096}
+        kit.redis.delete(kit.base + "wait")
+
+    async def test_a_place_of_another_type_costs_no_stalled_job(self, kit: Kit) -> None:
+        kit.seed("a", to="active")
+        kit.redis.set(kit.base + "wait", "no list")
+        kit.redis.sadd(kit.base + "stalled", "a")
+
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            check_stalled(kit)
+
+        assert kit.ids("active") == ["a"]
+        kit.redis.delete(kit.base + "wait")
+        check_stalled(kit)
+        check_stalled(kit)
+        await kit.drain(nothing, 1)
+
+    async def test_a_counter_of_priorities_that_is_none_costs_no_delayed_job(self, kit: Kit) -> None:
+        kit.seed("first", to="delayed", score=4096, priority=3)
+        kit.seed("second", to="delayed", score=8192, priority=3)
+        kit.redis.set(kit.base + "pc", "many")
+
+        told = await kit.drain(nothing, 2)
+
+        assert told.ids("completed") == ["first", "second"]
 
     async def test_the_byte_budget_puts_the_rest_back_in_order(self, kit: Kit, exchange: Any) -> None:
         """Eight MiB per call: a reply of hundreds of megabytes would block the server and the worker."""

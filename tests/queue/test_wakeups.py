@@ -465,3 +465,48 @@ class TestLateWakeups:
         )
 
         assert told.read_text().split(maxsplit=3)[1:] == ["worker", "2", "{'queue': 'q'}\n"]
+
+
+class TestOddDueTimes:
+    """Anybody may write into `delayed`: one score that is no time harms at most its own job."""
+
+    @pytest.mark.requirement("X-101")
+    @pytest.mark.parametrize("score", [-1, -5e12, float("-inf")])
+    async def test_a_due_time_below_zero_is_due_at_once_and_hides_no_other(self, kit: Kit, score: float) -> None:
+        kit.seed("odd", to="delayed", score=score)
+        await kit.queue().add("a", delay=300)
+        kit.redis.delete(kit.base + "marker")
+
+        told = await kit.work(nothing, drain_delay=SLEEP_MS)
+
+        await told.finished(2)
+        assert told.ids("completed") == ["odd", "1"]
+
+    @pytest.mark.parametrize("score", [-1, float("-inf"), 1e25, float("inf")])
+    async def test_the_marker_is_a_time(self, kit: Kit, score: float) -> None:
+        """Other clients read it and sleep until then."""
+        kit.seed("odd", to="delayed", score=score)
+        kit.redis.delete(kit.base + "marker")
+
+        await kit.queue().add("a", delay=60_000)
+
+        due_ms = kit.marker()["1"]
+        assert 0 <= due_ms <= kit.server_ms() + 61_000
+        assert (due_ms == 0) == (score < 0)
+
+    @pytest.mark.requirement("X-101")
+    @pytest.mark.parametrize("score", [1e25, 1e300, float("inf")])
+    async def test_a_due_time_that_never_comes_harms_only_its_job(self, kit: Kit, score: float) -> None:
+        kit.seed("odd", to="delayed", score=score)
+        kit.redis.zadd(kit.base + "marker", {"1": score})
+        told = await idle(kit)
+        queue = kit.queue()
+
+        await queue.add("a")
+        await queue.add("b", delay=200)
+        await told.finished(2)
+
+        assert told.of("error") == []
+        assert await queue.promote_all() == 1
+        await told.finished(3)
+        assert told.ids("completed") == ["1", "2", "odd"]

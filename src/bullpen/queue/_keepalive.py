@@ -54,8 +54,8 @@ class Held:
     stalled_interval_ms: int
     max_block_ms: int
     clock_offset_ms: int
-    on_lost: Callable[[list[tuple[str, str]]], None]
-    """Called in the loop with (job id, token) of the locks that are gone."""
+    on_lost: Callable[[list[tuple[str, str]], frozenset[str]], None]
+    """Called in the loop with (job id, token) of the locks that are gone, and the ids that have no job any more."""
     on_stalled: Callable[[list[tuple[str, str]]], None]
     generation: int = 0
     """Of the connection, when we last asked where its server is."""
@@ -247,12 +247,13 @@ class Keepalive:
         running = list(jobs.values())
         for first in range(0, len(running), 1000):
             args = renew_arguments(held.keys, held.lock_ms, running[first : first + 1000])
-            lost, retaken = self._evaluate(held, SCRIPTS["renew"], [held.keys.stalled], args)
+            lost, retaken, gone = self._evaluate(held, SCRIPTS["renew"], [held.keys.stalled], args)
             if retaken:
                 tell_retaken(held.keys.name, len(retaken))
             if lost:
                 # With tokens: a job may have been settled and taken again meanwhile, and its new run is not lost.
-                self._tell(held, held.on_lost, [(job_id, jobs[job_id].token) for job_id in map(_text, lost)])
+                told = [(job_id, jobs[job_id].token) for job_id in map(_text, lost)]
+                self._tell(held, held.on_lost, told, frozenset(map(_text, gone)))
 
     def _check_stalled(self, held: Held) -> float:
         """How many seconds from now the next one may run, over all workers and clients."""

@@ -1,4 +1,5 @@
 """What a log tells of servers that are away: one line when it begins and one when it ends, per address and process.
+A connection that is cut again and again is summed up.
 
 In: what the connections of this process see, each for itself. Out: log lines and telemetry. A worker has several
 connections, and a server that restarts cuts them all; some notice it only when they are used next.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +22,11 @@ logger = get_logger("bullpen.redis")
 
 SEEN_WITHIN_S: Final = 1.0
 """Who has not tried for longer than this does not know when the server came back."""
+_MOST_TOLD: Final = 3
+"""Outages that are told one by one within `_CALM_S`. Those after them are counted, unless one lasts."""
+_CALM_S: Final = 60.0
+_LASTING_S: Final = 1.0
+_FIRST_SUMMARY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -31,6 +38,43 @@ class _Outage:
     """The connections that have not found their server again."""
     refused_with: str = ""
     """What was told last of a server that is there and does not let us in."""
+    told_at: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))
+    """When those began that were told one by one."""
+    is_told: bool = False
+    """The log has the beginning of this one."""
+    counted: int = 0
+    """Those since `counted_from` that were not told."""
+    counted_from: float = 0.0
+    summary_after_s: float = _FIRST_SUMMARY_S
+
+    def begin(self, now: float) -> None:
+        """Decide whether the outage that begins is told or counted."""
+        if now - self.back_at > _CALM_S:
+            self.summary_after_s = _FIRST_SUMMARY_S
+        self.is_told = len(self.told_at) < _MOST_TOLD or now - self.told_at[0] > _CALM_S
+        if self.is_told:
+            self.told_at.append(now)
+        else:
+            self.counted_from = self.counted_from if self.counted else now
+            self.counted += 1
+
+    def is_to_be_told(self, now: float) -> bool:
+        """It was only counted, and turns out to last."""
+        if self.is_told or now - self.since < _LASTING_S:
+            return False
+        self.is_told = True
+        self.counted -= 1
+        return True
+
+    def sum_up(self, now: float) -> tuple[int, float] | None:
+        """How many were counted, and in how many seconds, when it is time to say so. The time grows."""
+        lasted_s = now - self.counted_from
+        if not self.counted or lasted_s < self.summary_after_s:
+            return None
+        summary = self.counted, lasted_s
+        self.counted = 0
+        self.summary_after_s = min(2 * self.summary_after_s, _CALM_S)
+        return summary
 
 
 _lock = threading.Lock()
@@ -48,11 +92,18 @@ def note_lost(who: object, where: str, reason: object, at: float, since: float |
         began = max(outage.back_at, at if since is None else since)
         outage.since = min(outage.since, began) if is_known else began
         outage.failed_at = max(outage.failed_at, at)
+        now = time.monotonic()
         if not is_known:
             outage.refused_with = str(reason) if isinstance(reason, ServerRefused) else ""
+            outage.begin(now)
         outage.lost.add(who)
-    if not is_known:
+        is_to_be_told = outage.is_told if not is_known else outage.is_to_be_told(now)
+        summary = outage.sum_up(now)
+    if summary is not None:
+        logger.warning("connection to %s is unstable: lost %d more times in %.0f s", where, *summary)
+    if is_to_be_told:
         logger.warning("connection to %s lost (%s); trying again until it is back", where, reason)
+    if not is_known:
         telemetry.emit("connection.lost", endpoint=where)
 
 
@@ -81,7 +132,9 @@ def note_back(where: str, endpoint: str, asked_at: float | None = None) -> None:
         # When nobody tried for a while it may have been back long ago: the outage is as long as it was seen.
         was_asked = (now if asked_at is None else asked_at) - outage.failed_at <= SEEN_WITHIN_S
         away_s = (now if was_asked else outage.failed_at) - outage.since
-    logger.warning("connection to %s is back after %s%.1f s", endpoint, "" if was_asked else "at least ", away_s)
+        is_told = outage.is_told
+    if is_told:
+        logger.warning("connection to %s is back after %s%.1f s", endpoint, "" if was_asked else "at least ", away_s)
     telemetry.emit("connection.back", endpoint=endpoint, away_ms=int(away_s * 1000))
 
 

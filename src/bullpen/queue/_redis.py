@@ -378,7 +378,9 @@ class Connection:
                     _, wire = await loop.create_connection(
                         make, endpoint.host, endpoint.port, ssl=endpoint.tls, ssl_handshake_timeout=handshake_s
                     )
-                greeting = (*await _greeting(endpoint, client_name), ("PING",))
+                # A server that has no room for us says so before it is asked, and a password may take its time.
+                with wire.unread():
+                    greeting = (*await _greeting(endpoint, client_name), ("PING",))
                 replies = await wire.converse(greeting, within_s=self.connect_timeout_s)
             for command, reply in zip(greeting, replies, strict=True):
                 # A name is for people who look at CLIENT LIST; where it may not be set, work goes on.

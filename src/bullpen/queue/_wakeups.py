@@ -32,6 +32,8 @@ _LONGEST_LIMIT_S: Final = 1.0
 _SERVER_TICK_S: Final = 0.15
 """A blocked read ends up to so much late on an idle server. One that waits for a change of limits ends so much earlier
 than the limit, since the reader is needed for the marker then."""
+_LATEST_MS: Final = 2.0**53
+"""Anybody may write a due time, also one that is infinite."""
 
 
 class Wakeups:
@@ -174,7 +176,7 @@ class Wakeups:
                 continue
             due_ms = float(reply[2]) if reply is not None else 0.0
             if due_ms > self._clock.now_ms() + self._clock_offset_ms:
-                self.look_when_due(int(due_ms))
+                self.look_when_due(int(min(due_ms, _LATEST_MS)))
                 self.changed.set()
             else:
                 self.has_marker = reply is not None

@@ -7,11 +7,12 @@ Elsewhere: opening a wire again after it broke (`_redis`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
@@ -101,6 +102,7 @@ class Moved(Unavailable):
 _TRANSIENT: Final = (
     *("LOADING", "BUSY", "TRYAGAIN", "ASK ", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "UNBLOCKED", "NOREPLICAS"),
     "MISCONF",
+    "ERR max number of clients",  # told to a new connection, which is then closed; others go, and there is room again
 )
 # How Redis before 7.0 shows the refusal of a command inside a script. These codes stop a script at its first write.
 _WRAPPED_BY_SCRIPT: Final = re.compile(r"^ERR Error running script .*@user_script: \d+: -", re.DOTALL)
@@ -318,12 +320,25 @@ class Wire(asyncio.Protocol):
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""
-        futures = [self.send(pack(command), within_s=within_s) for command in commands]
+        sendings = [(self._loop.create_future(), pack(command), within_s) for command in commands]
+        self.send_all(*sendings)
+        futures = [future for future, _, _ in sendings]
         replies = await asyncio.gather(*futures, return_exceptions=True)
         for reply in replies:
             if isinstance(reply, ConnectionLost):
-                raise reply
+                # A server that has no room for us answers once, whatever it was asked, and hangs up.
+                refusal = translate(replies[0]) if isinstance(replies[0], ReplyError) else reply
+                raise refusal if isinstance(refusal, Unavailable) else reply
         return replies
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """Read nothing meanwhile: as long as nothing was asked there is nobody to get an answer."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+        yield
+        if not self.broken:
+            self._transport.resume_reading()
 
     @property
     def is_in_use(self) -> bool:

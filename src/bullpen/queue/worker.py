@@ -60,6 +60,7 @@ from bullpen.queue._exchange import (
     DONE_WITHOUT_LETTER,
     FAILED_CHILDREN,
     MOST_JOBS,
+    NO_JOB,
     NO_LOCK,
     PENDING_CHILDREN,
     Exchange,
@@ -98,7 +99,6 @@ _TWO_PUMPS_FROM: Final = 20
 does."""
 _REFUSED: Final = 1
 _CODE_TEXT: Final = {
-    -1: "the job is gone",
     NO_LOCK: "its lock ran out and another worker may have it",
     -3: "it is no longer active",
     -6: "another worker has it",
@@ -198,6 +198,8 @@ class Worker:
         self._locked: dict[str, Job] = {}  # by id, every job whose lock we hold; the keepalive thread copies it
         self._unlocked: list[Settlement] = []  # their locks had run out when they were to be settled
         self._given_up: dict[Job, GivenUp] = {}
+        self._gone: set[Job] = set()
+        """Given up because the server has no such job any more."""
         self._settled: list[Settlement] = []
         self._noting: set[asyncio.Task[None]] = set()
         self._sleeping: list[Exchange] = []  # of pumps that have nothing to do
@@ -817,7 +819,9 @@ class Worker:
         if outcome is None:
             self._forget_lock(job)
             held_ms = int((time.monotonic() - started) * 1000)
-            self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, held_ms))
+            is_gone = job in self._gone
+            self._gone.discard(job)
+            self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, held_ms, is_gone=is_gone))
         else:
             self._settled.append(new_settlement((job, outcome)))
         if not (self._sleeping and not self._running and self._settle_at_once()):
@@ -1019,10 +1023,10 @@ class Worker:
         settlements, self._unlocked = self._unlocked, []
         args = _keepalive.renew_arguments(self._keys, self.options.lock_ms, (job for job, _ in settlements))
         try:
-            lost, retaken = await self._actions.evaluate("renew", [self._keys.stalled], args)
+            lost, retaken, gone = await self._actions.evaluate("renew", [self._keys.stalled], args)
         except ServerRefused as error:
             self._reports.tell_error(error)
-            lost, retaken = [job.id.encode("utf-8", "surrogateescape") for job, _ in settlements], []
+            lost, retaken, gone = [job.id.encode("utf-8", "surrogateescape") for job, _ in settlements], [], []
         except ConnectionLost:
             if self._door.closed:
                 raise
@@ -1031,15 +1035,15 @@ class Worker:
         if retaken:
             _keepalive.tell_retaken(self.queue_name, len(retaken))
         for settlement in settlements:
-            if settlement.job.id.encode("utf-8", "surrogateescape") in lost:
+            if (raw_id := settlement.job.id.encode("utf-8", "surrogateescape")) in lost:
                 self._forget_lock(settlement.job)
-                self._drop(settlement.job, NO_LOCK)
+                self._drop(settlement.job, NO_JOB if raw_id in gone else NO_LOCK)
             else:
                 self._settled.append(settlement)
 
     def _drop(self, job: Job, code: int) -> None:
         why = _CODE_TEXT.get(code, f"code {code}")
-        self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, 0, why))
+        self._reports.tell_lock_lost(job, JobLockLost(self.queue_name, job.id, 0, why, is_gone=code == NO_JOB))
 
     def _refuse_completion(self, job: Job, code: int) -> None:
         """The script would not complete a parent. Pending children: the handler should have waited; failed ones: it
@@ -1052,10 +1056,12 @@ class Worker:
 
     # ---- reports of the keepalive thread, in the loop ---------------------------------------------------------
 
-    def _on_locks_lost(self, lost: list[tuple[str, str]]) -> None:
+    def _on_locks_lost(self, lost: list[tuple[str, str]], gone: frozenset[str] = frozenset()) -> None:
         for job, task in list(self._running.items()):
             if (job.id, job.token) in lost:
                 job.cancelled = True
+                if job.id in gone:
+                    self._gone.add(job)
                 self._give_up(job, task, GivenUp.LOCK_LOST)
 
     def _on_stalled(self, stalled: list[tuple[str, str]]) -> None:

@@ -43,6 +43,7 @@ end
 local recovered, names, freed = {}, {}, 0
 if redis.call("HEXISTS", meta_key, "paused") == 0 then line_of[base] = wait_key end
 local candidates = is_patient and {} or redis.call("SPOP", stalled_key, MOST_PER_CALL)
+if candidates[1] then redis.call("LLEN", ready_line(base)) end -- raises before a job has left `active`, if it can go nowhere
 for _, job_id in ipairs(candidates) do
   local job_key = base .. job_id
   if redis.call("EXISTS", job_key .. ":lock") == 0 and redis.call("LREM", active_key, -1, job_id) > 0 then

@@ -453,7 +453,7 @@ if take > 0 then
     ready = found % 3
     local first = found > 2 and redis.pcall("ZRANGE", delayed_key, 0, 0, "WITHSCORES")
     if first and first.err then
-      refusal = first
+      refusal = first.err .. ": " .. delayed_key
     elseif first and tonumber(first[2]) < (now_ms + 1) * 4096 then
 --#include lib/layout
     if not meta[1] then line_of[base] = wait_key end -- known already
@@ -463,7 +463,7 @@ if take > 0 then
       local gone = {}
       local is_promoted, promoted = pcall(promote_due, base, now_ms, gone)
       if gone[1] then dropped = gone end
-      if not is_promoted then refusal = promoted end
+      if not is_promoted then refusal = type(promoted) == "table" and promoted.err or promoted end
       if promoted == 1000 then more = 1 end
       if is_promoted and may_take and from_wait < take then
         for _, job_id in ipairs(redis.call("RPOP", wait_key, take - from_wait) or {}) do candidates[#candidates + 1] = job_id end
@@ -473,24 +473,28 @@ if take > 0 then
       first = redis.call("ZRANGE", delayed_key, 0, 0, "WITHSCORES")
     end
     has_delayed = first and first[2] ~= nil
-    if has_delayed then next_due_ms = math.floor(tonumber(first[2]) / 4096) end
+    if has_delayed then
+      next_due_ms = math.floor(tonumber(first[2]) / 4096)
+      -- No time at all, as anybody may have written it. (Below zero is due: if any are left there is `more`.)
+      if next_due_ms < 0 or next_due_ms > MANUAL_LIMIT then next_due_ms = 0 end
+    end
     if may_take and from_wait < take and ready ~= 0 and not refusal then
       scores = redis.pcall("ZPOPMIN", prioritized_key, take - from_wait)
-      if scores.err then refusal = scores end
+      if scores.err then refusal = scores.err .. ": " .. prioritized_key end
       for index = 1, #scores, 2 do candidates[#candidates + 1] = scores[index] end
       ready = nil
     end
     if refusal then -- by a key of another type: what was popped goes back, else it would be in no list
       for index = from_wait, 1, -1 do redis.call("RPUSH", wait_key, candidates[index]) end
       if moved then redis.call("LREM", active_key, "1", moved) end
-      return refusal.err and refusal or redis.error_reply(refusal)
+      return redis.error_reply(refusal)
     end
   end
 
   if may_take then
     local is_short = #candidates < take
     if is_short then ready = 0 end
-    local bytes, counted = 0, 0
+    local bytes, counted, back_from = 0, 0, #candidates + 1
     for index = 1, #candidates do
       local job_id = candidates[index]
       local job_key = base .. job_id
@@ -503,37 +507,47 @@ if take > 0 then
         end
       else
         bytes = bytes + #(fields[2] or "")
-        if bytes > MOST_BYTES and #taken > 0 then
-          -- Over the budget: this one and the rest go back to their places.
-          ready = 1
-          for back = #candidates, index, -1 do
-            if back > from_wait then
-              redis.call("ZADD", prioritized_key, scores[2 * (back - from_wait)], candidates[back])
-            else
-              redis.call("RPUSH", wait_key, candidates[back])
-            end
-          end
+        if bytes > MOST_BYTES and #taken > 0 then -- over the budget: this one and the rest go back to their places
+          ready, back_from = 1, index
           break
         end
-        local starts = "1"
-        if fields[7] then
-          local before = tonumber(fields[7])
-          if before and before >= 0 and before < 9007199254740990 then starts = string.format("%.0f", before + 1) end
-        end
-        redis.call("SET", job_key .. ":lock", token, "PX", lock_ms)
-        redis.call("HSET", job_key, "processedOn", now_text, "ats", starts, "pb", worker_name)
-        redis.pcall("XADD", events_key, "*", "event", "active", "jobId", job_id, "prev", "waiting",
-          "attemptsMade", fields[6] or "0", "workerId", worker_name)
-        if not fields[9] then counted = counted + 1 end
-        fields[7] = starts
         fields[#fields + 1] = job_id
         taken[#taken + 1] = fields
         taken_ids[#taken_ids + 1] = job_id
       end
     end
-    if moved and not taken_ids[1] then redis.call("LREM", active_key, "1", moved) end
+    if moved then
+      if not taken_ids[1] then redis.call("LREM", active_key, "1", moved) end
+    elseif taken_ids[1] then
+      active_length = redis.pcall("LPUSH", active_key, unpack(taken_ids))
+      if type(active_length) == "table" then -- a key of another type: all go back, and nothing was written about any
+        refusal, back_from = active_length.err .. ": " .. active_key, 1
+      end
+    end
+    for back = #candidates, back_from, -1 do
+      if back > from_wait then
+        redis.call("ZADD", prioritized_key, scores[2 * (back - from_wait)], candidates[back])
+      else
+        redis.call("RPUSH", wait_key, candidates[back])
+      end
+    end
+    if refusal then return redis.error_reply(refusal) end
+    for index = 1, #taken do
+      local fields, job_id = taken[index], taken_ids[index]
+      local job_key = base .. job_id
+      local starts = "1"
+      if fields[7] then
+        local before = tonumber(fields[7])
+        if before and before >= 0 and before < 9007199254740990 then starts = string.format("%.0f", before + 1) end
+      end
+      redis.call("SET", job_key .. ":lock", token, "PX", lock_ms)
+      redis.call("HSET", job_key, "processedOn", now_text, "ats", starts, "pb", worker_name)
+      redis.pcall("XADD", events_key, "*", "event", "active", "jobId", job_id, "prev", "waiting",
+        "attemptsMade", fields[6] or "0", "workerId", worker_name)
+      if not fields[9] then counted = counted + 1 end
+      fields[7] = starts
+    end
     if taken_ids[1] then
-      if not moved then active_length = redis.call("LPUSH", active_key, unpack(taken_ids)) end
       if max and counted > 0 and redis.pcall("INCRBY", limiter_key, counted) == counted then
         redis.pcall("PEXPIRE", limiter_key, limiter_duration_ms ~= "" and limiter_duration_ms or meta[4] or 1000)
       end

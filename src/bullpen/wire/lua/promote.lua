@@ -7,12 +7,14 @@
 --#include lib/trim
 --#include lib/wake
 --#include lib/layout
+--#include lib/places
 --#include lib/ready
 
 local job_key, delayed_key = KEYS[1], KEYS[2]
 local base, job_id = ARGV[1], ARGV[2]
 
 local fields = redis.call("HMGET", job_key, "name", "priority")
+require_places(base)
 local was_delayed = redis.call("ZREM", delayed_key, job_id) == 1
 if not fields[1] then return -1 end
 if not was_delayed then return -3 end

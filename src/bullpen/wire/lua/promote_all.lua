@@ -15,7 +15,7 @@
 
 local delayed_key = KEYS[1]
 local base = ARGV[1]
-local FOR_EVER_MS, MOST_PER_CALL = 9007199254740991, 500
+local FOR_EVER_MS, MOST_PER_CALL = math.huge, 500
 
 if redis.call("EXISTS", delayed_key) == 0 then return { 0, 0, {} } end
 trim_events(base)

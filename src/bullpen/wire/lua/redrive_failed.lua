@@ -12,6 +12,7 @@
 --#include lib/trim
 --#include lib/wake
 --#include lib/layout
+--#include lib/places
 --#include lib/ready
 --#include lib/remove
 --#include lib/line
@@ -28,6 +29,7 @@ local now_ms = server_now(ARGV[2])
 if (redis.call("HGET", job_key, "ats") or "0") ~= attempts_started then return 0 end
 if not redis.call("ZSCORE", failed_key, job_id) then return 0 end
 if data ~= "" and redis.sha1hex(redis.call("HGET", job_key, "data") or "") ~= data_digest then return -1 end
+require_places(base)
 redis.call("ZREM", failed_key, job_id)
 trim_events(base)
 redis.call("HSET", job_key, "bpredriven", with_note(redis.call("HGET", job_key, "bpredriven"), note, now_ms))

@@ -8,12 +8,12 @@
 
   KEYS   1 stalled
   ARGV   1 base   2 lock_ms   then per job: job_id   token   attempts_started
-  Reply  { ids whose lock is no longer ours, ids whose lock was taken again }
+  Reply  { ids whose lock is no longer ours, ids whose lock was taken again, those of the first that have no job any more }
 ]]
 local stalled_key = KEYS[1]
 local base, lock_ms = ARGV[1], ARGV[2]
 
-local lost, kept, retaken = {}, {}, {}
+local lost, kept, retaken, gone = {}, {}, {}, {}
 for arg = 3, #ARGV, 3 do
   local job_id, token = ARGV[arg], ARGV[arg + 1]
   local lock_key = base .. job_id .. ":lock"
@@ -29,7 +29,8 @@ for arg = 3, #ARGV, 3 do
     retaken[#retaken + 1] = job_id
   else
     lost[#lost + 1] = job_id
+    if redis.call("EXISTS", base .. job_id) == 0 then gone[#gone + 1] = job_id end
   end
 end
 if #kept > 0 then redis.pcall("SREM", stalled_key, unpack(kept)) end
-return { lost, retaken }
+return { lost, retaken, gone }

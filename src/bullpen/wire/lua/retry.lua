@@ -7,6 +7,7 @@
 --#include lib/trim
 --#include lib/wake
 --#include lib/layout
+--#include lib/places
 --#include lib/ready
 --#include lib/remove
 --#include lib/line
@@ -17,6 +18,7 @@
 local job_key, finished_key = KEYS[1], KEYS[2]
 local base, job_id, state, resets_attempts, dead_letter_base = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == "1", ARGV[5]
 
+require_places(base)
 local was_there = redis.call("ZREM", finished_key, job_id) == 1
 if redis.call("EXISTS", job_key) == 0 then return -1 end
 if not was_there then return -3 end

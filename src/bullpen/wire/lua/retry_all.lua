@@ -11,6 +11,7 @@
 --#include lib/trim
 --#include lib/wake
 --#include lib/layout
+--#include lib/places
 --#include lib/ready
 --#include lib/remove
 --#include lib/line
@@ -26,6 +27,7 @@ local MOST_PER_CALL = 500
 local wanted = math.min(most, MOST_PER_CALL)
 local ids = redis.call("ZRANGEBYSCORE", finished_key, "-inf", until_ms, "LIMIT", 0, wanted)
 if #ids == 0 then return { until_ms, 0, 0 } end
+require_places(base)
 trim_events(base)
 local spent, seen, retried = 0, 0, 0
 for _, job_id in ipairs(ids) do
