@@ -3,8 +3,9 @@ second time.
 
 Measured are the units, and the first case of each other test in the folders of the parts. Not measured: its further
 cases; what tries the same code again beside other clients and faults; what runs the same code many times over, with
-examples that Hypothesis makes or because it is marked `many`; the processes that a test starts, unless it is marked
-`measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without `coverage` nothing happens.
+examples that Hypothesis makes (but for units) or because it is marked `many`; the processes that a test starts, unless
+it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without `coverage` nothing
+happens.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class _Measured:
         test = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', item.nodeid)}"
         is_new = test not in self._seen
         self._seen.add(test)
-        is_many = getattr(function, "is_hypothesis_test", False) or item.get_closest_marker("many") is not None
+        is_generated = getattr(function, "is_hypothesis_test", False) and not item.nodeid.startswith(CASES)
+        is_many = is_generated or item.get_closest_marker("many") is not None
         with contextlib.nullcontext() if _is_measured(item.nodeid, is_new) and not is_many else _unwatched():
             yield
 

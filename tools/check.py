@@ -56,9 +56,9 @@ IN_TESTS = (
 )
 TYPES = Stage("mypy --strict", (_tool("mypy", "--strict", "--no-error-summary"),))
 
-# Many tests wait for servers, so one more of them than there are cores run at a time. Each process begins with a part
+# Many tests wait for servers, so two more of them than there are cores run at a time. Each process begins with a part
 # of its own and takes over from another when it has finished: no core waits for the one that has the longest file.
-_PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+_PARALLEL = ("-n", str((os.cpu_count() or 1) + 2), "--dist", "worksteal")
 _PYTEST = ("-q", *_PARALLEL, f"--junitxml={TEST_REPORT}")
 # The processes of the tests all compile the same files at their start; compiled once, they find them.
 COLLECT = Stage("collect", (_module("pytest", "--collect-only", "-qqq"),), quiet=True)

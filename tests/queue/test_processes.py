@@ -326,15 +326,15 @@ class TestLimits:
 
     LIMITS = ChildLimits(memory_mb=256, cpu_ms=1_000, open_files=64)
 
-    @pytest.mark.parametrize("handler", [handlers.using, handlers.using_on_a_loop], ids=["plain", "loop"])
     @pytest.mark.parametrize(
-        ("too_much", "told"),
+        ("handler", "too_much", "told"),
         [
-            ({"megabytes": 400}, "MemoryError"),
-            ({"seconds": 30}, "it used more than 1 s of processor time"),
-            ({"files": 100}, "Too many open files"),
+            (handlers.using, {"megabytes": 400}, "MemoryError"),
+            (handlers.using_on_a_loop, {"megabytes": 400}, "MemoryError"),
+            (handlers.using, {"seconds": 30}, "it used more than 1 s of processor time"),
+            (handlers.using, {"files": 100}, "Too many open files"),
         ],
-        ids=["memory", "cpu", "files"],
+        ids=["memory", "memory on a loop", "processor", "files"],
     )
     async def test_a_job_that_uses_too_much_fails_and_nobody_else(
         self, kit: Kit, handler: Callable[[Job], Any], too_much: dict[str, int], told: str
