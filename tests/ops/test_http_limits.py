@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bullpen import sync
 from bullpen.errors import InvalidOption
 from bullpen.http.ops import OpsApp
 from bullpen.http.serve import HttpLimits, HttpService
@@ -289,6 +290,8 @@ def test_the_commands_need_the_same_word(tmp_path: Path, redis_url: str, command
         "async def handle(job): ...\n"
         "async def api(scope, receive, send): ...\n"
     )
+    with sync.Queue("mails", connection=redis_url) as queue:  # workers leave keys in a queue that nobody ever filled
+        queue.add("tomorrow", delay=86_400_000)
     words, env = (*command, "--http", "0.0.0.0:0"), {"BULLPEN_REDIS_URL": redis_url}
     refused = cli_process(*words, cwd=tmp_path, env=env)
     assert refused.code != 0 and "--http-public" in refused.err
