@@ -20,7 +20,7 @@ from bullpen.errors import (
 )
 from bullpen.ledger import Ledger, RunRow, RunStatus, TenantRuns
 from bullpen.queue import JobState
-from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunFailed, RunPayload, run_id_for
+from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunFailed, RunPayload, run_id_for, service
 from bullpen.runs.payload import read_payload
 from tests.runs.kit import ALICE, BOB, Stage, payload
 
@@ -312,9 +312,10 @@ async def test_the_database_itself_keeps_the_rules(ledger: Ledger, stage: Stage)
         await execute(f"UPDATE {table} SET status = 'QUEUED'")
 
 
-async def test_a_result_is_waited_for_and_not_asked_for(lite: Stage) -> None:
+async def test_a_result_is_waited_for_and_not_asked_for(lite: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks at the ledger: one before the wait, one when the queue has told."""
-    wanted, gate, began = payload(), asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(service, "_FALLBACK_S", 3_600.0)  # or a slow machine looks once more
+    wanted, gate, began, looked = payload(), asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def handle(run: Run) -> dict[str, int]:
         began.set()
@@ -327,11 +328,15 @@ async def test_a_result_is_waited_for_and_not_asked_for(lite: Stage) -> None:
     async def counted(tenant_id: str, run_id: str) -> RunRow:
         nonlocal looks
         looks += 1
-        return await get(tenant_id, run_id)
+        try:
+            return await get(tenant_id, run_id)
+        finally:
+            looked.set()
 
     lite.service.get = counted  # type: ignore[method-assign]  # counted, and otherwise as it is
     await lite.service.submit(wanted)
     waiting = asyncio.create_task(lite.service.result(ALICE, wanted.run_id, timeout=30_000))
+    await asyncio.wait_for(looked.wait(), 20)
     async with lite.working(handle):
         await asyncio.wait_for(began.wait(), 20)
         with pytest.raises(ResultTimeout, match="it is RUNNING"):
