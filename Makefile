@@ -2,13 +2,10 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# What the tests use today; an optional part of the product joins when it has tests.
-TEST_EXTRAS := embedded,cli,postgres,sqlite,kafka,rabbitmq,kurrent,http,email,metrics,fast,tracing,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table sbom clean distclean
+.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table screenshots sbom hashes clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
@@ -19,7 +16,9 @@ help:
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
 	@echo "make docs-table  rewrite the pages of requirements, of the command line and of licences"
+	@echo "make screenshots take the pictures of the dashboard anew: docs/images"
 	@echo "make sbom        write a bill of materials of what is installed here: build/sbom.cdx.json"
+	@echo "make hashes      rewrite the hashes of what the commands install, after a version or a dependency has changed"
 	@echo "make chaos       the long form of the fault tests"
 	@echo "make bench       measure bullpen and its peers, more than an hour; make bench BENCH=--quick: minutes"
 	@echo "make clean       remove results and caches; make distclean: the environments too"
@@ -54,12 +53,20 @@ docs-table: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.cli_reference
 	$(BIN)/python -m tools.licences
 
+screenshots: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	$(BIN)/python -m tools.screenshots
+
 sbom: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.licences --sbom build/sbom.cdx.json
 
+# What is installed here says what needs what: after a new dependency, pip install it here first.
+hashes: | $(BIN)/python
+	$(BIN)/python -m tools.hashes
+
 chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
-	BULLPEN_CHAOS=long BULLPEN_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/chaos tests/interop/test_model.py tests/outbox/test_chaos.py tests/outbox/test_projector_chaos.py tests/queue/test_admin_scale.py tests/transports/test_rabbitmq_cluster.py tests/messages/test_chaos.py tests/messages/test_year.py
+	BULLPEN_CHAOS=long BULLPEN_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/chaos tests/interop/test_model.py tests/interop/test_flow_model.py tests/queue/test_flows.py tests/tasks/test_canvas.py tests/interop/test_older_pause.py tests/outbox/test_chaos.py tests/outbox/test_projector_chaos.py tests/queue/test_admin_scale.py tests/transports/test_rabbitmq_cluster.py tests/messages/test_chaos.py tests/messages/test_year.py
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
@@ -73,14 +80,14 @@ distclean: clean
 	rm -rf $(VENV) .venvs tests/interop/node/node_modules
 
 # The stamps are touched last: an installation that was interrupted is repeated.
-$(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo-installed: pyproject.toml constraints.txt hashes/demo.txt | $(BIN)/python
 	@echo "installing what the demo needs into $(VENV); the first time this takes a minute or two"
-	$(INSTALL) -e ".[embedded,cli,sqlite,http]"
+	$(BIN)/python -m tools.install demo
 	@touch $@
 
-$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev-installed: pyproject.toml constraints.txt hashes/test.txt | $(BIN)/python
 	@echo "installing what the tests need into $(VENV); the first time this takes some minutes"
-	$(INSTALL) -e ".[$(TEST_EXTRAS)]"
+	$(BIN)/python -m tools.install test
 	@touch $@
 
 $(BIN)/python:

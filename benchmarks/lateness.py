@@ -24,8 +24,9 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.interop._node import NodePeer, find_node, install_packages
 
 _DELAY_MS: Final = 40

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from benchmarks.arena import quantile
 from bullpen._kernel.outcome import Waiting
-from bullpen.queue import Connection, Job, Queue
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._exchange import Exchange, Settlement
-from bullpen.queue._redis import Door
+from bullpen.queue import Job, Queue
+from bullpen.queue.actions import QueueActions
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
+from bullpen.worker.exchange import Exchange, Settlement
 
 T = TypeVar("T")
 

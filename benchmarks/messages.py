@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages, MessageStatus, Recipient, SchedulerOptions
 from bullpen.plugins.channels.webhook import Webhook
@@ -38,7 +38,7 @@ from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient, Topology
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
 from bullpen.ports.transport import Delivery
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing import Child, RedisServer
 from bullpen.testing.postgres import PostgresServer
 from bullpen.testing.rabbitmq import RabbitServer
@@ -48,7 +48,7 @@ POLICY = RetryPolicy(
     attempts=6,
     backoff=Backoff.exponential(2_000, maximum=32_000),
     retry_owner="broker",
-    dead_letters=DeadLetters(store="queue"),
+    dead_letters=DeadLetterPolicy(store="queue"),
 )
 _MOST_SAVED = 100_000
 DUE = datetime(2028, 3, 14, 9, tzinfo=UTC)

@@ -28,7 +28,7 @@ from typing import Any
 from bullpen.ledger import Lane, Ledger, OutboxItem, OutboxStatus
 from bullpen.outbox import DispatcherOptions, Outbox, Route
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing import Child, RedisServer
 from bullpen.testing.postgres import PostgresServer
 

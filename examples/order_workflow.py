@@ -13,8 +13,7 @@ from enum import StrEnum
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bullpen import Bullpen, PermanentError
-from bullpen.ledger.entities import SqlEntities
-from bullpen.workflow import AnyTransport, Definition, SourceEvent, States, Transition, on_event, step
+from bullpen.workflow import AnyEvent, AnyTransport, Definition, SqlEntities, States, Transition, on_event, step
 
 app = Bullpen()
 
@@ -82,8 +81,8 @@ definition = Definition[Order, Payment, Event, Status](
     payloads={Event.PAY: Payment},
     events=AnyTransport(
         events=[
-            SourceEvent(source="order-events", event=Event.PAY, job_name="pay"),
-            SourceEvent(source="order-events", event=Event.SHIP, job_name="ship"),
+            AnyEvent(source="order-events", event=Event.PAY, job_name="pay"),
+            AnyEvent(source="order-events", event=Event.SHIP, job_name="ship"),
         ]
     ),
 )

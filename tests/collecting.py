@@ -17,8 +17,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # the few cycles that are garbage already stay too: finding them takes longer than they are worth
     gc.enable()
 
 

@@ -1,11 +1,11 @@
 """Which tests are measured for the coverage goals: measuring makes Python half as fast again, and tells nothing new the
 second time.
 
-Measured are the units, and the first case of each other test in the folders of the parts. Not measured: its further
-cases; what tries the same code again beside other clients and faults; what runs the same code many times over, with
-examples that Hypothesis makes (but for units) or because it is marked `many`; the processes that a test starts, unless
-it is marked `measures_children`. In: a test. Out: whether `coverage` watches while it runs. Without `coverage` nothing
-happens.
+Measured are the functions of the units, and of the first case of each other test in the folders of the parts. Not
+measured: what pytest and fixtures do around them; further cases; what tries the same code again beside other clients
+and faults; what runs the same code many times over, with examples that Hypothesis makes (but for units) or because it
+is marked `many`; the processes that a test starts, unless it is marked `measures_children`. In: a test. Out: whether
+`coverage` watches while it runs. Without `coverage` nothing happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pytest
 
@@ -41,47 +42,67 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Measured:
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._collecting = contextlib.ExitStack()
+        self._around = contextlib.ExitStack()
+        self._watch: _Watch | None = None
 
-    def pytest_sessionstart(self) -> None:
-        """Collecting is not measured: it runs nothing of ours but imports, which are all made before."""
-        if sys.gettrace() is not None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """From here to the end only tests are measured: collecting runs nothing of ours but imports, which one process
+        makes before."""
+        if sys.gettrace() is None:
+            return
+        if getattr(session.config, "workerinput", {}).get("workerid", "gw0") == "gw0" and not _only_deals(session):
             _import_everything()
-            self._collecting.enter_context(_unwatched())
-
-    def pytest_collection_finish(self) -> None:
-        self._collecting.close()
+        self._watch = _Watch(sys.gettrace(), threading.gettrace())
+        self._around.enter_context(_watched_by(_Watch(None, None)))
 
     def pytest_unconfigure(self) -> None:
-        self._collecting.close()
+        self._around.close()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        with self._watched(item), _children_watched(item):
+        with _children_watched(item):
             return (yield)
 
-    @contextlib.contextmanager
-    def _watched(self, item: pytest.Item) -> Iterator[None]:
-        function = getattr(item, "function", None)  # a contract has one function for all that keep it
-        test = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', item.nodeid)}"
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
+        if self._watch is None or not self._is_measured(pyfuncitem):
+            return (yield)
+        with _watched_by(self._watch):
+            return (yield)
+
+    def _is_measured(self, item: pytest.Function) -> bool:
+        function = item.function  # a contract has one function for all that keep it
+        test = f"{function.__module__}.{function.__qualname__}"
         is_new = test not in self._seen
         self._seen.add(test)
         is_generated = getattr(function, "is_hypothesis_test", False) and not item.nodeid.startswith(CASES)
         is_many = is_generated or item.get_closest_marker("many") is not None
-        with contextlib.nullcontext() if _is_measured(item.nodeid, is_new) and not is_many else _unwatched():
-            yield
+        return _is_measured(item.nodeid, is_new) and not is_many
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who is told of each line: here, and in threads that are started from now on."""
+
+    here: Any
+    threads: Any
 
 
 @contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    watching, watching_threads = sys.gettrace(), threading.gettrace()
-    sys.settrace(None)
-    threading.settrace(None)
+def _watched_by(watch: _Watch) -> Iterator[None]:
+    before = _Watch(sys.gettrace(), threading.gettrace())
+    sys.settrace(watch.here)
+    threading.settrace(watch.threads)
     try:
         yield
     finally:
-        sys.settrace(watching)
-        threading.settrace(watching_threads)
+        sys.settrace(before.here)
+        threading.settrace(before.threads)
+
+
+def _only_deals(session: pytest.Session) -> bool:
+    """Whether other processes run the tests and this one gives them out."""
+    return session.config.pluginmanager.has_plugin("dsession")
 
 
 def _import_everything() -> None:

@@ -18,6 +18,7 @@ from tests.interop._pypi import ensure_environment
 # Program that must be on PATH -> Debian package that brings it.
 DEBIAN_PACKAGES = {
     "cc": "gcc",
+    "chromium": "chromium",
     "luacheck": "lua-check",
     "promtool": "prometheus",
     "rabbitmq-server": "rabbitmq-server",

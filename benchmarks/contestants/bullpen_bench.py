@@ -9,7 +9,9 @@ import harness  # type: ignore[import-not-found]  # beside this file, which is r
 import unguarded  # type: ignore[import-not-found]
 
 from bullpen._kernel import json
-from bullpen.queue import Durability, Job, NewJob, Queue, Worker
+from bullpen.queue import Durability, Job, NewJob, Queue
+from bullpen.queue.arguments import NewJobArguments
+from bullpen.worker import Worker
 
 LEVELS: dict[str, Durability | str] = {"fsync": "fsync", "replicated": Durability.replicated(1)}
 
@@ -25,7 +27,7 @@ class Bullpen:
             events_max_len=10_000_000 if "all_events" in task.variant else None,
             attempts=task.attempts,
         )
-        self.options: dict[str, Any] = {}
+        self.options: NewJobArguments = {}
         if task.due_at is not None:
             self.options["at"] = datetime.fromtimestamp(task.due_at, UTC)
         if task.attempts > 1 and "backoff" not in task.variant:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 
 BATCH = 50
 _DATA = {"p": "x" * 92}

@@ -8,8 +8,8 @@ services together (`bullpen._parts.running`), making the parts (their modules in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -21,19 +21,33 @@ from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
 from bullpen._parts.running import ROLES, Service, Services, role_of
 from bullpen._parts.servers import command_line, connect, connect_to_configured
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
-from bullpen.queue import Connection, Queue, Worker
-from bullpen.queue.tasks import Task, TaskMaker, TaskSet
+from bullpen.queue import Queue
+from bullpen.queue.arguments import QueueArguments, TaskArguments
+from bullpen.queue.codec import Codec, check_codec
+from bullpen.queue.tasks import Task, TaskMaker, TaskSet, Unique
+from bullpen.redis import Connection
 from bullpen.settings import Origin, Settings
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen._parts.audit import AuditTrail
     from bullpen._parts.channels import Channels
     from bullpen._parts.ops import QueueViews
-    from bullpen._parts.workflows import BullMQRegistration, KafkaRegistration, WorkflowOptions, Workflows
+    from bullpen._parts.schedules import ScheduleService
+    from bullpen._parts.workflows import (
+        BullMQRegistration,
+        KafkaRegistration,
+        RegisterOptions,
+        WorkflowOptions,
+        Workflows,
+    )
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.messages.metrics import MessageMetrics
+    from bullpen.ops.actions import Actions, Actor
     from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
@@ -43,6 +57,7 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue.schedulers import Reconciled
     from bullpen.queue.sync import Queue as SyncQueue
     from bullpen.runs import Runs
     from bullpen.workflow.definition import Definition
@@ -54,7 +69,7 @@ __all__ = ["ROLES", "Bullpen", "Service", "connect"]
 logger = get_logger("bullpen.app")
 
 _FROM_CODE: Final = Origin("argument", "redis_url")
-_TASK_WORKER: Final[dict[str, Any]] = {"concurrency": 20, "dead_letters": True}
+_TASK_WORKER: Final[WorkerArguments] = {"concurrency": 20, "dead_letters": True}
 T = TypeVar("T")
 P = TypeVar("P")
 E = TypeVar("E")
@@ -80,9 +95,10 @@ class Bullpen:
         *,
         prefix: str | None = None,
         settings: Settings | None = None,
+        codec: Codec | None = None,
     ) -> None:
-        """`connection` and `prefix` win over the settings, which are loaded unless given; what `bullpen run` was told
-        wins over both."""
+        """`connection`, `prefix` and `codec` win over the settings, which are loaded unless given; what `bullpen run`
+        was told wins over both."""
         told = command_line()
         if told.redis is not None:
             _report_replaced(connection, settings)
@@ -99,11 +115,15 @@ class Bullpen:
         self._url = url
         self._connection = connection if isinstance(connection, Connection) else None
         self._owns_connection = self._connection is None
+        self._codec = check_codec(codec)
+        self._owns_codec = codec is None
+        self._has_codec = codec is not None
         self._queues: dict[str, Queue] = {}
         self._sync_queues: dict[str, SyncQueue] = {}
         self._workers: dict[str, Worker] = {}
         self._task_sets: dict[str, TaskSet] = {}
-        self._task_workers: dict[str, dict[str, Any]] = {}
+        self._task_workers: dict[str, WorkerArguments] = {}
+        self._schedules: ScheduleService | None = None
         self._services = Services(self._count_running)
         self._metric_sources: list[MetricSource] = []
         self._ledger: Ledger | None = None
@@ -130,6 +150,15 @@ class Bullpen:
         return self._connection
 
     @property
+    def codec(self) -> Codec | None:
+        """How queues and workers of this app store job data; None: as they are."""
+        if not self._has_codec:
+            from bullpen._parts.codec import make_codec
+
+            self._codec, self._has_codec = make_codec(self.settings), True
+        return self._codec
+
+    @property
     def _has_redis(self) -> bool:
         return not self._owns_connection or self._url is not None or self.settings.has_redis()
 
@@ -146,10 +175,8 @@ class Bullpen:
         """The SQL ledger that is configured, else a SQLite file beside the embedded server's data. Connects later."""
         if self._ledger is None:
             from bullpen._parts.ledger import make_ledger
-            from bullpen._parts.ops import check_ledger
 
             self._ledger = make_ledger(self.settings)
-            check_ledger(self.health, self._ledger)
         return self._ledger
 
     @property
@@ -159,15 +186,20 @@ class Bullpen:
 
     @property
     def outbox(self) -> Outbox:
+        """What `use_outbox` made."""
+        return _used(self._outbox, "outbox")
+
+    def use_outbox(self) -> Outbox:
         """Messages and jobs that leave if and only if a transaction commits. An app that uses its outbox runs it.
 
-        Jobs (`add_in_transaction`) need no more than that; for other targets say `app.outbox.route(type, channel)`.
+        Jobs (`add_in_transaction`) need no more than that; for other targets say `outbox.route(type, channel)`. Safe to
+        call twice.
         """
         if self._outbox is None:
             from bullpen._parts.outbox import OutboxService, make_outbox
 
             connection = self.connection if self._has_redis else None
-            self._outbox = make_outbox(self.settings, self.ledger, connection, self.prefix)
+            self._outbox = make_outbox(self.settings, self.ledger, connection, self.prefix, self.codec)
             for name, route in self._alert_routes().items():
                 self._outbox.route(name, route)
             self.add_metrics(self._outbox.metrics)
@@ -176,7 +208,12 @@ class Bullpen:
 
     @property
     def messages(self) -> Messages:
-        """Messages at nine in the morning where the recipient lives. An app that names them runs their parts."""
+        """What `use_messages` made."""
+        return _used(self._messages, "messages")
+
+    def use_messages(self) -> Messages:
+        """Messages at nine in the morning where the recipient lives. An app that uses them runs their parts. Safe to
+        call twice."""
         if self._messages is None:
             from bullpen._parts.messages import MessageService, make_messages
             from bullpen._parts.ops import check_messages
@@ -204,7 +241,7 @@ class Bullpen:
         """Let `run` turn events into messages of the outbox, by these routes.
 
         `source` is the event store of the settings unless given: `ESDB_CONNECTION_STRING`, else the ledger's own
-        (`app.ledger.events`). The messages leave through `app.outbox`, in this process or another.
+        (`app.ledger.events`). The messages leave through the outbox (`use_outbox`), in this process or another.
         """
         from bullpen._parts.projector import make_projector
 
@@ -230,23 +267,30 @@ class Bullpen:
 
     @property
     def runs(self) -> Runs:
-        """Charged, long operations: `@app.runs.handler` runs them, `app.runs.service` submits them.
+        """What `use_runs` made: `@app.runs.handler` runs them, `app.runs.service` submits them. Several handlers have
+        names: `@app.runs.handler("report")`."""
+        return _used(self._safe_runs, "runs")
 
-        An app that names them dispatches its outbox, which their jobs leave by, and looks after runs.
-        """
+    def use_runs(self) -> Runs:
+        """Charged, long operations. An app that uses them dispatches its outbox, which their jobs leave by, and looks
+        after runs. Safe to call twice."""
         if self._safe_runs is None:
             from bullpen._parts.runs import RunsService, make_runs
 
-            _ = self.outbox
+            self.use_outbox()
             self._safe_runs = make_runs(self.settings, self.ledger, self.connection, self.prefix, self._container)
             self.add(RunsService(self._safe_runs, self.prepare, self._workers))
         return self._safe_runs
 
     @property
     def alerts(self) -> Watcher:
-        """Tells people of what does not go on by itself, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+        """What `use_alerts` made."""
+        return _used(self._watcher, "alerts")
 
-        An app with a configured target runs it, and so does one that names it.
+    def use_alerts(self) -> Watcher:
+        """Tell people when work is stuck, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+
+        An app with a configured target does so when it runs. Safe to call twice.
         """
         if self._watcher is None:
             from bullpen._parts.alerts import AlertService, make_watcher
@@ -284,8 +328,10 @@ class Bullpen:
         return tuple(self._workers.values())
 
     def _workers_here(self) -> tuple[Worker, ...]:
-        """Those that run in this process; with `only` of other parts they run elsewhere, and show no life here."""
-        return self.workers if self._services.runs("worker") else ()
+        """Those that run in this process, for handlers, workflows and messages; with `only` of other parts they run
+        elsewhere, and show no life here."""
+        own = self.workers if self._services.runs("worker") else ()
+        return (*own, *self._taking_workers())
 
     def _needs_redis(self) -> bool:
         """Whether the parts that run here use the server of the queues; or whether the program may add jobs."""
@@ -321,11 +367,12 @@ class Bullpen:
         """What `run` runs."""
         return self._services.all
 
-    def queue(self, name: str, **defaults: Any) -> Queue:
+    def queue(self, name: str, **defaults: Unpack[QueueArguments]) -> Queue:
         """The queue of this name, one object for all callers. `defaults` are those of `Queue`, given the first time."""
         known = self._queues.get(name)
         if known is None:
-            known = self._queues[name] = Queue(name, connection=self.connection, prefix=self.prefix, **defaults)
+            given: QueueArguments = {"codec": self.codec, **defaults}
+            known = self._queues[name] = Queue(name, connection=self.connection, prefix=self.prefix, **given)
         elif defaults:
             raise InvalidOption(f"queue {name!r}", "its defaults where it is first named, and only there", defaults)
         return known
@@ -335,22 +382,25 @@ class Bullpen:
         if known is None:
             from bullpen.queue.sync import Queue as SyncQueue
 
-            known = self._sync_queues[name] = SyncQueue(name, connection=self.connection, prefix=self.prefix)
+            known = self._sync_queues[name] = SyncQueue(
+                name, connection=self.connection, prefix=self.prefix, codec=self.codec
+            )
         return known
 
-    def worker(self, queue: str, handler: Callable[..., Any], **options: Any) -> Worker:
+    def worker(self, queue: str, handler: Callable[..., Any], **options: Unpack[WorkerArguments]) -> Worker:
         """Let `handler` run the jobs of a queue when the app runs. `options` are those of `Worker`, checked now.
 
         One per queue: two handlers would each get a random half of the jobs.
         """
         if queue in self._workers:
             raise InvalidOption("queue", f"a queue without a worker in this app; {queue!r} has one", queue)
-        worker = Worker(queue, handler, connection=self.connection, prefix=self.prefix, **options)
+        given: WorkerArguments = {"codec": self.codec, **options}
+        worker = Worker(queue, handler, connection=self.connection, prefix=self.prefix, **given)
         self._workers[queue] = worker
         self.add(worker)
         return worker
 
-    def handler(self, queue: str, **options: Any) -> Callable[[AnyHandler], AnyHandler]:
+    def handler(self, queue: str, **options: Unpack[WorkerArguments]) -> Callable[[AnyHandler], AnyHandler]:
         """As `worker`, for decorating the handler."""
 
         def register(handler: AnyHandler) -> AnyHandler:
@@ -360,7 +410,14 @@ class Bullpen:
         return register
 
     def task(
-        self, queue: str = "default", *, name: str | None = None, strict: bool = False, **options: Any
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        **options: Unpack[TaskArguments],
     ) -> TaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
 
@@ -372,28 +429,40 @@ class Bullpen:
         The job's name is `name` or the function's, its data an object of the parameters, so that Node can add one too.
         A first parameter of type `Job` gets the job. Data that does not fit fails for good; fields that no parameter
         takes are ignored unless `strict`. `options` are job options, `durability` and `replace_finished`.
+
+        With `every="5m"` or `cron="0 9 * * 1-5", tz="Europe/Berlin"`, and others of `ScheduleArguments`, the task also
+        runs by itself: `run` stores a scheduler with the task's name and keeps it as the code says.
+
+        `unique="pending"` lets runs with the same arguments be one until it has ended, `unique=timedelta(hours=1)` for
+        so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
+        are one.
         """
         check_queue_name(queue)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             tasks = self._task_sets.get(queue) or TaskSet(queue)
-            made = tasks.task(
+            made: Task[..., Any] = Task(
                 function,
+                handlers=tasks,
                 open_queue=partial(self.queue, queue),
                 open_sync=partial(self._sync_queue, queue),
                 open_outbox=lambda: self.outbox,
                 name=name,
                 strict=strict,
+                unique=unique,
+                unique_key=unique_key,
                 **options,
             )
+            tasks.add(made)
             if queue not in self._task_sets:
-                self.worker(queue, tasks, **{**_TASK_WORKER, **self._task_workers.get(queue, {})})
+                wanted: WorkerArguments = {**_TASK_WORKER, **self._task_workers.get(queue, {})}
+                self.worker(queue, tasks, **wanted)
                 self._task_sets[queue] = tasks
             return made
 
         return cast("TaskMaker", register)
 
-    def task_queue(self, queue: str, **worker_options: Any) -> None:
+    def task_queue(self, queue: str, **worker_options: Unpack[WorkerArguments]) -> None:
         """How the worker of a queue of tasks runs, if not 20 at a time with dead letters; before its first task."""
         if queue in self._task_sets or queue in self._task_workers:
             raise InvalidOption(
@@ -405,6 +474,29 @@ class Bullpen:
     def tasks(self) -> dict[str, tuple[str, ...]]:
         """The names of the tasks of each queue."""
         return {queue: tasks.names for queue, tasks in self._task_sets.items()}
+
+    async def reconcile_schedules(self, *, prune: bool = False) -> dict[str, Reconciled]:
+        """Store the schedulers of all tasks as the code declares them; `run` does it at its start.
+
+        Returns per queue what was changed, and which are no longer declared; with `prune` those are removed.
+        """
+        return await self._keep_schedules().reconcile(prune=prune)
+
+    def _keep_schedules(self) -> ScheduleService:
+        if self._schedules is None:
+            from bullpen._parts.schedules import ScheduleService
+
+            self._schedules = ScheduleService(self._task_sets.values, self._borrowed_queue)
+        return self._schedules
+
+    @asynccontextmanager
+    async def _borrowed_queue(self, name: str) -> AsyncIterator[Queue]:
+        """The program's own queue with its defaults, or one for this moment: the program may still say its defaults."""
+        if (known := self._queues.get(name)) is not None:
+            yield known
+            return
+        async with Queue(name, connection=self.connection, prefix=self.prefix, codec=self.codec) as queue:
+            yield queue
 
     @property
     def workflows(self) -> Workflows:
@@ -437,7 +529,7 @@ class Bullpen:
         providers: Mapping[type[Any], Any] | None = None,
         kafka: KafkaRegistration | None = None,
         bullmq: BullMQRegistration | None = None,
-        **options: Any,
+        **options: Unpack[RegisterOptions[T, P, E, S]],
     ) -> Workflow[T, P, E, S]:
         """As `workflow`, for definitions that hold the events while registration switches the transport on.
 
@@ -499,17 +591,47 @@ class Bullpen:
         """Let `metrics` show these too."""
         self._metric_sources.append(source)
 
-    async def dead_letters(self, *, tenant_id: str | None = None) -> DeadLetterConsole:
+    async def dead_letters(
+        self, *, tenant_id: str | None = None, queues: Sequence[str] | None = None
+    ) -> DeadLetterConsole:
         """One console for everything that failed finally: queues of the server, the outbox, and stores that were
-        added. For a tenant it shows and touches that tenant's only."""
-        from bullpen._parts.dead_letters import installed_ledger, make_console, message_letters
+        added. For a tenant it shows and touches that tenant's only. `queues` names the dead-letter queues to show;
+        without it all are searched for, over all keys of the server."""
+        from bullpen._parts.dead_letters import installed_ledger, make_console
 
+        names = None if queues is None else check_texts("queues", queues)
         has_ledger = self._ledger is not None or self.settings.has_ledger()
         ledger = installed_ledger(lambda: self.ledger) if has_ledger else None
-        added = [*self._letter_stores, *message_letters(self.settings, self._messages)]
+        added = self.other_letters()
         queue = self.settings.rabbitmq.queue_name
         connection = self._connection_in_use() if ledger is not None or added else self.connection
-        return await make_console(connection, self.prefix, ledger, added, tenant_id, message_queue=queue)
+        runs = [] if self._safe_runs is None else [route.queue.name for route in self._safe_runs.routes.all]
+        return await make_console(
+            connection, self.prefix, ledger, added, tenant_id, message_queue=queue, run_queues=runs, names=names
+        )
+
+    async def trail(self) -> AuditTrail:
+        """Where is written down who did what: the ledger if there is one, else streams of the server."""
+        from bullpen._parts.audit import AuditTrail
+        from bullpen._parts.dead_letters import installed_ledger, ready_ledger
+        from bullpen.queue.audit import AuditStreams
+
+        has_ledger = self._ledger is not None or self.settings.has_ledger()
+        ledger = await ready_ledger(installed_ledger(lambda: self.ledger) if has_ledger else None)
+        return AuditTrail(ledger, AuditStreams(self.connection, self.prefix) if self._has_redis else None)
+
+    async def actions(self, actor: Actor) -> Actions:
+        """What people do to queues and jobs by hand: each is written to the trail before it is done."""
+        from bullpen.ops.actions import Actions
+
+        return Actions(self.queue, await self.trail(), actor)
+
+    def other_letters(self) -> list[DeadLetterStore]:
+        """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
+        that were added."""
+        from bullpen._parts.dead_letters import message_letters
+
+        return [*self._letter_stores, *message_letters(self.settings, self._messages)]
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""
@@ -519,11 +641,12 @@ class Bullpen:
     def health(self) -> Health:
         """What is checked of this process; add your own checks with `app.health.add(name, check)`."""
         if self._health is None:
-            from bullpen._parts.ops import check_connection, check_workers
+            from bullpen._parts.ops import check_connection, check_ledger, check_workers
             from bullpen.ops.health import Health
 
             self._health = Health()
             check_connection(self._health, lambda: self.connection, self._needs_redis)
+            check_ledger(self._health, lambda: self._ledger)
             check_workers(self._health, self._workers_here)
         return self._health
 
@@ -535,7 +658,7 @@ class Bullpen:
         from bullpen.ops.metrics import LateWakeups, QueueMetrics, WorkerMetrics
 
         self._views = QueueViews(
-            lambda: (*self._queues, *self._workers),
+            lambda: (*self._queues, *self._workers, *self._message_queues()),
             lambda name: Queue(name, connection=self.connection, prefix=self.prefix),
         )
         self._observed = WorkerMetrics(self._workers_here, lambda: self.tasks)
@@ -559,25 +682,49 @@ class Bullpen:
             made += [workflow.client for workflow in self._workflows.all]
         return [client for client in made if isinstance(client, MessagingClient)]
 
+    def _message_queues(self) -> list[str]:
+        """Queues of the app's own server whose jobs are events of workflows or orders of messages."""
+        return [worker.queue_name for worker in self._taking_workers(here_only=True)]
+
+    def _taking_workers(self, *, here_only: bool = False) -> list[Worker]:
+        """Those that take events and orders for the clients of this app, or of them those on its own server."""
+        transports: list[Any] = [client.transport for client in self._messaging_clients()]
+        return [
+            worker
+            for transport in transports
+            if hasattr(transport, "workers") and (not here_only or transport.connection is self._connection)
+            for worker in transport.workers
+        ]
+
     async def metrics(self) -> list[Metric]:
         """What the parts of this app count, under the names that dashboards know."""
         from bullpen._parts.ops import collect_all
 
         return await collect_all(self._metric_sources)
 
-    async def run(self, *, signals: bool = True, concurrency: int | None = None, only: Collection[str] = ()) -> None:
+    async def run(
+        self,
+        *,
+        signals: bool = True,
+        concurrency: int | None = None,
+        only: Collection[str] = (),
+        prune_schedules: bool = False,
+    ) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
 
         `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
-        the parts to run (see `ROLES`); the others run in other processes.
+        the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes schedulers that no
+        task declares any more.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
         """
         self.choose(only)
+        if self._schedules is not None:
+            self._schedules.prune = prune_schedules
         if concurrency is not None:
             for worker in self._workers.values():
-                worker.options = replace(worker.options, concurrency=concurrency)
+                worker.concurrency = concurrency
         try:
             await self._services.run(signals=signals)
         finally:
@@ -591,7 +738,9 @@ class Bullpen:
         """
         only = check_texts("only", only)
         if self.settings.alerts.has_target:
-            _ = self.alerts
+            self.use_alerts()
+        if self._task_sets and (keeper := self._keep_schedules()) not in self.services:
+            self.add(keeper)
         self._services.keep_only(only)
         return self.services
 
@@ -623,6 +772,8 @@ class Bullpen:
             await self._safe_runs.aclose()
         if self._ledger is not None:
             await self._ledger.aclose()
+        if self._codec is not None and self._owns_codec:
+            await self._codec.aclose()
         if self._connection is not None and self._owns_connection:
             await self._connection.aclose()
 
@@ -633,6 +784,13 @@ class Bullpen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _used(part: T | None, name: str) -> T:
+    """Reading a property starts nothing: what an app runs stands in the program as a call."""
+    if part is None:
+        raise NotConfigured(f"this app does not use {name}; call app.use_{name}() where the app is made")
+    return part
 
 
 def _report_replaced(connection: str | Connection | None, settings: Settings | None) -> None:

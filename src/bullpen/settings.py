@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_type_hints
@@ -25,11 +26,13 @@ from bullpen._kernel.addresses import show_address
 from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.ownership import distrust, distrust_directory
+from bullpen._kernel.ownership import Distrusted, distrust_directory, read_trusted
 from bullpen.errors import InvalidOption, NotConfigured, require
 
 __all__ = [
     "AlertSettings",
+    "CodecSettings",
+    "DashboardSettings",
     "EmbeddedSettings",
     "EventSettings",
     "KafkaSettings",
@@ -46,7 +49,11 @@ __all__ = [
     "SmtpSettings",
     "WebhookSettings",
     "WorkflowSettings",
+    "misspelt_variables",
 ]
+
+_OTHER_VARIABLES: Final = ("BULLPEN_TEST", "BULLPEN_BENCH", "BULLPEN_SERVER_BINARY")
+"""Read elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +257,25 @@ def _is_prefix(value: object) -> bool:
     return True
 
 
+_is_key_list = re.compile(r"\s*[\w.-]+:[A-Za-z0-9+/]{43}=\s*(?:,\s*[\w.-]+:[A-Za-z0-9+/]{43}=\s*)*").fullmatch
+_KEYS = _Kind(
+    "id:key, or several with commas between them, each key 32 bytes as base64",
+    lambda value: isinstance(value, str) and _is_key_list(value) is not None,
+    str.strip,
+    lambda _: "***",
+)
+_is_store = re.compile(r"file:///[^\x00-\x1f]+|s3://[A-Za-z0-9.-]+(?:/[A-Za-z0-9=._/-]*)?").fullmatch
+_OBJECTS = _Kind(
+    "file:///directory or s3://bucket/prefix",
+    lambda value: isinstance(value, str) and _is_store(value) is not None,
+    str.strip,
+)
 _PREFIX = _Kind("text without control characters, spaces at its ends, or ':' as its last character", _is_prefix)
+_FILE = _Kind(
+    "the path of a file",
+    lambda value: isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value),
+    is_path=True,
+)
 _DIRECTORY = _Kind(
     "the path of a directory",
     lambda value: isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value),
@@ -345,6 +370,33 @@ class EmbeddedSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSettings:
+    """How job data and return values are stored. Plain unless keys or a store are set."""
+
+    keys: str | None = _option(None, _KEYS, "BULLPEN_CODEC_KEYS", secret=True)
+    """Keys that encrypt, `k2:<base64>,k1:<base64>`: the first encrypts, all decrypt. Each is 32 random bytes."""
+    store: str | None = _option(None, _OBJECTS, "BULLPEN_CODEC_STORE")
+    """Where large job data go: `file:///directory`, shared by all processes, or `s3://bucket/prefix`, with the keys of
+    `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`."""
+    above: int = _option(262_144, _whole_number(0), "BULLPEN_CODEC_ABOVE")
+    """Data of more bytes than this goes to the store."""
+    max_bytes: int = _option(104_857_600, _whole_number(1), "BULLPEN_CODEC_MAX_BYTES")
+    """Longer data is neither stored there nor read from there."""
+    refuse_plain: bool = _option(False, _YES_OR_NO, "BULLPEN_CODEC_REFUSE_PLAIN")
+    """Fail jobs whose data is not encrypted, without running them. Needs keys."""
+    s3_endpoint: str | None = _option(None, _HTTPS, "BULLPEN_CODEC_S3_ENDPOINT")
+    """Address of an S3-compatible server. None: Amazon's."""
+    s3_region: str | None = _option(None, _WORDS, "BULLPEN_CODEC_S3_REGION")
+    """Region that requests are signed for. None: `AWS_REGION`, else `us-east-1`."""
+
+    @property
+    def key_ring(self) -> dict[str, str]:
+        """Keys by id, the one that encrypts first."""
+        pairs = [part.strip().partition(":") for part in (self.keys or "").split(",") if part.strip()]
+        return {key_id: key for key_id, _, key in pairs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
     """The SQL database that holds outbox and inbox."""
 
@@ -362,7 +414,7 @@ class LedgerSettings:
         "service", _one_of("service", "worker", "tenant"), "BULLPEN_DATABASE_DUTY"
     )
     """Which of the three roles this process has. Only with roles."""
-    pool_size: int = _option(10, _whole_number(1), "BULLPEN_DATABASE_POOL_SIZE")
+    pool_size: int = _option(20, _whole_number(1), "BULLPEN_DATABASE_POOL_SIZE")
     """Connections to PostgreSQL that this process holds at most. Ten runs at the same time need one."""
 
 
@@ -454,6 +506,9 @@ class MessageSettings:
 
     concurrency: int = _option(5, _whole_number(1), "BULLPEN_MESSAGES_CONCURRENCY", "QUEUE_CONCURRENCY")
     """Deliveries held and handled at the same time by one consumer (the broker calls it prefetch)."""
+    max_concurrency: int = _option(0, _whole_number(0), "BULLPEN_MESSAGES_MAX_CONCURRENCY")
+    """A sender goes up to so many while messages are late and providers keep up. 0: to 200 if nobody has set
+    `concurrency`, else not above it."""
     max_retries: int = _option(5, _whole_number(0), "BULLPEN_MESSAGES_MAX_RETRIES", "QUEUE_MAX_RETRIES")
     """Tries after the first one."""
     retry_delay_ms: int = _option(2_000, _whole_number(1), "BULLPEN_MESSAGES_RETRY_DELAY_MS", "QUEUE_RETRY_DELAY")
@@ -582,11 +637,48 @@ class AlertSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardSettings:
+    """The web dashboard: how people come in, and what every page says of the installation."""
+
+    access: Literal["none", "token", "passwords", "proxy"] = _option(
+        "none", _one_of("none", "token", "passwords", "proxy"), "BULLPEN_DASHBOARD_ACCESS"
+    )
+    """`none` is for addresses of the own machine only."""
+    token: str | None = _option(None, _SECRET, "BULLPEN_DASHBOARD_TOKEN", secret=True)
+    """With `token`: what lets in. At least 22 characters by chance; one is made at the start unless given."""
+    passwords: Path | None = _option(None, _FILE, "BULLPEN_DASHBOARD_PASSWORDS")  # noqa: RUF009 - as above
+    """With `passwords`: the file that `bullpen dashboard --add-user NAME` makes."""
+    proxies: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_PROXIES")
+    """With `proxy`: addresses or networks of the proxy, with commas. Headers of others are refused."""
+    user_header: str = _option("X-Forwarded-User", _WORDS, "BULLPEN_DASHBOARD_USER_HEADER")
+    """With `proxy`: where it says who it is."""
+    groups_header: str = _option("X-Forwarded-Groups", _WORDS, "BULLPEN_DASHBOARD_GROUPS_HEADER")
+    """With `proxy`: where it says the groups, with commas."""
+    admin_groups: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_ADMIN_GROUPS")
+    """With `proxy`: groups that may do everything, with commas."""
+    operator_groups: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_OPERATOR_GROUPS")
+    """With `proxy`: groups that may retry, pause and see payloads, with commas. All others only look."""
+    hosts: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_HOSTS")
+    """Host names under which it is reached, with commas, beside names of the own machine."""
+    read_only: bool = _option(False, _YES_OR_NO, "BULLPEN_DASHBOARD_READ_ONLY")
+    """Nobody may change anything."""
+    label: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_LABEL")
+    """Names this installation on every page and in every confirmation: `production`."""
+    colour: Literal["grey", "blue", "green", "orange", "red"] = _option(
+        "grey", _one_of("grey", "blue", "green", "orange", "red"), "BULLPEN_DASHBOARD_COLOUR"
+    )
+    """Of the label."""
+    frame_ancestors: str | None = _option(None, _WORDS, "BULLPEN_DASHBOARD_FRAME_ANCESTORS")
+    """Origins whose pages may show the dashboard in a frame; nobody's unless given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that is configured from outside. Make it with `Settings.load()`."""
 
     redis: RedisSettings = field(default_factory=RedisSettings)
     embedded: EmbeddedSettings = field(default_factory=EmbeddedSettings)
+    codec: CodecSettings = field(default_factory=CodecSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
@@ -599,6 +691,7 @@ class Settings:
     events: EventSettings = field(default_factory=EventSettings)
     workflows: WorkflowSettings = field(default_factory=WorkflowSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Where each value came from, by key: `redis.url`."""
 
@@ -691,9 +784,10 @@ class Settings:
                 )
 
 
-def _sections() -> dict[str, type[Any]]:
+@cache
+def _sections() -> Mapping[str, type[Any]]:
     hints = get_type_hints(Settings)
-    return {entry.name: hints[entry.name] for entry in fields(Settings) if entry.name != "origins"}
+    return MappingProxyType({entry.name: hints[entry.name] for entry in fields(Settings) if entry.name != "origins"})
 
 
 # Finding values ----------------------------------------------------------------------------------------------------
@@ -748,6 +842,22 @@ def _checked(kind: _Kind, value: object, origin: Origin, base: Path) -> tuple[ob
     return value, origin
 
 
+def misspelt_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that look like ours and that nobody reads, and what each was probably meant to be.
+
+    Others are not ours to judge: an orchestrator makes variables of its own from the names of services.
+    """
+    environ = os.environ if environ is None else environ
+    known = {entry.metadata["variable"] for section in _sections().values() for entry in fields(section)} - {None}
+    found: dict[str, str] = {}
+    for name in sorted(environ):
+        if name.startswith("BULLPEN_") and name not in known and not name.startswith(_OTHER_VARIABLES):
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+            if nearest:
+                found[name] = nearest[0]
+    return found
+
+
 def _refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     known = [f"{name}_{entry.name}" for name, section in _sections().items() for entry in fields(section)]
     for argument in arguments:
@@ -769,31 +879,34 @@ def _find_file(start: Path) -> _File | None:
             _logger.warning("no settings are read from %s or above: it %s", directory, reason)
             return None
         own, project = directory / "bullpen.toml", directory / "pyproject.toml"
-        if any(each.is_file() and _is_foreign(each) for each in (own, project)):
+        try:
+            if (found := _read_toml(own)) is not None:
+                return _check_names(own, found, within="")
+            tool = (_read_toml(project) or {}).get("tool")
+        except Distrusted:
             return None
-        if own.is_file():
-            return _check_names(own, _read_toml(own), within="")
-        if project.is_file():
-            tool = _read_toml(project).get("tool")
-            if isinstance(tool, dict) and "bullpen" in tool:
-                return _check_names(project, tool["bullpen"], within="tool.bullpen.")
+        if isinstance(tool, dict) and "bullpen" in tool:
+            return _check_names(project, tool["bullpen"], within="tool.bullpen.")
         if (directory / ".git").exists():
             return None
     return None
 
 
-def _is_foreign(path: Path) -> bool:
-    reason = distrust(path.stat())
-    if reason is not None:
-        _logger.warning("no settings are read from %s: it %s", path, reason)
-    return reason is not None
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any] | None:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = read_trusted(path)
+        return None if raw is None else _parsed(raw)
+    except Distrusted as reason:
+        _logger.warning("no settings are read from %s: it %s", path, reason)
+        raise
     except (OSError, ValueError) as error:  # no permission; no UTF-8, no TOML
         raise InvalidOption(str(path), "a readable TOML file", str(error)) from error
+
+
+@lru_cache(maxsize=8)
+def _parsed(raw: bytes) -> dict[str, Any]:
+    """Each queue without a prefix asks for the settings, and parsing a long file takes longer than reading it."""
+    return tomllib.loads(raw.decode())
 
 
 def _check_names(path: Path, content: Any, within: str) -> _File:

@@ -18,7 +18,9 @@ from typing import Any, Self
 import redis
 
 import bullpen
-from bullpen.queue import Job, Queue, Worker, _watch
+from bullpen.queue import Job, Queue
+from bullpen.redis import spin as _watch
+from bullpen.worker import Worker
 
 JOBS = 400
 SLOTS = 10

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bullpen.queue import Connection, Queue
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._exchange import Exchange
-from bullpen.queue._redis import Door
+from bullpen.queue import Queue
+from bullpen.queue.actions import QueueActions
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
+from bullpen.worker.exchange import Exchange
 
 
 @asynccontextmanager
-async def exchange_of(queue: Queue, url: str) -> AsyncIterator[Exchange]:
+async def exchange_of(queue: Queue, url: str, *, clock_offset_ms: int = 0) -> AsyncIterator[Exchange]:
     """The numbered calls of one worker that has no pump."""
     connection = Connection(url)
     door = Door(connection, key=queue.keys.base)
@@ -27,7 +28,7 @@ async def exchange_of(queue: Queue, url: str) -> AsyncIterator[Exchange]:
             keep_completed=None,
             keep_failed=None,
             dead_letters=None,
-            clock_offset_ms=0,
+            clock_offset_ms=clock_offset_ms,
         )
     finally:
         door.close()

@@ -11,7 +11,7 @@ import redis
 
 from bullpen._kernel.outcome import Cause, Completed, Failed, Outcome, Retry
 from bullpen.queue import Job, Queue
-from bullpen.queue._exchange import MOST_JOBS, Exchange, Settlement
+from bullpen.worker.exchange import MOST_JOBS, Exchange, Settlement
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Kit
 

@@ -26,8 +26,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from bullpen.queue import Connection, Job, Queue, Worker
-from bullpen.testing import Child, Ledger, RedisServer, assert_sound
+from bullpen.queue import Job, Queue
+from bullpen.redis import Connection
+from bullpen.testing import Child, JobBook, RedisServer, assert_sound
+from bullpen.worker import Worker
 from tests.forks import WarmChild
 
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
@@ -119,10 +121,10 @@ class RunLog:
 
 
 class Books:
-    """Ledger and run log of one queue. Every process opens its own on the same directory."""
+    """JobBook and run log of one queue. Every process opens its own on the same directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.ledger = Ledger(directory / "ledger")
+        self.ledger = JobBook(directory / "ledger")
         self.runs = RunLog(directory / "runs")
         self.on_begin: Callable[[Job], object] = lambda job: None
         """Called when a run is in the books and its work begins."""

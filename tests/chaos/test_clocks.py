@@ -111,9 +111,9 @@ async def test_a_worker_in_another_time_neither_spins_nor_oversleeps(arena: Aren
     worker = arena.worker(handle, clock_offset_ms=offset_ms, drain_delay=60_000)
     async with arena.queue(clock_offset_ms=offset_ms) as queue, worker:
         with arena.following():
+            added_at = time.monotonic()  # before: the delay counts from the server's now, not from the reply
             job = await queue.add("work", {}, delay=DELAY_MS)
             arena.ledger.accepted(job.id)
-            added_at = time.monotonic()
             calls_before = _script_calls(arena)
             await within(20, "the job begins", done.wait())  # a read that nobody ends would take a minute
             calls = _script_calls(arena) - calls_before

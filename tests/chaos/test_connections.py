@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bullpen.queue import Connection, Job
+from bullpen.queue import Job
+from bullpen.redis import Connection
 from bullpen.testing import FaultProxy
 from tests.chaos.arena import Arena, note, repeating, scaled, until, within
 

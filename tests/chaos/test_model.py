@@ -20,9 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DelayJob, PermanentError, ReturnToWait
-from bullpen.queue import Added, Job, Queue, Worker
+from bullpen.queue import Added, Job, Queue
 from bullpen.testing import FaultProxy, RedisServer, check_queue
 from bullpen.wire.scripts import SCRIPTS
+from bullpen.worker import Worker
 from tests.chaos.arena import LONG, scaled
 
 SLOTS = 3

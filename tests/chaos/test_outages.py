@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
 from bullpen.testing import FaultProxy, RedisServer, assert_sound
+from bullpen.worker import Worker
 from tests.chaos.arena import note, until
 from tests.conftest import StartServer
 from tests.faults import FaultyMachine

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bullpen.errors import OutOfMemory, PermanentError
-from bullpen.queue import Connection, Job
+from bullpen.queue import Job
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer, check_queue
 from tests.chaos.arena import Arena, note, scaled, until, within
 

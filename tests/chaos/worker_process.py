@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bullpen._kernel import telemetry
-from bullpen.queue import Worker
+from bullpen.worker import Worker
 from tests.chaos.arena import Books
 
 

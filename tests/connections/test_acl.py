@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from bullpen.cli.commands import run
-from bullpen.errors import JobFailed, ServerRefused
-from bullpen.queue import Connection, Durability, Queue, QueueEvents, Worker
-from bullpen.queue.acl import _DIRECT, _of_scripts, acl_rule
-from bullpen.queue.checks import Verdict, inspect_server
+from bullpen.errors import InvalidOption, JobFailed, ServerRefused
+from bullpen.queue import Durability, Queue, QueueEvents
+from bullpen.redis import Connection
+from bullpen.redis.acl import _DIRECT, _of_scripts, acl_rule
+from bullpen.redis.checks import ServerVerdict, inspect_server
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.queue._kit import Failing, soon
 
@@ -67,13 +69,25 @@ async def test_what_is_forbidden_cannot_be_told(start_server: StartServer) -> No
     """Managed servers forbid CONFIG; that is an answer, and no reason to alarm anybody."""
     server = start_server()
     verdicts = {}
-    for inspection in (False, True):
-        connection = Connection(login(server, acl_rule(inspection=inspection)))
+    for who, url in (("least", login(server, acl_rule(inspection=True))), ("default", server.url)):
+        connection = Connection(url)
         findings = await inspect_server(connection)
         await connection.aclose()
-        verdicts[inspection] = {finding.check: finding.verdict for finding in findings}["persistence"]
+        verdicts[who] = {finding.check: finding.verdict for finding in findings}["persistence"]
 
-    assert verdicts == {False: Verdict.CANNOT_TELL, True: Verdict.WARNING}
+    assert verdicts == {"least": ServerVerdict.CANNOT_TELL, "default": ServerVerdict.WARNING}
+
+
+async def test_inspection_shows_who_works_and_no_password(start_server: StartServer) -> None:
+    """CONFIG GET would tell the password of the default user, who may do everything."""
+    server = start_server()
+    url = login(server, acl_rule(queues=["orders"], inspection=True))
+    async with Worker("orders", Failing(), connection=url), Queue("orders", connection=url) as queue:
+        assert len(await queue.workers() or ()) == 1
+        door = queue.connection.shared_door("bull:orders:meta")
+        for secret in ("requirepass", "masterauth", "*"):
+            with pytest.raises(ServerRefused, match="NOPERM"):
+                await door.call("CONFIG", "GET", secret)
 
 
 def test_a_rule_names_queues_literally() -> None:
@@ -86,10 +100,19 @@ def test_a_rule_names_queues_literally() -> None:
     assert {"+cluster|slots", "+wait", "+waitaof"} <= set(rule.split())
 
 
+@pytest.mark.parametrize("blank", [" nopass ~*", "\t+@all", "\nallkeys", "\x0bx", "\x00x"])
+def test_a_name_cannot_bring_rules_of_its_own(blank: str) -> None:
+    """A rule is words with blanks between them; a blank in a name would make words of it."""
+    with pytest.raises(InvalidOption, match="without blanks"):
+        acl_rule(queues=[f"a{blank}"])
+    with pytest.raises(InvalidOption, match="without blanks"):
+        acl_rule(f"bull{blank}")
+
+
 def test_no_right_is_asked_for_that_nothing_uses() -> None:
     """Each direct command stands somewhere in the code; those of scripts are read from the scripts."""
-    code = "".join(path.read_text() for path in (ROOT / "src/bullpen/queue").glob("*.py"))
-    code += (ROOT / "src/bullpen/queue/_address.py").read_text()
+    rooms = (ROOT / "src/bullpen" / room for room in ("redis", "queue", "worker"))
+    code = "".join(path.read_text() for room in rooms for path in room.rglob("*.py") if path.name != "acl.py")
     unused = [name for name in _DIRECT if not re.search(rf'"{name.split("|")[-1].upper()}"', code)]
 
     assert unused == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bullpen.errors import InvalidOption
-from bullpen.queue import Connection
-from bullpen.queue._address import ClusterAddress, Endpoint, SentinelAddress, parse_url
+from bullpen.redis import Connection
+from bullpen.redis.address import ClusterAddress, Endpoint, SentinelAddress, parse_url
 
 
 def endpoint(url: str) -> Endpoint:

@@ -10,8 +10,10 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen.errors import ServerRefused
-from bullpen.queue import Connection, Queue, Worker
-from bullpen.queue.checks import Facts, Finding, Verdict, inspect_server, judge_facts
+from bullpen.queue import Queue
+from bullpen.redis import Connection
+from bullpen.redis.checks import Facts, ServerFinding, ServerVerdict, inspect_server, judge_facts
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.connections._scripted import array, bulk, scripted
 from tests.queue._kit import nothing
@@ -19,7 +21,7 @@ from tests.queue._kit import nothing
 SOUND = {"redis_version": "7.2.11", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
 
 
-def judged(check: str, *, save: str | None = "", skew_ms: int | None = 0, **info: str) -> Finding:
+def judged(check: str, *, save: str | None = "", skew_ms: int | None = 0, **info: str) -> ServerFinding:
     facts = Facts(server="cache:6379", info={**SOUND, **info}, save=save, skew_ms=skew_ms)
     return next(finding for finding in judge_facts(facts) if finding.check == check)
 
@@ -28,7 +30,7 @@ class TestJudging:
     def test_a_sound_server_gives_no_cause_for_alarm(self) -> None:
         facts = Facts(server="cache:6379", info=dict(SOUND), save=None, skew_ms=3)
 
-        assert {finding.verdict for finding in judge_facts(facts)} == {Verdict.GOOD}
+        assert {finding.verdict for finding in judge_facts(facts)} == {ServerVerdict.GOOD}
 
     @pytest.mark.requirement("W-75")
     @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "allkeys-random", "volatile-ttl"])
@@ -36,7 +38,7 @@ class TestJudging:
         """Evicted keys are lost jobs; keys with a TTL are locks and the memory of calls."""
         finding = judged("eviction", maxmemory_policy=policy)
 
-        assert finding.verdict is Verdict.WARNING
+        assert finding.verdict is ServerVerdict.WARNING
         assert str(finding) == (
             f"cache:6379: eviction: maxmemory-policy is {policy}: when memory runs out, the server deletes jobs. "
             "Set `maxmemory-policy noeviction`"
@@ -46,46 +48,55 @@ class TestJudging:
     @pytest.mark.parametrize(
         ("aof", "save", "verdict"),
         [
-            ("1", None, Verdict.GOOD),
-            ("0", "3600 1 300 100", Verdict.GOOD),
-            ("0", "", Verdict.WARNING),
-            ("0", None, Verdict.CANNOT_TELL),
+            ("1", None, ServerVerdict.GOOD),
+            ("0", "3600 1 300 100", ServerVerdict.GOOD),
+            ("0", "", ServerVerdict.WARNING),
+            ("0", None, ServerVerdict.CANNOT_TELL),
         ],
     )
-    def test_data_must_be_kept_on_disk_in_some_way(self, aof: str, save: str | None, verdict: Verdict) -> None:
+    def test_data_must_be_kept_on_disk_in_some_way(self, aof: str, save: str | None, verdict: ServerVerdict) -> None:
         """AOF or snapshots; where CONFIG is forbidden, nobody is accused."""
         assert judged("persistence", aof_enabled=aof, save=save).verdict is verdict
 
     @pytest.mark.parametrize(
         ("told", "verdict"),
         [
-            ({"redis_version": "6.2.19"}, Verdict.WARNING),
-            ({"redis_version": "6.2.20"}, Verdict.GOOD),
-            ({"redis_version": "7.0.15"}, Verdict.WARNING),
-            ({"redis_version": "7.2.10"}, Verdict.WARNING),
-            ({"redis_version": "7.4.6"}, Verdict.GOOD),
-            ({"redis_version": "8.2.1"}, Verdict.WARNING),
-            ({"redis_version": "8.4.0"}, Verdict.GOOD),
-            ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, Verdict.WARNING),
-            ({"redis_version": "7.2.4", "valkey_version": "8.1.4"}, Verdict.GOOD),
-            ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, Verdict.GOOD),
+            ({"redis_version": "6.2.19"}, ServerVerdict.WARNING),
+            ({"redis_version": "6.2.20"}, ServerVerdict.GOOD),
+            ({"redis_version": "7.0.15"}, ServerVerdict.WARNING),
+            ({"redis_version": "7.2.10"}, ServerVerdict.WARNING),
+            ({"redis_version": "7.4.6"}, ServerVerdict.GOOD),
+            ({"redis_version": "8.2.1"}, ServerVerdict.WARNING),
+            ({"redis_version": "8.4.0"}, ServerVerdict.GOOD),
+            ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, ServerVerdict.WARNING),
+            ({"redis_version": "7.2.4", "valkey_version": "8.1.4"}, ServerVerdict.GOOD),
+            ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, ServerVerdict.GOOD),
         ],
     )
-    def test_versions_with_a_hole_in_the_script_sandbox_are_known(self, told: dict[str, str], verdict: Verdict) -> None:
+    def test_versions_with_a_hole_in_the_script_sandbox_are_known(
+        self, told: dict[str, str], verdict: ServerVerdict
+    ) -> None:
         """Valkey claims to be a Redis of 2024; its own number counts."""
         facts = Facts(server="cache:6379", info=told, save=None, skew_ms=0)
 
         assert next(finding for finding in judge_facts(facts) if finding.check == "scripts").verdict is verdict
 
-    @pytest.mark.parametrize(("version", "verdict"), [("5.0.14", Verdict.REFUSED), ("6.0.16", Verdict.REFUSED),
-                                                      ("6.2.0", Verdict.GOOD), ("8.0.4", Verdict.GOOD)])  # fmt: skip
-    def test_the_floor_is_6_2(self, version: str, verdict: Verdict) -> None:
+    @pytest.mark.parametrize(
+        ("version", "verdict"),
+        [
+            ("5.0.14", ServerVerdict.REFUSED),
+            ("6.0.16", ServerVerdict.REFUSED),
+            ("6.2.0", ServerVerdict.GOOD),
+            ("8.0.4", ServerVerdict.GOOD),
+        ],
+    )
+    def test_the_floor_is_6_2(self, version: str, verdict: ServerVerdict) -> None:
         """Our scripts pop several members at once, which older servers cannot."""
         assert judged("version", redis_version=version).verdict is verdict
 
-    @pytest.mark.parametrize(("skew_ms", "verdict"), [(1_000, Verdict.GOOD), (1_001, Verdict.WARNING),
-                                                      (-7_200_000, Verdict.WARNING)])  # fmt: skip
-    def test_clocks_that_disagree_are_told(self, skew_ms: int, verdict: Verdict) -> None:
+    @pytest.mark.parametrize(("skew_ms", "verdict"), [(1_000, ServerVerdict.GOOD), (1_001, ServerVerdict.WARNING),
+                                                      (-7_200_000, ServerVerdict.WARNING)])  # fmt: skip
+    def test_clocks_that_disagree_are_told(self, skew_ms: int, verdict: ServerVerdict) -> None:
         finding = judged("clock", skew_ms=skew_ms)
 
         assert finding.verdict is verdict
@@ -95,7 +106,7 @@ class TestJudging:
         """An ACL may forbid INFO, CONFIG and TIME altogether."""
         facts = Facts(server="cache:6379", info=None, save=None, skew_ms=None)
 
-        assert {finding.verdict for finding in judge_facts(facts)} == {Verdict.CANNOT_TELL}
+        assert {finding.verdict for finding in judge_facts(facts)} == {ServerVerdict.CANNOT_TELL}
 
     def test_a_slow_answer_is_not_blamed_on_the_clock(self) -> None:
         """With 4 s between question and answer the server's time can be anywhere in between."""
@@ -197,11 +208,11 @@ class TestInspecting:
         await connection.aclose()
 
         assert {finding.check: finding.verdict for finding in findings} == {
-            "version": Verdict.GOOD,
-            "scripts": Verdict.GOOD,
-            "eviction": Verdict.WARNING,
-            "persistence": Verdict.WARNING,
-            "clock": Verdict.GOOD,
+            "version": ServerVerdict.GOOD,
+            "scripts": ServerVerdict.GOOD,
+            "eviction": ServerVerdict.WARNING,
+            "persistence": ServerVerdict.WARNING,
+            "clock": ServerVerdict.GOOD,
         }
         assert {finding.server for finding in findings} == {f"127.0.0.1:{server.port}"}
 
@@ -211,7 +222,7 @@ class TestInspecting:
         (finding,) = await inspect_server(connection)
         await connection.aclose()
 
-        assert finding.verdict is Verdict.CANNOT_TELL
+        assert finding.verdict is ServerVerdict.CANNOT_TELL
         assert "cannot connect to 127.0.0.1:1" in finding.message
 
     async def test_nothing_is_written(self, start_server: StartServer) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.queue._address import ClusterAddress, Endpoint, SentinelAddress
-from bullpen.queue._discovery import Directory, Shard, Unavailable, pick
+from bullpen.redis.address import ClusterAddress, Endpoint, SentinelAddress
+from bullpen.redis.discovery import Directory, ServerUnavailable, Shard, pick
 from bullpen.wire.keys import slot
 
 ONE, TWO, THREE = (Endpoint(host=host, port=7000) for host in ("one", "two", "three"))
@@ -45,7 +45,7 @@ class TestSentinel:
     @pytest.mark.parametrize("flags", ["s_down,master", "s_down,o_down,master,disconnected"])
     def test_a_primary_that_is_down_is_not_tried(self, flags: str) -> None:
         """Connecting to a machine that is off costs the whole time-out."""
-        with pytest.raises(Unavailable, match=r"10\.0\.0\.7:6380 is down"):
+        with pytest.raises(ServerUnavailable, match=r"10\.0\.0\.7:6380 is down"):
             self.decide(told("10.0.0.7", flags=flags))
         assert self.decide(told("10.0.0.7", flags=flags), told("10.0.0.7")) == "10.0.0.7"
 
@@ -57,7 +57,7 @@ class TestSentinel:
         """Only the sentinel that leads it knows; what the old primary takes is thrown away."""
         leading = told("old", flags="master,failover_in_progress")
 
-        with pytest.raises(Unavailable, match="a failover is under way"):
+        with pytest.raises(ServerUnavailable, match="a failover is under way"):
             self.decide(told("old"), leading, told("old"))
 
     def test_the_new_primary_is_used_as_soon_as_there_is_one(self) -> None:
@@ -102,11 +102,11 @@ class TestCluster:
     def test_a_slot_without_owner_is_waited_for(self) -> None:
         shards = Directory(CLUSTER).read(ONE, [[owned(0, 100, b"one", 7000)]]).shards
 
-        with pytest.raises(Unavailable, match="slot 9263 of the cluster is served by nobody now"):
+        with pytest.raises(ServerUnavailable, match="slot 9263 of the cluster is served by nobody now"):
             pick(shards, "{bull}:orders:wait")
 
     def test_a_node_without_slots_is_no_answer(self) -> None:
-        with pytest.raises(Unavailable, match="the cluster is not set up"):
+        with pytest.raises(ServerUnavailable, match="the cluster is not set up"):
             Directory(CLUSTER).read(ONE, [[]])
 
 
@@ -114,7 +114,7 @@ class TestCluster:
 @pytest.mark.parametrize("address", [SENTINELS, CLUSTER])
 def test_an_answer_that_makes_no_sense_is_refused(address: SentinelAddress | ClusterAddress, reply: Any) -> None:
     """Some other server listens there, or a proxy."""
-    with pytest.raises((ServerRefused, Unavailable)):
+    with pytest.raises((ServerRefused, ServerUnavailable)):
         Directory(address).read(ONE, [reply, reply] if address is SENTINELS else [reply])
 
 

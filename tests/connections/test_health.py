@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from bullpen.queue import Connection, Queue
+from bullpen.queue import Queue
+from bullpen.redis import Connection
 from tests.conftest import StartServer
 from tests.connections._scripted import scripted
 from tests.queue._kit import soon
@@ -108,3 +109,15 @@ async def test_cancelling_a_check_cancels_it(start_server: StartServer) -> None:
             check.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await check
+
+
+async def test_probes_of_a_server_that_stays_away_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A readiness probe asks every few seconds: the log says it when it begins, not each time."""
+    connection = Connection("redis://127.0.0.1:1")
+    for _ in range(5):
+        assert not await connection.is_healthy()
+    await connection.aclose()
+
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if "health" in record.getMessage()] == [
+        "BullMQ health check failed"
+    ]

@@ -15,8 +15,10 @@ import pytest
 
 from bullpen import sync
 from bullpen.errors import InvalidOption
-from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue import Queue
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.queue._kit import Gate
 

@@ -11,8 +11,10 @@ import pytest
 
 from bullpen import sync
 from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
-from bullpen.queue import Connection, Queue, QueueEvents, Worker
+from bullpen.queue import Queue, QueueEvents
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.queue._kit import PATIENCE_S, Gate, echo, nothing, soon
 

@@ -13,8 +13,11 @@ import pytest
 
 from bullpen import sync
 from bullpen.errors import ServerRefused
-from bullpen.queue import Connection, Queue, Worker, _watch
+from bullpen.queue import Queue
+from bullpen.redis import Connection
+from bullpen.redis import spin as _watch
 from bullpen.testing import RedisServer, free_port, need
+from bullpen.worker import Worker
 from tests.queue._kit import Gate, echo, nothing, soon
 
 pytestmark = pytest.mark.requirement("W-72")

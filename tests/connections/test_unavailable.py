@@ -12,10 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
-from bullpen.queue import Connection, Queue, Worker
-from bullpen.queue._redis import Door
+from bullpen.queue import Queue
 from bullpen.queue.sync import Queue as SyncQueue
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
 from bullpen.testing import FaultProxy
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.connections._scripted import scripted
 from tests.queue._kit import Gate, nothing, soon

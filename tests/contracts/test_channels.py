@@ -16,14 +16,15 @@ from bullpen.plugins.channels.slack import Slack
 from bullpen.plugins.channels.sms import Sms
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.ports.channel import Message, SendResult
-from bullpen.queue import Connection, JobState, Queue
+from bullpen.queue import JobState, Queue
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
 from bullpen.testing.contracts.channel import Arrived, ChannelContract, ChannelTarget
 from bullpen.testing.kafka import PRODUCE, MockKafka, need_kafka
 from bullpen.testing.receivers import Answer, HttpReceiver, SmtpReceiver
 from tests.conftest import StartServer
 
-LOCAL: dict[str, Any] = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "timeout_ms": 3_000}
+LOCAL: dict[str, Any] = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "timeout_ms": 20_000}
 MESSAGE_TOO_LARGE, NO_RIGHTS = 10, 29
 
 

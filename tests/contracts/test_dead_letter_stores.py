@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
-from bullpen._kernel.policy import DeadLetters
-from bullpen.errors import InvalidOption, JobStateConflict
+from bullpen._kernel.policy import DeadLetterPolicy
+from bullpen.errors import DeadLetterNotFound, InvalidOption, JobStateConflict
 from bullpen.ledger import Ledger
 from bullpen.outbox import OutboxDeadLetters
 from bullpen.plugins.transports.bullmq import BullMQTransport
 from bullpen.plugins.transports.memory import MemoryTransport
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
-from bullpen.queue import Job, Queue, Worker
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore, dead_letter_store
-from bullpen.queue.failed_set import FailedSetStore
+from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore
+from bullpen.queue import Job, Queue
+from bullpen.queue.dead_letters.failed_set import FailedSetStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore, dead_letter_store
 from bullpen.testing import RedisServer
 from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 from tests.databases import MakeLedger, item
 
 
@@ -53,7 +55,7 @@ class QueueLetters:
         await self.queue.add("charge", {"number": number}, attempts=1, job_id=f"order:n:{number}")
         await asyncio.wait_for(self._failed.get(), 15)
 
-    def number_of(self, letter: DeadLetter) -> int:
+    def number_of(self, letter: DeadLetterRecord) -> int:
         return int(letter.data["number"])
 
     async def came_back(self) -> tuple[str, int]:
@@ -75,7 +77,7 @@ async def queue(redis_url: str, queue_name: str) -> AsyncIterator[Queue]:
 class TestDeadLetterQueue(DeadLetterContract):
     @pytest.fixture
     async def letters(self, queue: Queue, redis_url: str) -> AsyncIterator[QueueLetters]:
-        harness = QueueLetters(queue, dead_letter_store(queue, DeadLetters(store="queue")))
+        harness = QueueLetters(queue, dead_letter_store(queue, DeadLetterPolicy(store="queue")))
         async with harness.worker(dead_letters=True, url=redis_url):
             yield harness
 
@@ -86,7 +88,7 @@ class TestDeadLetterQueue(DeadLetterContract):
 class TestFailedSet(DeadLetterContract):
     @pytest.fixture
     async def letters(self, queue: Queue, redis_url: str) -> AsyncIterator[QueueLetters]:
-        harness = QueueLetters(queue, dead_letter_store(queue, DeadLetters(store="failed_set")))
+        harness = QueueLetters(queue, dead_letter_store(queue, DeadLetterPolicy(store="failed_set")))
         async with harness.worker(dead_letters=False, url=redis_url):
             yield harness
 
@@ -135,7 +137,9 @@ class TestFailedSet(DeadLetterContract):
         await queue.add("charge", {"number": 1}, job_id="m-7")
 
         with pytest.raises(JobStateConflict, match="has not failed"):
-            await queue.failed_set.put(DeadLetter(id="dl-m-7-1", source=queue.name, message_id="m-7", name="charge"))
+            await queue.failed_set.put(
+                DeadLetterRecord(id="dl-m-7-1", source=queue.name, message_id="m-7", name="charge")
+            )
 
         assert (await queue.counts()).waiting == 1
 
@@ -153,7 +157,7 @@ class TestFailedSet(DeadLetterContract):
 
 
 async def _put_and_redrive(letters: QueueLetters) -> None:
-    letter = DeadLetter(
+    letter = DeadLetterRecord(
         id="dl-m-7-1",
         source=letters.queue.name,
         message_id="m-7",
@@ -190,7 +194,7 @@ class OutboxLetters:
         for row in await self._claimed():
             await self._ledger.outbox.dead_letter(row, f"no {number}", code="HTTP_400")
 
-    def number_of(self, letter: DeadLetter) -> int:
+    def number_of(self, letter: DeadLetterRecord) -> int:
         return int(letter.data["orderId"])
 
     async def came_back(self) -> tuple[str, int]:
@@ -215,7 +219,7 @@ class TestOutbox(DeadLetterContract):
 class TestMemoryTransport(DeadLetterContract):
     @pytest.fixture
     async def letters(self) -> AsyncIterator[TransportLetters]:
-        transport = MemoryTransport(dead_letters=DeadLetters(store="queue"))
+        transport = MemoryTransport(dead_letters=DeadLetterPolicy(store="queue"))
         yield TransportLetters(transport, "q", await transport.deliveries("q", prefetch=1))
         await transport.aclose()
 
@@ -223,15 +227,16 @@ class TestMemoryTransport(DeadLetterContract):
 class TestBullMQTransport(DeadLetterContract):
     @pytest.fixture
     async def letters(self, redis_url: str, queue_name: str) -> AsyncIterator[TransportLetters]:
-        transport = BullMQTransport(redis_url, dead_letters=DeadLetters(store="queue"), drain_delay=500)
+        letters, quick = DeadLetterPolicy(store="queue"), WorkerArguments(drain_delay=500)
+        transport = BullMQTransport(redis_url, dead_letters=letters, worker_options=quick)
         yield TransportLetters(transport, queue_name, await transport.deliveries(queue_name, prefetch=1))
         await transport.aclose()
 
 
 @pytest.mark.requirement("X-5")
 async def test_the_policy_says_which_store_a_queue_has(queue: Queue) -> None:
-    assert isinstance(dead_letter_store(queue, DeadLetters(store="queue")), DeadLetterQueueStore)
-    assert isinstance(dead_letter_store(queue, DeadLetters(store="failed_set")), FailedSetStore)
+    assert isinstance(dead_letter_store(queue, DeadLetterPolicy(store="queue")), DeadLetterQueueStore)
+    assert isinstance(dead_letter_store(queue, DeadLetterPolicy(store="failed_set")), FailedSetStore)
     for store in ("none", "row"):
         with pytest.raises(InvalidOption, match=r"dead_letters\.store"):
-            dead_letter_store(queue, DeadLetters(store=store))
+            dead_letter_store(queue, DeadLetterPolicy(store=store))

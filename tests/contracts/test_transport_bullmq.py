@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from bullpen._kernel.policy import DeadLetters
+from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.plugins.transports.bullmq import BullMQTransport
 from bullpen.queue import Queue
 from bullpen.testing import RedisServer, need
 from bullpen.testing.contracts.transport import TransportContract, die_holding_one
+from bullpen.worker.options import WorkerArguments
 
 
-def quick_transport(url: str, dead_letters: DeadLetters | None = None) -> BullMQTransport:
+def quick_transport(url: str, dead_letters: DeadLetterPolicy | None = None) -> BullMQTransport:
     """Notices within a second or two that a process died, instead of half a minute."""
-    return BullMQTransport(
-        url, dead_letters=dead_letters, lock=1_500, stalled_interval=250, drain_delay=500, add_deadline=400
-    )
+    quick: WorkerArguments = {"lock": 1_500, "stalled_interval": 250, "drain_delay": 500}
+    return BullMQTransport(url, dead_letters=dead_letters, worker_options=quick, add_deadline=400)
 
 
 class BullMQHarness:
@@ -29,7 +29,7 @@ class BullMQHarness:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
 
-    def make(self, *, dead_letters: DeadLetters | None = None) -> BullMQTransport:
+    def make(self, *, dead_letters: DeadLetterPolicy | None = None) -> BullMQTransport:
         return quick_transport(self.server.url, dead_letters)
 
     async def source(self) -> str:

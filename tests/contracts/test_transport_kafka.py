@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from bullpen._kernel.policy import DeadLetters
+from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.plugins._kafka import Brokers, KafkaDoor
 from bullpen.plugins.transports.kafka import KafkaTransport
 from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
@@ -36,7 +36,7 @@ class KafkaHarness:
         self.cluster, self.address = cluster, cluster.address
         self.group = f"g-{uuid.uuid4().hex[:8]}"
 
-    def make(self, *, dead_letters: DeadLetters | None = None) -> KafkaTransport:
+    def make(self, *, dead_letters: DeadLetterPolicy | None = None) -> KafkaTransport:
         return KafkaTransport(
             self.address,
             group=self.group,
@@ -91,7 +91,7 @@ class TestKafkaDeadLetters(DeadLetterContract):
     @pytest.fixture
     async def letters(self, kafka: MockKafka) -> AsyncIterator[TransportLetters]:
         harness = KafkaHarness(kafka)
-        transport, source = harness.make(dead_letters=DeadLetters(store="queue")), await harness.source()
+        transport, source = harness.make(dead_letters=DeadLetterPolicy(store="queue")), await harness.source()
         yield TransportLetters(transport, source, await transport.deliveries(source, prefetch=1))
         await transport.aclose()
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bullpen._kernel.outcome import Retry
-from bullpen._kernel.policy import DeadLetters
+from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryTransport
 from bullpen.ports.transport import Event
 from bullpen.testing.contracts.transport import TransportContract, TransportHarness, take
@@ -23,7 +23,7 @@ class MemoryHarness:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
 
-    def make(self, *, dead_letters: DeadLetters | None = None) -> MemoryTransport:
+    def make(self, *, dead_letters: DeadLetterPolicy | None = None) -> MemoryTransport:
         return MemoryTransport(self.broker, dead_letters=dead_letters)
 
     async def source(self) -> str:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import aio_pika
 import pytest
 
-from bullpen._kernel.policy import DeadLetters
+from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQTransport, Topology
 from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
 from bullpen.testing.contracts.transport import TransportContract, die_holding_one
@@ -19,7 +19,7 @@ from bullpen.testing.rabbitmq import RabbitServer
 QUICK = Topology(delays=DelayLadder(unit_ms=20, levels=9))
 
 
-def quick_transport(url: str, dead_letters: DeadLetters | None = None) -> RabbitMQTransport:
+def quick_transport(url: str, dead_letters: DeadLetterPolicy | None = None) -> RabbitMQTransport:
     """Pauses in steps of 20 ms instead of seconds."""
     return RabbitMQTransport(url, topology=QUICK, dead_letters=dead_letters)
 
@@ -31,7 +31,7 @@ class RabbitHarness:
         self.server = server
         self._sources: list[str] = []
 
-    def make(self, *, dead_letters: DeadLetters | None = None) -> RabbitMQTransport:
+    def make(self, *, dead_letters: DeadLetterPolicy | None = None) -> RabbitMQTransport:
         return quick_transport(self.server.url, dead_letters)
 
     async def source(self) -> str:
@@ -77,7 +77,7 @@ class TestRabbitMQDeadLetters(DeadLetterContract):
     @pytest.fixture
     async def letters(self, rabbit: RabbitServer) -> AsyncIterator[TransportLetters]:
         harness = RabbitHarness(rabbit)
-        transport, source = harness.make(dead_letters=DeadLetters(store="queue")), await harness.source()
+        transport, source = harness.make(dead_letters=DeadLetterPolicy(store="queue")), await harness.source()
         yield TransportLetters(transport, source, await transport.deliveries(source, prefetch=1))
         await transport.aclose()
         await harness.remove_queues()

@@ -10,9 +10,13 @@ import pytest
 
 from bullpen._kernel.outcome import Cause
 from bullpen.app import Bullpen
-from bullpen.queue import Connection, Queue, QueueEvents, Worker
+from bullpen.queue import Queue, QueueEvents
+from bullpen.queue.codec import OWNER_FIELD
 from bullpen.queue.late_wakeups import LATE_FIELDS
+from bullpen.redis import Connection
 from bullpen.wire import events
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -41,6 +45,7 @@ def test_every_argument_is_on_the_page(kind: type, positional: set[str]) -> None
         for name, parameter in inspect.signature(kind).parameters.items()
         if name not in positional and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
+    taken += WorkerArguments.__annotations__ if kind is Worker else []
 
     assert names_in("reference/arguments.md", kind.__name__) == taken
 
@@ -59,9 +64,11 @@ def test_every_event_is_on_the_page() -> None:
 
 def test_every_field_of_ours_is_on_the_page() -> None:
     scripts = "".join(script.read_text() for script in LUA.rglob("*.lua"))
-    written = {*re.findall(r'"(bp[a-z]*)"', scripts), *LATE_FIELDS.values()}
+    rules = (LUA.parent / "schedules.py").read_text()
+    written = {*re.findall(r'"(bp[a-z]*):?"', scripts + rules), *LATE_FIELDS.values(), OWNER_FIELD}
     listed = {*names_in("reference/wire-extensions.md", "Fields of a job")}
     listed |= {*names_in("reference/wire-extensions.md", "Fields of `meta`")}
+    listed |= {*names_in("reference/wire-extensions.md", "Fields of a scheduler")}
 
     assert listed == written
 

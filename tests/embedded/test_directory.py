@@ -64,7 +64,7 @@ def test_the_directory_of_the_nearest_project_is_used(tmp_path: Path, mark: str)
 
 def test_without_a_project_it_is_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single script in an empty folder. The test's own folder may lie in a project, so the marks are renamed."""
-    monkeypatch.setattr(embedded, "_PROJECT_MARKS", ("no-such-mark",))
+    monkeypatch.setattr("bullpen.embedded.directory._PROJECT_MARKS", ("no-such-mark",))
     monkeypatch.chdir(tmp_path)
 
     assert embedded.data_directory() == tmp_path / ".bullpen"
@@ -334,7 +334,7 @@ while True:
 """)
     slow.chmod(0o755)
     monkeypatch.setenv("BULLPEN_SERVER_BINARY", str(slow))
-    monkeypatch.setattr(embedded, "_START_DEADLINE_S", 1.5)
+    monkeypatch.setattr("bullpen.embedded.starting._START_DEADLINE_S", 1.5)
 
     with embedded.acquire(directory) as server:
         assert server.version == "9.9.9"

@@ -411,8 +411,8 @@ def test_a_frozen_server_is_an_error_and_not_a_hang(directory: Path, monkeypatch
     with embedded.acquire(directory):
         pid = _pid(directory)
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(embedded, "_START_DEADLINE_S", 0.2)
-        monkeypatch.setattr(embedded, "_ANSWER_DEADLINE_S", 0.1)
+        monkeypatch.setattr("bullpen.embedded.starting._START_DEADLINE_S", 0.2)
+        monkeypatch.setattr("bullpen.embedded.starting._ANSWER_DEADLINE_S", 0.1)
 
         with pytest.raises(EmbeddedError, match=r"runs but does not answer[^$]*Ready to accept connections"):
             embedded.acquire(directory)
@@ -425,7 +425,7 @@ def test_a_process_that_is_frozen_while_it_starts_does_not_block_for_ever(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for its turn learns why it does not come."""
-    monkeypatch.setattr(embedded, "_TURN_DEADLINE_S", 0.1)
+    monkeypatch.setattr("bullpen.embedded.locks.TURN_DEADLINE_S", 0.1)
     directory.mkdir()
     code = """
 import fcntl, os, sys

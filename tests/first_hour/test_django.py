@@ -92,7 +92,7 @@ from bullpen import Bullpen, Job
 
 log = logging.getLogger("mysite")
 app = Bullpen()
-app.outbox  # named, so that `run` delivers
+app.use_outbox()  # named, so that `run` delivers
 
 
 @app.handler("receipts")

@@ -41,7 +41,7 @@ from bullpen import Backoff, Bullpen, Job
 
 log = logging.getLogger("shop")
 app = Bullpen()
-app.outbox  # named, so that `run` delivers
+app.use_outbox()  # named, so that `run` delivers
 app.task_queue("receipts", drain_delay=60_000)
 
 
@@ -102,7 +102,7 @@ async def place_order(email: str, session: Annotated[AsyncSession, Depends(trans
     insert = text("INSERT INTO orders (email) VALUES (:email) RETURNING id")
     order = (await session.execute(insert, {"email": email})).scalar_one()
     data, options = {"order": order, "to": email}, {"attempts": 3, "backoff": {"type": "fixed", "delay": 200}}
-    stored = await app.outbox.add_in_transaction(session, "receipts", "send_receipt", data, **options)
+    stored = await app.use_outbox().add_in_transaction(session, "receipts", "send_receipt", data, **options)
     if "@" not in email:
         raise HTTPException(422, "no address")
     return {"order": order, "job": stored.id}
@@ -115,8 +115,9 @@ async def export() -> Any:
 
 @api.get("/jobs/{queue}/{job_id}")
 async def job(queue: str, job_id: str) -> Any:
+    state = await app.queue(queue).state_of(job_id)  # first: what is read afterwards is at least as new
     found = await app.queue(queue).get_job(job_id)
-    return None if found is None else {"state": await found.state(), "value": found.return_value}
+    return None if found is None else {"state": state, "value": found.return_value}
 """
 
 

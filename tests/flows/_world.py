@@ -13,11 +13,13 @@ from bullpen.errors import JobFailed
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages
 from bullpen.plugins.transports.memory import MemoryClient
-from bullpen.queue import Connection, Job, Queue, Worker
+from bullpen.queue import Job, Queue
+from bullpen.redis import Connection
 from bullpen.runs import RunPayload, RunService
 from bullpen.runs.service import run_queue
 from bullpen.testing import RedisServer
 from bullpen.testing.contracts.source import an_event
+from bullpen.worker import Worker
 from tests.databases import item
 from tests.messages.kit import person
 
@@ -43,7 +45,7 @@ class Echo:
         return ChannelHealth(True)
     async def aclose(self): ...
 
-app.outbox.route("echo:*", Echo())
+app.use_outbox().route("echo:*", Echo())
 routes = EventRoutes()
 
 @routes.on("payment.*", to="echo:x", since="now")
@@ -57,7 +59,7 @@ app.workflow(Definition(
     states=States(initial="new", idles=["new"], finals=["sent"], failed="lost"),
     transitions=[Transition(event="send", from_="new", to="sent")],
     entity=InlineEntities(new=lambda: "new", load=shelf.get, update=lambda e, s: s, status=str, urn=str),
-    events=AnyTransport(events=[SourceEvent(source="parcels", event="send", job_name="send")]),
+    events=AnyTransport(events=[AnyEvent(source="parcels", event="send", job_name="send")]),
 ))
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bullpen.cli.bench.measure import Bench, JobsMissing, Sizes
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, cli
 from tests.flows._warm import Warm

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import pytest
 
 from bullpen import _version
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
+from bullpen.worker import Worker
 from tests.flows._cli import COMMAND, Terminal, cli, cli_process, environment
 
 T = TypeVar("T")
@@ -56,7 +57,10 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("queues --colour", "no such option: --colour"),
         ("queues --redis localhost", "--redis: expected an address that starts with redis://"),
         ("queues --prefix bull:", "--prefix: expected"),
-        ("jobs sohw emails 5", "no such action 'sohw'; there is list, show, add, retry, promote, change, remove, "),
+        (
+            "jobs sohw emails 5",
+            "no such action 'sohw'; there is list, show, add, retry, promote, change, cancel, remove, ",
+        ),
         ("jobs list emails --state gone", "'gone' is not one of"),
         ("jobs list", "missing argument 'QUEUE'"),
         ("jobs add emails", "missing argument 'NAME'"),
@@ -497,3 +501,16 @@ def test_on_a_terminal_json_is_indented_and_tables_fit(redis_url: str, tmp_path:
     assert (listed.end(), shown.end()) == (0, 0)
     assert max(map(len, listed.text.splitlines())) <= 100
     assert '\n    "queue": "emails"' in shown.text
+
+
+def test_a_variable_that_nobody_reads_is_told(redis_url: str, tmp_path: Path) -> None:
+    """In a file a wrong name is refused; a variable may be somebody else's, so only what looks misspelt is told."""
+    env = {"BULLPEN_OUTBOX_LEAS_MS": "5", "BULLPEN_SERVICE_HOST": "10.0.0.1", "BULLPEN_REDIS_URL": redis_url}
+
+    shown = cli("config", "show", cwd=tmp_path, env=env)
+    advice = json.loads(cli("doctor", "--json", cwd=tmp_path, env=env).out)
+
+    told = "BULLPEN_OUTBOX_LEAS_MS is no setting and does nothing; did you mean BULLPEN_OUTBOX_LEASE_MS?"
+    assert [line for line in shown.err.splitlines() if "no setting" in line] == [told]
+    (warning,) = [each for each in advice if each["subject"] == "settings" and each["level"] == "warning"]
+    assert (warning["check"], warning["fix"]) == ("BULLPEN_OUTBOX_LEAS_MS", "set BULLPEN_OUTBOX_LEASE_MS")

@@ -17,7 +17,8 @@ from bullpen.ledger import Ledger
 from bullpen.messages import Messages
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.source import SourceEvent
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
+from bullpen.worker import Worker
 from tests.databases import item
 from tests.flows._cli import Answer, cli
 from tests.messages.kit import person
@@ -225,7 +226,7 @@ def test_lint_looks_as_far_as_it_is_told(sqlite_url: str, type_: Type) -> None:
 
 def test_kinds_of_a_program_are_previewed_and_linted(sqlite_url: str, type_: Type, tmp_path: Path) -> None:
     (tmp_path / "shop_of_options.py").write_text(
-        "from bullpen import Bullpen\napp = Bullpen()\napp.messages.occasion('namesday', text='Hello {name}')\n"
+        "from bullpen import Bullpen\napp = Bullpen()\napp.use_messages().occasion('namesday', text='Hello {name}')\n"
     )
     (tmp_path / "people.csv").write_text("id,zone,address,namesday,birthday\nada,UTC,ada@x,1990-03-14,1990-03-15\n")
     program = ("--app", "shop_of_options")
@@ -240,7 +241,9 @@ def test_kinds_of_a_program_are_previewed_and_linted(sqlite_url: str, type_: Typ
     assert imported["saved"] == 1
     assert (saved["channel"], saved["tenantId"]) == ("email", "acme")
     assert {each["occasion"] for each in with_it} == {"namesday", "birthday"}
-    (doubt,) = type_("messages", "lint", *program)
+    linted = cli("messages", "lint", "--json", *program, cwd=tmp_path, env=env)
+    (doubt,) = json.loads(linted.out)
+    assert linted.code == 1
     assert (doubt["code"], "{name}" in doubt["text"]) == ("unknown-name", True), "and no day that does not exist"
     assert without.code == unlinted.code == 2, "nobody knows what a namesday is"
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, JobState, Queue
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.flows._cli import Answer, cli
 from tests.flows._warm import Warm
 
@@ -90,6 +91,21 @@ def test_options_for_all_are_refused_for_some(options: list[str], type_: Type) -
     answer = type_("jobs", "retry", "emails", "7", *options)
 
     assert (answer.code, answer.err) == (2, "bullpen: --limit, --rate and --dry-run go with --all\n")
+
+
+def test_jobs_are_cancelled_with_a_reason(redis_url: str, type_: Type) -> None:
+    on(redis_url, lambda queue: queue.add_many([("mail", None)] * 2))
+    on(redis_url, lambda queue: queue.add("mail", delay=3_600_000))
+
+    assert type_("jobs", "cancel", "emails", "1", "3", "--reason", "not needed").out == "cancelled: 2\n"
+    again = type_("jobs", "cancel", "emails", "2", "77", "--json")
+    assert (again.code, json.loads(again.out)["cancelled"]) == (1, ["2"])
+
+    async def reasons(queue: Queue) -> dict[str, str | None]:
+        return {job.id: job.failed_reason for job in await queue.jobs(JobState.FAILED)}
+
+    texts = {"1": "cancelled: not needed", "2": "cancelled", "3": "cancelled: not needed"}
+    assert on(redis_url, reasons) == texts
 
 
 def test_all_delayed_jobs_are_promoted(redis_url: str, type_: Type) -> None:
@@ -296,9 +312,131 @@ def test_a_pattern_is_previewed_without_a_server(tmp_path: Path) -> None:
     assert preview("--every", "0").code == 2
 
 
+def test_a_schedule_is_added_paused_resumed_and_removed(redis_url: str, type_: Type) -> None:
+    added = type_(
+        *("schedules", "add", "emails", "digest", "--cron", "0 9 * * 1-5", "--tz", "Europe/Berlin", "--name", "send"),
+        *("--data", '{"a":1}', "--limit", "9", "--overlap", "skip", "--catch-up", "3", "--jitter", "5s"),
+        *("--start", "2030-01-01T00:00:00Z", "--end", "2031-01-01T00:00:00Z", "--priority", "2", "--attempts", "4"),
+        "--json",
+    )
+    shown = json.loads(added.out)
+    assert {name: shown[name] for name in ("id", "name", "pattern", "tz", "limit", "overlap", "catchUp", "jitter")} == {
+        "id": "digest",
+        "name": "send",
+        "pattern": "0 9 * * 1-5",
+        "tz": "Europe/Berlin",
+        "limit": 9,
+        "overlap": "skip",
+        "catchUp": 3,
+        "jitter": 5_000,
+    }
+    assert (shown["startDate"], shown["endDate"]) == ("2030-01-01 00:00:00.000Z", "2031-01-01 00:00:00.000Z")
+    assert shown["next"] == "2030-01-01 08:00:00.000Z"
+
+    def job(queue: Queue) -> Any:
+        return queue.get_job("repeat:digest:1893484800000")
+
+    stored = on(redis_url, job)
+    assert (stored.data, stored.opts.attempts, stored.record.priority) == ({"a": 1}, 4, 2)
+    assert type_("schedules", "emails", "add", "beat", "--every", "2h", "--offset", "5m").out.startswith(
+        "beat fires next"
+    )
+    assert [each["id"] for each in json.loads(type_("schedules", "list", "emails", "--last-first", "--json").out)] == [
+        "digest",
+        "beat",
+    ]
+
+    assert type_("schedules", "pause", "emails", "beat").out == "paused: beat\n"
+    assert "paused" in type_("schedules", "emails").out
+    assert "is paused; `bullpen schedules resume emails beat`" in type_("schedules", "show", "emails", "beat").out
+    again = type_("schedules", "add", "emails", "beat", "--every", "3h", "--offset", "5m")
+    assert again.out == "beat is stored, and paused as before\n"
+    assert type_("schedules", "run", "emails", "beat").code == 1
+    assert json.loads(type_("schedules", "resume", "emails", "beat", "--json").out) == {"resumed": "beat"}
+    assert json.loads(type_("schedules", "show", "emails", "beat", "--json").out)["every"] == 10_800_000
+
+    assert type_("schedules", "remove", "emails", "beat").out == "removed: beat\n"
+    assert (type_("schedules", "remove", "emails", "beat").code, counts(redis_url)["delayed"]) == (1, 1)
+    assert json.loads(type_("schedules", "remove", "emails", "digest", "--json").out) == {"removed": "digest"}
+
+
+def test_a_wrong_schedule_is_refused_with_one_line(redis_url: str, type_: Type) -> None:
+    for words in (
+        [],
+        ["--every", "1m", "--cron", "@daily"],
+        ["--every", "0"],
+        ["--cron", "61 * * * *"],
+        ["--cron", "@daily", "--tz", "Mars/Olympus"],
+        ["--every", "1m", "--start", "tomorrow"],
+        ["--every", "1m", "--end", "2020-01-01T00:00:00Z"],
+        ["--every", "1m", "--catch-up", "all"],
+        ["--every", "1m", "--grace", "5s"],
+        ["--every", "1m", "--immediately", "--offset", "1s"],
+    ):
+        answer = type_("schedules", "add", "emails", "x", *words)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), words
+    assert type_("schedules", "preview", "--every", "1h", "--offset", "5m", "--limit", "2").out.count("\n") == 2
+    assert type_("schedules", "preview", "@daily", "--start", "2030-05-01T00:00:00Z", "--count", "1").out.startswith(
+        "2030-05-02"
+    )
+    now = type_(
+        "schedules", "add", "emails", "x", "--cron", "@yearly", "--immediately", "--catch-up", "skip", "--grace", "5s"
+    )
+    assert now.code == 0 and counts(redis_url)["waiting"] == 1
+
+
 def test_a_queue_without_schedules_says_so(redis_url: str, type_: Type) -> None:
     on(redis_url, lambda queue: queue.add("a"))
 
     assert type_("schedules", "emails").err == "no schedulers in 'emails'\n"
     assert type_("schedules", "emails", "--json").out == "[]\n"
     assert type_("schedules", "emials").code == 1
+
+
+def test_lanes_are_set_listed_paused_and_removed(type_: Type, redis_url: str) -> None:
+    on(redis_url, lambda queue: queue.add("welcome", lane="acme"))
+
+    assert "weight 3" in type_("queues", "lanes", "set", "emails", "acme", "--weight", "3", "--rate", "10/1m").out
+    assert "size 500" in type_("queues", "lanes", "set", "emails", "acme", "--size", "500").out
+    assert json.loads(type_("queues", "lanes", "set", "emails", "-", "--concurrency", "2", "--json").out) == {
+        "name": "-",
+        "weight": None,
+        "concurrency": 2,
+        "rate": None,
+        "size": None,
+        "paused": False,
+    }
+    assert json.loads(type_("queues", "lanes", "pause", "emails", "acme", "--json").out)["paused"] is True
+    (listed,) = json.loads(type_("queues", "lanes", "list", "emails", "--json").out)
+    assert listed == {
+        "name": "acme",
+        "waiting": 1,
+        "held": 0,
+        "delayed": 0,
+        "active": 0,
+        "weight": 3,
+        "concurrency": None,
+        "size": 500,
+        "paused": True,
+        "rate": {"max": 10, "durationMs": 60_000},
+    }
+    table = type_("queues", "lanes", "list", "emails").out
+    assert "acme" in table
+    assert "paused" in table
+    type_("queues", "lanes", "resume", "emails", "acme")
+    type_("queues", "lanes", "set", "emails", "acme", "--weight", "none")
+    settings = on(redis_url, lambda queue: queue.lanes.get("acme"))
+    assert (settings.weight, settings.paused) == (None, False)
+    assert settings.rate is not None
+    assert "as all others" in type_("queues", "lanes", "remove", "emails", "acme").out
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--weight", "much"), ("--rate", "10"), ("--rate", "ten/1m"), ("--concurrency", "0")]
+)
+def test_a_setting_of_a_lane_that_makes_no_sense_is_told(type_: Type, redis_url: str, wrong: tuple[str, str]) -> None:
+    on(redis_url, lambda queue: queue.add("welcome"))
+
+    answer = type_("queues", "lanes", "set", "emails", "acme", *wrong)
+
+    assert answer.code == 2

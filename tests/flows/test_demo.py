@@ -13,7 +13,8 @@ import pytest
 from bullpen.cli.demo import display, scenario
 from bullpen.cli.demo.command import node_command
 from bullpen.cli.demo.play import Play, PlayFailed, Report
-from bullpen.queue import Connection, JobCounts
+from bullpen.queue import JobCounts
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, child, cli_process
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import pytest
 
 from bullpen.errors import JobFailed, JobNotFound
-from bullpen.queue import Job, Queue, Worker
+from bullpen.queue import Job, Queue
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.flows._cli import cli
 from tests.flows._warm import Warm

@@ -19,6 +19,7 @@ from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen.cli import supervisor
 from bullpen.queue import Queue
 from bullpen.testing import Child
+from tests.conftest import StartServer
 from tests.flows._cli import Terminal, child, cli, cli_process
 
 SHOP = """
@@ -139,7 +140,7 @@ def test_the_command_line_wins_over_the_code(tmp_path: Path, redis_url: str, app
 
 
 def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None:
-    (shop / "paid.py").write_text("from bullpen import Bullpen\napp = Bullpen()\napp.outbox\n")
+    (shop / "paid.py").write_text("from bullpen import Bullpen\napp = Bullpen()\napp.use_outbox()\n")
     env = {"BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
 
     with child("run", "paid:app", "--redis", redis_url, cwd=shop, env=env) as command:
@@ -155,7 +156,7 @@ def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None
 @pytest.mark.measures_children
 def test_a_part_alone_says_what_it_does_and_a_missing_one_what_to_do(shop: Path, redis_url: str) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
-    (shop / "parts.py").write_text(f"{SHOP}\n_ = app.outbox\n")
+    (shop / "parts.py").write_text(f"{SHOP}\n_ = app.use_outbox()\n")
     with child("run", "parts:app", "--only", "outbox", cwd=shop, env=env) as command:
         line = command.wait_for(" on 127")
         assert "taking jobs from the outbox on" in line, "queues of other parts are not named"
@@ -393,8 +394,30 @@ def test_a_third_signal_kills(shop: Path, redis_url: str) -> None:
         command.terminate()
         command.wait_for("once more kills")
         command.terminate()
+        command.wait_for("the check for stalled jobs gives their running jobs back")
 
-        assert command.wait(timeout=10) == 0
+        assert command.wait(timeout=10) == 128 + signal.SIGTERM
+
+
+def test_a_third_signal_does_not_wait_for_a_server_that_is_away(shop: Path, start_server: StartServer) -> None:
+    """Giving jobs back to a server that does not answer takes seconds; who asks three times has none."""
+    server = start_server()
+    with started(shop, server.url) as command:
+        command.wait_for("taking jobs")
+        add(server.url, "reports", "stuck", {"seconds": 600})
+        command.wait_for("running stuck")
+
+        with server.paused():
+            command.terminate()
+            command.wait_for("waiting for 1 running")
+            command.terminate()
+            command.wait_for("SIGTERM again")
+            began = time.monotonic()
+            command.terminate()
+            command.wait_for("the check for stalled jobs gives 1 running jobs back")
+
+            assert command.wait(timeout=10) == 128 + signal.SIGTERM
+            assert time.monotonic() - began < 4  # six and more with the second alone
 
 
 def test_pauses_between_starts_grow_and_end_at_half_a_minute() -> None:

@@ -22,7 +22,7 @@ _ROUNDED_MS = 1000  # a handler names the instant, the delay is what is then lef
 _MS_FIELDS = {"timestamp", "processedOn", "finishedOn", "prevTS", "prevMillis", "startDate", "endDate"}
 _JSON_FIELDS = {"data", "opts", "parent", "progress", "returnvalue"}
 _INT_FIELDS = {"ats", "atm", "stc", "ic", "priority", "delay", "count", "prevCount", "every", "limit"}
-_SLOT = re.compile(r"(repeat:[^:]+:)(\d{13})")
+_SLOT = re.compile(r"repeat:([^:]+):(\d{13})")
 _JOB_PARTS = {"lock", "logs", "dependencies", "processed", "failed", "unsuccessful"}
 
 # Keys whose presence depends on whether an idle worker has just looked: hints and gates, never state.
@@ -203,20 +203,31 @@ def _event(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _with_slots_numbered(tree: Any) -> Any:
-    """Replace the ms in ids of scheduler iterations by `<slot n>`, the earliest being 1."""
-    slots = sorted({match.group(2) for match in _SLOT.finditer(json.dumps(tree))})
-    numbers = {ms: f"<slot {number}>" for number, ms in enumerate(slots, start=1)}
+    """Replace the ms in ids of scheduler iterations by `<slot n>`, 1 being the earliest of its scheduler.
+
+    Each scheduler has numbers of its own: whether two of them share a millisecond is chance.
+    """
+    slots: dict[str, set[str]] = {}
+    for scheduler, ms in _SLOT.findall(json.dumps(tree)):
+        slots.setdefault(scheduler, set()).add(ms)
+    numbers = {
+        scheduler: {ms: f"<slot {number}>" for number, ms in enumerate(sorted(found), start=1)}
+        for scheduler, found in slots.items()
+    }
 
     def walk(node: Any) -> Any:
-        if isinstance(node, dict):
-            renamed = {walk(key): walk(value) for key, value in node.items()}
-            if "rjk" in renamed and renamed.get("delay"):
-                renamed["delay"] = "<ms>"
-            return renamed
-        if isinstance(node, list):
-            return [walk(item) for item in node]
-        if isinstance(node, str):
-            return numbers.get(node) or _SLOT.sub(lambda match: match.group(1) + numbers[match.group(2)], node)
+        match node:
+            case dict():
+                renamed = {walk(key): walk(value) for key, value in node.items()}
+                if "rjk" in renamed and renamed.get("delay"):
+                    renamed["delay"] = "<ms>"
+                return renamed
+            case [str() as scheduler, str() as score] if score in numbers.get(scheduler, {}):
+                return [scheduler, numbers[scheduler][score]]
+            case list():
+                return [walk(item) for item in node]
+            case str():
+                return _SLOT.sub(lambda found: f"repeat:{found[1]}:{numbers[found[1]][found[2]]}", node)
         return node
 
     return walk(tree)
@@ -238,7 +249,7 @@ What our queues hold beyond Node's, all of it ignored by Node:
 - keys `Q:bp:...`, and hash fields (of jobs and meta) that begin with `bp`;
 - the field `attemptsMade` in the events active, completed, failed and stalled, `workerId` in active, `stacktrace` in
   failed, and an event `retry` per retry;
-- attempts and backoff in opts where the caller gave none (Node writes attempts 0);
+- attempts and backoff in opts where the caller gave none (Node writes attempts 0, and none for schedulers);
 - `version` in meta where Node's flow producers and workers write none;
 and what they lack: the `failedReason` of a job that completed in the end.
 """
@@ -268,8 +279,10 @@ def _less_our_fields(wanted: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
     expected, value = wanted["value"], {name: v for name, v in ours["value"].items() if not name.startswith("bp")}
     if "version" not in expected:
         value.pop("version", None)
-    if isinstance(value.get("opts"), dict) and isinstance(expected.get("opts"), dict):
-        value["opts"] = _less_default_options(expected["opts"], value["opts"])
+    if isinstance(value.get("opts"), dict):
+        value["opts"] = _less_default_options(expected.get("opts") or {}, value["opts"])
+        if "opts" not in expected and not value["opts"]:
+            del value["opts"]
     if "returnvalue" in value and "failedReason" not in value and "failedReason" in expected:
         value["failedReason"] = expected["failedReason"]
     return {**ours, "value": value}

@@ -9,7 +9,8 @@ import asyncio
 import json
 import sys
 
-from bullpen.queue import Job, Worker
+from bullpen.queue import Job
+from bullpen.worker import Worker
 
 
 async def main(url: str, queue: str, given: str) -> None:

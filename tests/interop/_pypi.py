@@ -30,15 +30,13 @@ def ensure_environment(version: str = VERSION) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once make it one after the other
         if not any(environment.glob(f"lib/python3*/site-packages/bullmq-{version}.dist-info")):
             try:
-                subprocess.run(
-                    [sys.executable, "-m", "venv", environment], check=True, capture_output=True, timeout=120
-                )
-                subprocess.run(
-                    [python, "-m", "pip", "install", "--quiet", f"bullmq=={version}"],
-                    check=True,
-                    capture_output=True,
-                    timeout=300,
-                )
+                # With the pip that is there: a new one takes longer to install than what it is wanted for.
+                pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+                for command in (
+                    (sys.executable, "-m", "venv", "--without-pip", environment),
+                    (*pip, "install", "--quiet", f"bullmq=={version}"),
+                ):
+                    subprocess.run(command, check=True, capture_output=True, timeout=300)
             except (subprocess.SubprocessError, OSError) as error:
                 output = getattr(error, "stderr", None) or b""
                 raise PyBullmqMissing(f"needs `pip install bullmq=={version}`: {output.decode()[-500:]}") from error

@@ -2,10 +2,11 @@
 
 Each scenario adds and works with `run.producer` and `run.worker`, and calls `run.snap` where the state of Redis
 matters. `record_golden` runs them with Node on both sides and stores the snapshots; the tests run them with us on one
-side or both and compare. What only Node can do yet (flows, schedulers, deduplication, administration) goes through
+side or both and compare. What only Node can do yet (schedulers, administration) goes through
 `run.node`.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ QUEUE = "golden"
 KIDS = "golden-kids"
 FAR_MS = 3_600_000
 """A delay that no test waits for."""
+FAR_FUTURE_MS = 4_000_000_000_000
+"""An instant that no test sees."""
 
 
 @dataclass
@@ -36,6 +39,9 @@ class Run:
 
     async def add(self, name: str = "job", data: Any = None, **opts: Any) -> str:
         return await self.producer.add(QUEUE, name, {"n": 1} if data is None else data, **opts)
+
+    async def upsert_scheduler(self, scheduler_id: str, repeat: dict[str, Any], template: dict[str, Any]) -> None:
+        await self.producer.upsert_scheduler(QUEUE, scheduler_id, repeat, template)
 
     async def work(self, behaviour: Behaviour, *, queue: str = QUEUE, worker: str = "w1", **opts: Any) -> None:
         self.worked = True
@@ -561,9 +567,13 @@ def _flow(children: Sequence[dict[str, Any]], **parent_opts: Any) -> dict[str, A
 
 
 async def _add_flow(run: Run, children: Sequence[dict[str, Any]], **parent_opts: Any) -> None:
+    await _add(run, _flow(children, **parent_opts))
+
+
+async def _add(run: Run, flow: dict[str, Any]) -> None:
     await run.node.open_queue(QUEUE)
     await run.node.open_queue(KIDS)
-    await run.node.peer.call("addFlow", flow=_flow(children, **parent_opts))
+    await run.producer.add_flow(flow)
 
 
 def _kid(job_id: str, *, policy: str = "none", name: str = "kid", **opts: Any) -> dict[str, Any]:
@@ -576,7 +586,7 @@ _KIDS_PLAY: Behaviour = {
 }
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_with_all_policies_added(run: Run) -> None:
     await _add_flow(run, [_kid(f"C-{policy}", policy=policy) for policy in _POLICIES], priority=3)
     run.snap("added")
@@ -603,14 +613,14 @@ def _child_failure_scenario(policy: str) -> None:
         run.snap("parent finished")
 
     steps.__name__ = f"flow_child_fails_{policy}"
-    scenario("W-84", produced_by_node=True)(steps)
+    scenario("W-84")(steps)
 
 
 for _policy in _POLICIES:
     _child_failure_scenario(_policy)
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_parent_goes_on_with_children_pending(run: Run) -> None:
     """After continueParentOnFailure the parent runs while a child is pending, waits again, and ends with that child."""
     await _add_flow(run, [_kid("C-bad", policy="cpof", name="bad"), _kid("C-late", delay=FAR_MS)])
@@ -625,7 +635,7 @@ async def flow_parent_goes_on_with_children_pending(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_parent_fails_with_children_pending(run: Run) -> None:
     await _add_flow(run, [_kid("C-bad", policy="fpof", name="bad"), _kid("C-late", delay=FAR_MS)])
     await run.work(_KIDS_PLAY, queue=KIDS)
@@ -636,7 +646,7 @@ async def flow_parent_fails_with_children_pending(run: Run) -> None:
     run.snap("failed")
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_delayed_parent(run: Run) -> None:
     await _add_flow(run, [_kid("C-1")], delay=FAR_MS)
     await run.work(_KIDS_PLAY, queue=KIDS)
@@ -644,7 +654,7 @@ async def flow_delayed_parent(run: Run) -> None:
     run.snap("delayed")
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_children_removed_when_finished(run: Run) -> None:
     """Removal counts a child out, even a failed one without a policy."""
     await _add_flow(run, [_kid("C-1", removeOnComplete=True), _kid("C-2", name="bad", removeOnFail=True)])
@@ -653,15 +663,13 @@ async def flow_children_removed_when_finished(run: Run) -> None:
     run.snap("released")
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_failure_climbs_two_levels(run: Run) -> None:
-    await run.node.open_queue(QUEUE)
-    await run.node.open_queue(KIDS)
     flow = _flow([])
     rule = {"attempts": 1, "failParentOnFailure": True}
     kid = {"name": "bad", "queueName": KIDS, "opts": {"jobId": "C-1", **rule}}
     flow["children"] = [{"name": "middle", "queueName": QUEUE, "opts": {"jobId": "M-1", **rule}, "children": [kid]}]
-    await run.node.peer.call("addFlow", flow=flow)
+    await _add(run, flow)
     run.snap("added")
     await run.work(_KIDS_PLAY, queue=KIDS)
     await run.until("failed", "C-1", queue=KIDS)
@@ -670,7 +678,7 @@ async def flow_failure_climbs_two_levels(run: Run) -> None:
     run.snap("failed")
 
 
-@scenario("W-84", produced_by_node=True)
+@scenario("W-84")
 async def flow_failed_child_retried_by_hand(run: Run) -> None:
     await _add_flow(run, [_kid("C-1", name="bad")])
     await run.work(_KIDS_PLAY, queue=KIDS)
@@ -682,15 +690,79 @@ async def flow_failed_child_retried_by_hand(run: Run) -> None:
     run.snap("released")
 
 
+@scenario("W-84")
+async def flow_child_added_while_its_parent_runs(run: Run) -> None:
+    """The parent's handler adds nothing itself here: who adds is the producer of the run."""
+    await run.add("parent", jobId="P-1", attempts=1)
+    await run.work({"hold": True, "kind": "wait_children"}, worker="p1")
+    await run.worker.wait_held("p1", "P-1")
+    await run.producer.add(
+        KIDS,
+        "kid",
+        {"i": 1},
+        jobId="C-1",
+        attempts=1,
+        parent={"id": "P-1", "queue": f"{PREFIX}:{QUEUE}"},
+        ignoreDependencyOnFailure=True,
+    )
+    run.snap("added")
+    await run.worker.release("p1")
+    await run.until("waiting-children", "P-1")
+    run.snap("waits")
+    await run.work(_KIDS_PLAY, queue=KIDS)
+    await run.until("completed", "P-1")
+    run.snap("completed")
+
+
+@scenario("W-84")
+async def flow_completed_job_becomes_a_child(run: Run) -> None:
+    """A parent whose only child is done already is released at once."""
+    await run.node.open_queue(KIDS)
+    await run.producer.add(KIDS, "kid", {"i": 1}, jobId="C-1", attempts=1)
+    await run.work(_KIDS_PLAY, queue=KIDS)
+    await run.until("completed", "C-1", queue=KIDS)
+    await run.stop()
+    await _add_flow(run, [_kid("C-1", policy="fpof"), _kid("C-2", policy="idof")])
+    run.snap("added")
+    await run.work(_KIDS_PLAY, queue=KIDS, worker="w2")
+    await run.until("waiting", "P-1")
+    run.snap("released")
+
+
+@scenario("W-84")
+async def flow_waiting_job_becomes_a_child(run: Run) -> None:
+    await run.node.open_queue(KIDS)
+    await run.producer.add(KIDS, "kid", {"i": 7}, jobId="C-1", attempts=1)
+    await _add_flow(run, [_kid("C-1", policy="fpof")])
+    run.snap("added")
+    await run.work(_KIDS_PLAY, queue=KIDS)
+    await run.until("waiting", "P-1")
+    run.snap("released")
+
+
+@scenario("W-84")
+async def flow_of_many_kinds(run: Run) -> None:
+    """Delays, priorities and LIFO of children, a grandchild, and a child of the parent's own queue."""
+    flow = _flow([_kid("C-1", policy="fpof", priority=4), _kid("C-2", policy="rdof", delay=FAR_MS)], delay=5)
+    deep = {"name": "deep", "queueName": KIDS, "data": {}}
+    rules = {"jobId": "D-1", "attempts": 1, "lifo": True, "failParentOnFailure": True}
+    middle = {"name": "middle", "queueName": QUEUE, "data": [1], "opts": {"jobId": "M-1", "attempts": 1, "priority": 9}}
+    flow["children"].append(middle | {"children": [deep | {"opts": rules}]})
+    flow["children"].append(_kid("C-3", policy="cpof") | {"queueName": QUEUE, "data": 3})
+    await _add(run, flow)
+    run.snap("added")
+    await run.work({**_KIDS_PLAY, "kind": "return", "value": 1}, queue=KIDS)
+    await run.until("completed", "C-1", queue=KIDS)
+    run.snap("middle released")
+
+
 # --- schedulers ---------------------------------------------------------------------------------------------------
 
 
-@scenario(produced_by_node=True)
+@scenario("X-28")
 async def scheduler_every(run: Run) -> None:
-    await run.node.peer.call(
-        "upsertJobScheduler",
-        queue=QUEUE,
-        schedulerId="hb",
+    await run.upsert_scheduler(
+        "hb",
         repeat={"every": FAR_MS},
         template={"name": "beat", "data": {"x": 1}, "opts": {"attempts": 2, "removeOnComplete": 10}},
     )
@@ -704,12 +776,10 @@ async def scheduler_every(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario(produced_by_node=True)
+@scenario("X-28")
 async def scheduler_pattern(run: Run) -> None:
-    await run.node.peer.call(
-        "upsertJobScheduler",
-        queue=QUEUE,
-        schedulerId="nightly",
+    await run.upsert_scheduler(
+        "nightly",
         repeat={"pattern": "0 0 3 * * *", "tz": "Europe/Paris", "limit": 5},
         template={"name": "report", "data": {"x": 1}, "opts": {"priority": 2}},
     )
@@ -725,12 +795,10 @@ async def scheduler_pattern(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario(produced_by_node=True)
+@scenario("X-28")
 async def scheduler_at_its_limit(run: Run) -> None:
-    await run.node.peer.call(
-        "upsertJobScheduler",
-        queue=QUEUE,
-        schedulerId="once",
+    await run.upsert_scheduler(
+        "once",
         repeat={"every": FAR_MS, "limit": 1},
         template={"name": "beat"},
     )
@@ -739,24 +807,21 @@ async def scheduler_at_its_limit(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario(produced_by_node=True)
+@scenario("X-28")
 async def scheduler_removed_before_its_job_is_taken(run: Run) -> None:
-    await run.node.peer.call(
-        "upsertJobScheduler", queue=QUEUE, schedulerId="gone", repeat={"every": FAR_MS}, template={"name": "beat"}
-    )
-    await run.node.peer.call("removeJobScheduler", queue=QUEUE, args=["gone"])
+    await run.upsert_scheduler("gone", repeat={"every": FAR_MS}, template={"name": "beat"})
+    await run.producer.remove_scheduler(QUEUE, "gone")
     await run.work({"kind": "return", "value": 1})
     await run.until("completed")
     run.snap("completed")
 
 
-@scenario(produced_by_node=True)
+@scenario("X-28", produced_by_node=True)
 async def scheduler_job_retried(run: Run) -> None:
     """A retry takes the same iteration again and must not advance the scheduler twice."""
-    await run.node.peer.call(
-        "upsertJobScheduler",
-        queue=QUEUE,
-        schedulerId="hb",
+    await run.node.upsert_scheduler(
+        QUEUE,
+        "hb",
         repeat={"every": FAR_MS},
         template={"name": "beat", "opts": {"attempts": 2}},
     )
@@ -768,7 +833,7 @@ async def scheduler_job_retried(run: Run) -> None:
 # --- deduplication ------------------------------------------------------------------------------------------------
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_simple(run: Run) -> None:
     await run.add("one", {"v": 1}, deduplication={"id": "d"})
     await run.add("two", {"v": 2}, deduplication={"id": "d"})
@@ -781,7 +846,7 @@ async def dedup_simple(run: Run) -> None:
     run.snap("free again")
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_simple_failed(run: Run) -> None:
     await run.add("one", {"v": 1}, deduplication={"id": "d"}, attempts=1)
     await run.work({"kind": "always_fail"})
@@ -789,7 +854,7 @@ async def dedup_simple_failed(run: Run) -> None:
     run.snap("failed")
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_throttle(run: Run) -> None:
     await run.add("one", {"v": 1}, deduplication={"id": "d", "ttl": FAR_MS})
     await run.work({"kind": "return", "value": 1})
@@ -798,7 +863,7 @@ async def dedup_throttle(run: Run) -> None:
     run.snap("key outlives the job")
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_debounce(run: Run) -> None:
     rule = {"id": "d", "ttl": FAR_MS, "extend": True, "replace": True}
     await run.add("one", {"v": 1}, deduplication=rule, delay=FAR_MS)
@@ -810,7 +875,7 @@ async def dedup_debounce(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_keep_last_if_active(run: Run) -> None:
     rule = {"id": "d", "keepLastIfActive": True}
     await run.add("one", {"v": 1}, deduplication=rule)
@@ -824,7 +889,7 @@ async def dedup_keep_last_if_active(run: Run) -> None:
     run.snap("completed")
 
 
-@scenario("W-83", produced_by_node=True)
+@scenario("W-83")
 async def dedup_keep_last_delayed(run: Run) -> None:
     rule = {"id": "d", "keepLastIfActive": True}
     await run.add("one", {"v": 1}, deduplication=rule, attempts=1)
@@ -834,6 +899,72 @@ async def dedup_keep_last_delayed(run: Run) -> None:
     await run.worker.release("w1")
     await run.until("failed")
     run.snap("failed")
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_extend(run: Run) -> None:
+    rule = {"id": "d", "ttl": FAR_MS, "extend": True}
+    await run.add("one", {"v": 1}, deduplication=rule)
+    run.client.pexpire(run.key("de:d"), FAR_MS // 2)
+    await run.add("two", {"v": 2}, deduplication=rule, jobId="own")
+    run.snap("deduplicated")
+    assert run.client.pttl(run.key("de:d")) > FAR_MS // 2
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_replace_alone(run: Run) -> None:
+    rule = {"id": "d", "replace": True}
+    await run.add("one", {"v": 1}, deduplication=rule, delay=FAR_MS)
+    await run.add("two", {"v": 2}, deduplication=rule, jobId="own")
+    run.snap("replaced")
+    await run.add("three", {"v": 3}, deduplication=rule)
+    run.snap("not replaced")
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_replace_keeps_ttl(run: Run) -> None:
+    rule = {"id": "d", "ttl": FAR_MS, "replace": True}
+    await run.add("one", {"v": 1}, deduplication=rule, delay=FAR_MS)
+    run.client.pexpire(run.key("de:d"), FAR_MS // 2)
+    await run.add("two", {"v": 2}, deduplication=rule, delay=FAR_MS)
+    run.snap("replaced")
+    assert run.client.pttl(run.key("de:d")) <= FAR_MS // 2
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_reschedule(run: Run) -> None:
+    rule = {"id": "d", "reschedule": True}
+    await run.add("one", {"v": 1}, deduplication=rule, delay=FAR_MS)
+    await asyncio.sleep(0.01)  # the new due time is another one than creation and delay give
+    await run.add("two", {"v": 2}, deduplication=rule, delay=2 * FAR_MS)
+    run.snap("put off")
+    await run.add("three", {"v": 3}, deduplication=rule)
+    run.snap("without a delay")
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_reschedule_and_extend(run: Run) -> None:
+    rule = {"id": "d", "ttl": FAR_MS, "extend": True, "reschedule": True}
+    await run.add("one", {"v": 1}, deduplication=rule, delay=FAR_MS)
+    await asyncio.sleep(0.01)  # the new due time is another one than creation and delay give
+    await run.add("two", {"v": 2}, deduplication=rule, delay=2 * FAR_MS)
+    run.snap("put off")
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_owner_is_gone(run: Run) -> None:
+    await run.add("one", {"v": 1}, deduplication={"id": "d"}, delay=FAR_MS)
+    run.client.delete(run.key("1"))
+    run.client.zrem(run.key("delayed"), "1")
+    await run.add("two", {"v": 2}, deduplication={"id": "d"})
+    run.snap("free again")
+
+
+@scenario("W-83", has_worker=False)
+async def dedup_custom_id_comes_first(run: Run) -> None:
+    await run.add("one", {"v": 1}, deduplication={"id": "d"}, jobId="own")
+    await run.add("two", {"v": 2}, deduplication={"id": "other"}, jobId="own")
+    run.snap("duplicate")
 
 
 # --- telemetry and whole-queue settings ---------------------------------------------------------------------------
@@ -855,4 +986,69 @@ async def global_concurrency(run: Run) -> None:
     run.snap("one active")
     await run.worker.release("w1")
     await run.until("completed", count=2)
+    run.snap("completed")
+
+
+@scenario("X-28", has_worker=False)
+async def scheduler_rules(run: Run) -> None:
+    """Every part of a rule, where the record and the options of the job keep it."""
+    far_ms = FAR_FUTURE_MS
+    await run.upsert_scheduler("start", {"every": FAR_MS, "startDate": far_ms, "endDate": 2 * far_ms}, {"name": "a"})
+    await run.upsert_scheduler("offset", {"every": FAR_MS, "offset": 60_000, "limit": 3}, {"name": "b", "data": [1]})
+    await run.upsert_scheduler(
+        "cron", {"pattern": "0 9 * * 1-5", "tz": "Asia/Tokyo", "startDate": far_ms}, {"name": "c"}
+    )
+    await run.upsert_scheduler("end", {"pattern": "@yearly", "tz": "UTC", "endDate": far_ms}, {"name": "d", "data": {}})
+    await run.upsert_scheduler("now", {"pattern": "@daily", "tz": "UTC", "immediately": True}, {"opts": {"lifo": True}})
+    await run.upsert_scheduler("odd", {"every": FAR_MS}, {"name": 'q"\\/é', "opts": {"priority": 3}})
+    run.snap("added")
+
+
+@scenario("X-28", has_worker=False)
+async def scheduler_upserted_again(run: Run) -> None:
+    """The job to come is replaced wherever it waits; the same interval keeps its time."""
+    for delayed in ({"every": FAR_MS, "startDate": FAR_FUTURE_MS}, {"every": FAR_MS}):
+        await run.upsert_scheduler("same", delayed, {"name": "a", "data": {"n": 1}})
+        run.snap(f"same, {len(delayed)} words")
+    await run.upsert_scheduler("changed", {"every": FAR_MS, "startDate": FAR_FUTURE_MS}, {"name": "a"})
+    await run.upsert_scheduler("changed", {"every": 2 * FAR_MS, "startDate": 2 * FAR_FUTURE_MS}, {"name": "b"})
+    run.snap("another interval")
+    await run.upsert_scheduler("cron", {"pattern": "@yearly", "tz": "UTC"}, {"name": "c", "opts": {"priority": 2}})
+    await run.upsert_scheduler("cron", {"pattern": "0 0 1 7 *", "tz": "UTC", "startDate": FAR_FUTURE_MS}, {"name": "d"})
+    run.snap("another pattern")
+
+
+@scenario("X-28", has_worker=False)
+async def scheduler_upserted_again_in_line(run: Run) -> None:
+    for name in ("first", "second"):
+        await run.upsert_scheduler("ready", {"every": FAR_MS}, {"name": name})
+    run.snap("replaced")
+
+
+@scenario("X-28", has_worker=False)
+async def scheduler_upserted_again_with_a_priority(run: Run) -> None:
+    for name in ("first", "second"):
+        await run.upsert_scheduler("ranked", {"every": FAR_MS}, {"name": name, "opts": {"priority": 4}})
+    run.snap("replaced")
+
+
+@scenario("X-28", has_worker=False)
+async def scheduler_removed(run: Run) -> None:
+    await run.upsert_scheduler("late", {"pattern": "@yearly", "tz": "UTC"}, {"name": "a"})
+    await run.upsert_scheduler("ready", {"every": FAR_MS}, {"name": "a"})
+    for scheduler_id in ("late", "ready", "nobody"):
+        await run.producer.remove_scheduler(QUEUE, scheduler_id)
+    run.snap("removed")
+
+
+@scenario("X-28")
+async def scheduler_upserted_while_its_job_runs(run: Run) -> None:
+    await run.upsert_scheduler("hb", {"every": FAR_MS}, {"name": "beat"})
+    await run.work({"hold": True, "kind": "return", "value": 1})
+    await run.until("added", count=2)
+    await run.until("active")
+    await run.upsert_scheduler("hb", {"every": FAR_MS}, {"name": "other", "data": {"n": 2}})
+    run.snap("upserted")
+    await run.worker.release("w1")
+    await run.until("completed")
     run.snap("completed")

@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import redis
 
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait, WaitForChildren
-from bullpen.queue import Job, NewJob, Queue, RateLimit, Worker
-from bullpen.wire.options import KeepJobs
+from bullpen.queue import Flow, Job, JobKey, NewJob, Queue, RateLimit
+from bullpen.wire.deduplication import Deduplication
+from bullpen.worker import Worker
 
 from ._dump import PREFIX
 from ._peer import Message, Peer
@@ -35,9 +38,18 @@ class Side(Protocol):
 
     async def add_bulk(self, queue: str, jobs: list[dict[str, Any]]) -> list[str]: ...
 
+    async def add_flow(self, flow: Mapping[str, Any]) -> None:
+        """Add a tree in the form that Node's FlowProducer takes."""
+
     async def pause(self, queue: str) -> None: ...
 
     async def resume(self, queue: str) -> None: ...
+
+    async def upsert_scheduler(
+        self, queue: str, scheduler_id: str, repeat: Mapping[str, Any], template: Mapping[str, Any] | None = None
+    ) -> None: ...
+
+    async def remove_scheduler(self, queue: str, scheduler_id: str) -> None: ...
 
     async def start_worker(self, worker: str, queue: str, behaviour: Behaviour, **opts: Any) -> None:
         """Start a worker and return when it takes jobs."""
@@ -69,11 +81,24 @@ class PeerSide:
     async def add_bulk(self, queue: str, jobs: list[dict[str, Any]]) -> list[str]:
         return [str(job_id) for job_id in await self.peer.call("addBulk", queue=queue, jobs=jobs)]
 
+    async def add_flow(self, flow: Mapping[str, Any]) -> None:
+        await self.peer.call("addFlow", flow=flow)
+
     async def pause(self, queue: str) -> None:
         await self.peer.call("pause", queue=queue)
 
     async def resume(self, queue: str) -> None:
         await self.peer.call("resume", queue=queue)
+
+    async def upsert_scheduler(
+        self, queue: str, scheduler_id: str, repeat: Mapping[str, Any], template: Mapping[str, Any] | None = None
+    ) -> None:
+        await self.peer.call(
+            "upsertJobScheduler", queue=queue, schedulerId=scheduler_id, repeat=dict(repeat), template=template or {}
+        )
+
+    async def remove_scheduler(self, queue: str, scheduler_id: str) -> None:
+        await self.peer.call("removeJobScheduler", queue=queue, args=[scheduler_id])
 
     async def start_worker(self, worker: str, queue: str, behaviour: Behaviour, **opts: Any) -> None:
         await self.peer.call(
@@ -123,11 +148,29 @@ class OurSide:
         new = [NewJob(job["name"], job["data"], _our_job_options(job.get("opts", {}))) for job in jobs]
         return [job.id for job in await self.queue(queue).add_many(new)]
 
+    async def add_flow(self, flow: Mapping[str, Any]) -> None:
+        await self.queue(flow["queueName"]).add_flow(our_flow(flow))
+
     async def pause(self, queue: str) -> None:
         await self.queue(queue).pause()
 
     async def resume(self, queue: str) -> None:
         await self.queue(queue).resume()
+
+    async def upsert_scheduler(
+        self, queue: str, scheduler_id: str, repeat: Mapping[str, Any], template: Mapping[str, Any] | None = None
+    ) -> None:
+        names = {"pattern": "cron", "startDate": "start", "endDate": "end"}
+        rule = {
+            names.get(name, name): _our_instant(value) if name.endswith("Date") else value
+            for name, value in repeat.items()
+        }
+        given = dict(template or {})
+        options: Any = {**rule, **_our_job_options(given.get("opts", {}))}
+        await self.queue(queue).upsert_scheduler(scheduler_id, given.get("name"), given.get("data"), **options)
+
+    async def remove_scheduler(self, queue: str, scheduler_id: str) -> None:
+        await self.queue(queue).remove_scheduler(scheduler_id)
 
     async def start_worker(self, worker: str, queue: str, behaviour: Behaviour, **opts: Any) -> None:
         started = _OurWorker(behaviour, self._client)
@@ -228,7 +271,25 @@ class _OurWorker:
         return {key.decode(): read(value) for key, value in found.items()}
 
 
-def _our_job_options(opts: Mapping[str, Any]) -> dict[str, Any]:
+def our_flow(node: Mapping[str, Any], *, is_child: bool = False) -> Flow:
+    """A tree of Node's form as ours."""
+    options = _our_job_options(node.get("opts", {}))
+    if is_child:
+        options.setdefault("on_failure", "wait")
+    children = [our_flow(child, is_child=True) for child in node.get("children", [])]
+    queue, prefix = node["queueName"], node.get("prefix")
+    return Flow(node["name"], node.get("data"), queue=queue, prefix=prefix, children=children, **options)
+
+
+_POLICIES = {
+    "failParentOnFailure": "fail_parent",
+    "continueParentOnFailure": "continue_parent",
+    "ignoreDependencyOnFailure": "ignore",
+    "removeDependencyOnFailure": "remove",
+}
+
+
+def _our_job_options(opts: Mapping[str, Any]) -> Any:
     names = {
         "jobId": "job_id",
         "removeOnComplete": "remove_on_complete",
@@ -237,9 +298,23 @@ def _our_job_options(opts: Mapping[str, Any]) -> dict[str, Any]:
         "stackTraceLimit": "stack_trace_limit",
     }
     ours = {names.get(name, name): _our_retention(value) for name, value in opts.items()}
+    for theirs, name in _POLICIES.items():
+        if ours.pop(theirs, False):
+            ours["on_failure"] = name
+    if "parent" in ours:
+        ours["parent"] = JobKey(ours["parent"]["id"], ours["parent"]["queue"])
+        ours.setdefault("on_failure", "wait")
+    if "deduplication" in ours:
+        rule = dict(ours["deduplication"])
+        rule["keep_last_if_active"] = rule.pop("keepLastIfActive", False)
+        ours["deduplication"] = Deduplication(**rule)
     if "telemetry" in ours:
         ours["tm"] = ours.pop("telemetry")["metadata"]
     return ours
+
+
+def _our_instant(epoch_ms: int) -> datetime:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)
 
 
 def _our_worker_options(opts: Mapping[str, Any]) -> dict[str, Any]:

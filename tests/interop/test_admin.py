@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import redis
 
-from bullpen.queue import Job, NewJob, Queue, Worker
+from bullpen.queue import Job, NewJob, Queue
+from bullpen.worker import Worker
 
 from ._sides import OurSide, PeerSide
 from ._wait import events_of, until_event
@@ -150,7 +151,7 @@ async def test_nodes_orphan_cleaner_finds_nothing_in_a_queue_of_ours(
     removed = await node.peer.call("removeOrphanedJobs", queue="q")
 
     assert removed == 0
-    assert set(client.scan_iter("bull:q:*")) == before
+    assert set(client.scan_iter("bull:q:*")) >= before  # our worker may have written more by now
     assert any(key.startswith(b"bull:q:bp:") for key in before)
 
 

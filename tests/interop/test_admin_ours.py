@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from bullpen.queue import Job, JobState, NewJob, Queue, Worker
+from bullpen.queue import Job, JobState, NewJob, Queue
+from bullpen.worker import Worker
 
 from ._dump import diff, dump
 from ._sides import OurSide, PeerSide

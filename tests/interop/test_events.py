@@ -9,7 +9,8 @@ import pytest_asyncio
 import redis
 
 from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait
-from bullpen.queue import Job, Queue, QueueEvents, RateLimit, Worker
+from bullpen.queue import Job, Queue, QueueEvents, RateLimit
+from bullpen.worker import Worker
 
 from ._peer import Message
 from ._sides import OurSide, PeerSide

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import redis
 
-from bullpen.queue import Job, Worker
+from bullpen import Backoff, RetryPolicy
+from bullpen.queue import Job
+from bullpen.worker import Worker
 
 from ._sides import OurSide, PeerSide
 from ._wait import until_event
@@ -226,3 +228,29 @@ async def test_an_idle_worker_starts_each_kind_of_job_at_once(
         )
         async with asyncio.timeout(20):
             assert [await started.get(), await started.get()] == ["c", "p"]
+
+
+async def test_a_backoff_type_of_nodes_own_is_computed_by_our_strategy_or_by_our_default(
+    node: PeerSide, interop_url: str, client: redis.Redis
+) -> None:
+    """Node takes any type when a job is added. Ours once failed such a job for good at its first error."""
+    told: list[Any] = []
+
+    def strategy(failures: int, error: BaseException, job: Job) -> int:
+        told.append((failures, str(error), job.id))
+        return 1
+
+    async def handle(job: Job) -> str:
+        if job.attempts_made < 2:
+            raise RuntimeError("again")
+        return "done"
+
+    known = await node.add("q", "job", {}, attempts=3, backoff={"type": "own"})
+    other = await node.add("q", "job", {}, attempts=3, backoff={"type": "fibonacci", "delay": 5})
+    policy = RetryPolicy(backoff=Backoff.fixed(2))
+    async with Worker("q", handle, connection=interop_url, backoff={"own": strategy}, policy=policy):
+        await until_event(client, "q", "completed", count=2)
+
+    assert told == [(1, "again", known), (2, "again", known)]
+    read = [await node.peer.call("getJob", queue="q", jobId=job_id) for job_id in (known, other)]
+    assert [(job["state"], job["attemptsMade"]) for job in read] == [("completed", 3)] * 2

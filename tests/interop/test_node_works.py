@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 import redis
 
+from bullpen import Backoff
 from bullpen.errors import InvalidOption, JobFailed
 from bullpen.queue import Added, NewJob, Queue
 
@@ -249,3 +250,13 @@ def _is(event_type: str) -> Any:
         return bool(event.get("type") == event_type)
 
     return matches
+
+
+async def test_nodes_backoff_strategy_computes_the_pause_of_our_job(node: PeerSide, queue: Queue) -> None:
+    """Who writes `Backoff.custom` says that the workers have a strategy; here Node's have."""
+    job = await queue.add("job", {}, attempts=3, backoff=Backoff.custom("own", delay=3_600_000))
+
+    await node.start_worker("w", "q", {"kind": "fail_times", "times": 2, "value": "fine"}, backoffMs=1)
+
+    assert await job.result(timeout=10_000) == "fine"
+    assert (await queue.get_job(job.id) or job).attempts_made == 3

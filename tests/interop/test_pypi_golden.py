@@ -25,6 +25,7 @@ OF_ITS_PRODUCER = {
     r"/value/pb: missing, expected \"dead\"$": "the worker that lost its job was PyPI bullmq's",
 }
 OF_ITS_WORKER = {
+    r"/opts/prevMillis: not expected": "it keeps the time of a scheduler's job in the options too",
     r"/value/pb: (missing|expected)": "its worker's name reaches CLIENT LIST, but not the job",
     r"events: [+-] \{\"event\": \"drained\"\}": "it settles and takes in two calls, so it looks at other moments",
     r"returnvalue/ignored: missing": "a parent's handler cannot ask for ignored failures",
@@ -34,6 +35,8 @@ CANNOT_WORK = {
     "returned_by_a_rate_limit": "no way for a handler to limit the queue",
     "returned_to_wait_by_the_handler": "no way for a handler to give a job back",
 }
+CANNOT_ADD = {"dedup_reschedule", "dedup_reschedule_and_extend", "flow_completed_job_becomes_a_child"}
+"""Its scripts are older: that rule is unknown, and a parent is released before its last child was added."""
 NEEDS_A_NODE_WORKER = {"stalled_beyond_the_limit"}
 """It needs a stalled check at once; that of PyPI bullmq comes for the first time after a whole `stalledInterval`."""
 
@@ -42,7 +45,9 @@ def cases(*, producer_is_ours: bool) -> list[ParameterSet]:
     return [
         pytest.param(one, id=one.name, marks=[pytest.mark.requirement(*one.requirements)] if one.requirements else [])
         for one in SCENARIOS.values()
-        if one.has_worker and not (producer_is_ours and (one.produced_by_node or one.name in CANNOT_WORK))
+        if one.has_worker
+        and not (producer_is_ours and (one.produced_by_node or one.name in CANNOT_WORK))
+        and (producer_is_ours or one.name not in CANNOT_ADD)
     ]
 
 
@@ -77,7 +82,9 @@ async def test_its_worker_does_with_our_jobs_what_node_would(
 
 
 @pytest.mark.parametrize(
-    "scenario", [one for one in SCENARIOS.values() if not one.has_worker], ids=lambda one: one.name
+    "scenario",
+    [one for one in SCENARIOS.values() if not one.has_worker and one.name not in CANNOT_ADD],
+    ids=lambda one: one.name,
 )
 async def test_its_jobs_are_node_jobs_but_for_what_we_know(
     scenario: Scenario, pypi: PeerSide, client: redis.Redis

@@ -12,7 +12,8 @@ import redis
 
 from bullpen.errors import PermanentError
 from bullpen.ledger import Ledger, RunStatus
-from bullpen.queue import Connection, JobState
+from bullpen.queue import JobState
+from bullpen.redis import Connection
 from bullpen.runs import Run
 from tests.runs.kit import ALICE, Stage, payload
 
@@ -45,7 +46,7 @@ async def test_node_reads_the_job_of_a_run_and_its_dead_letter(runs: Stage, node
     (letter,) = await runs.runs.queue.dead_letters.list()
     entry = await node.peer.call("getJob", queue="workflow-execution-dlq", jobId=letter.id)
 
-    assert (waiting["state"], waiting["data"]) == ("waiting", wanted.to_data())
+    assert (waiting["state"], waiting["data"]) == ("prioritized", wanted.to_data())  # in the lane of its tenant
     options = waiting["opts"]
     assert (options["attempts"], options["backoff"]) == (3, {"type": "exponential", "delay": 5000})
     assert options["removeOnComplete"] in (100, {"count": 100})

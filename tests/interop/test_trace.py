@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from bullpen import Bullpen, Job
-from bullpen.ops.tracing import install
+from bullpen.ops.tracing import install_tracing
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
@@ -29,7 +29,7 @@ async def test_one_trace_from_node_to_the_webhook(
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    remove = install(provider)
+    remove = install_tracing(provider)
     environ = {"BULLPEN_DATA_DIR": str(tmp_path), "BULLPEN_REDIS_URL": interop_server.url}
     app = Bullpen(settings=Settings.load(environ=environ, start=tmp_path))
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'ledger.sqlite3'}")
@@ -37,14 +37,14 @@ async def test_one_trace_from_node_to_the_webhook(
     @app.handler("orders")
     async def paid(job: Job) -> None:
         async with engine.begin() as connection:
-            await app.outbox.enqueue(
+            await app.use_outbox().enqueue(
                 connection, integration_type="webhook:partner", event_type="order.paid.v1", payload=job.data
             )
 
     try:
         async with HttpReceiver() as receiver:
             hook = Webhook(receiver.url, allow_http=True, allowed_networks=["127.0.0.0/8"])
-            app.outbox.route("webhook:partner", hook)
+            app.use_outbox().route("webhook:partner", hook)
             await app.prepare()
             run = asyncio.create_task(app.run(signals=False))
             carried = json.dumps({"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"})

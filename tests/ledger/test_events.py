@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError, NotInTransaction, UnsafeDatabaseRole
-from bullpen.ledger import Ledger
-from bullpen.plugins.sources.sql import SqlEvents
-from bullpen.ports.source import (
-    BEGINNING,
-    NO_STREAM,
+from bullpen.errors import (
+    DatabaseUnavailable,
     EventIdTaken,
-    EventMetadata,
-    NewEvent,
-    SourceEvent,
+    InvalidOption,
+    LedgerError,
+    NotInTransaction,
+    UnsafeDatabaseRole,
     WrongVersion,
 )
+from bullpen.ledger import Ledger
+from bullpen.plugins.sources.sql import SqlEvents
+from bullpen.ports.source import BEGINNING, NO_STREAM, EventMetadata, NewEvent, SourceEvent
 from bullpen.testing.contracts.source import an_event, take
 from bullpen.testing.postgres import PostgresServer
 from tests.databases import ROLES, MakeLedger, item

@@ -145,6 +145,11 @@ DELIVERY = {
 }
 FORGING = {
     "a greeting that says it was sent": f"UPDATE {S}.bullpen_messages SET status = 'SENT', sent_at = now()",
+    "a greeting for somebody else": f"UPDATE {S}.bullpen_messages SET recipient_id = 'other'",
+    "a greeting about something else": f"UPDATE {S}.bullpen_messages SET occasion = 'x'",
+    "a greeting that was sent before it was": f"UPDATE {S}.bullpen_messages SET sent_at = now()",
+    "an answer to a greeting": f"UPDATE {S}.bullpen_messages SET response = '1'",
+    "another id of a greeting": f"UPDATE {S}.bullpen_messages SET id = '{QUEUED}'",
     "a greeting of its own making": f"INSERT INTO {S}.bullpen_messages SELECT * FROM {S}.bullpen_messages",
     "a grant that never was": f"{AUDIT} VALUES ('bank', 'credits.grant', 'g', 'alice')",
     "a cancellation that never was": f"{AUDIT} VALUES ('ada', 'run.cancel', '{DONE}', 'alice')",
@@ -394,6 +399,57 @@ def test_whoever_holds_the_login_can_name_any_tenant(execute: Execute) -> None:
 
     assert mine == [("alice",)]
     assert execute("tenant", *as_bob) == [("bob",)]
+
+
+@pytest.mark.parametrize("until", ["infinity", "-infinity", "9999-01-01", "290000-01-01"])
+def test_a_worker_says_that_a_destination_is_broken_for_a_day_at_most(execute: Execute, until: str) -> None:
+    """Not switched off for good, and nothing that makes reading or counting it fail for all others."""
+    broken = f"UPDATE {S}.bullpen_destinations SET broken_until = '{until}', trips = 2147483647, updated_at = '{until}'"
+    left = (
+        "SELECT CAST(extract(epoch FROM broken_until - clock_timestamp()) AS bigint) <= 86400, trips + 1 < 10000, "
+        f"extract(epoch FROM updated_at - clock_timestamp()) < 1 FROM {S}.bullpen_destinations"
+    )
+    assert execute("worker", broken, left) == [(True, True, True)]
+    new = (
+        f"INSERT INTO {S}.bullpen_destinations (integration_type, broken_until) VALUES ('webhook:y', '{until}') "
+        "RETURNING CAST(extract(epoch FROM broken_until - clock_timestamp()) AS bigint) <= 86400"
+    )
+    assert execute("worker", new) == [(True,)]
+
+
+def test_functions_of_the_callers_own_schema_write_no_time(
+    execute: Execute, postgres_server: PostgresServer, world: str
+) -> None:
+    """A login that may create something somewhere puts its own clock in front of the database's."""
+    with postgres_server.connect(world) as connection:
+        connection.execute("CREATE SCHEMA IF NOT EXISTS app")
+        connection.execute(f"GRANT USAGE, CREATE ON SCHEMA app TO {ROLES.tenant}, {ROLES.worker}".encode())
+    returns = "RETURNS timestamptz LANGUAGE sql AS"
+    clock = f"CREATE FUNCTION app.clock_timestamp() {returns} $$ SELECT 'epoch'::timestamptz $$"
+    later = (
+        f"CREATE FUNCTION app.later(timestamptz, interval) {returns} $$ SELECT '9999-01-01'::timestamptz $$",
+        "CREATE OPERATOR app.+ (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = app.later)",
+    )
+    path = "SET LOCAL search_path = app, pg_catalog"
+    told = f"{AUDIT} VALUES ('ada', 'dead_letter.redrive', 'x', 'alice') RETURNING at > '2020-01-01'"
+    broken = (
+        f"UPDATE {S}.bullpen_destinations SET broken_until = '9999-01-01' "
+        "RETURNING broken_until < '9000-01-01', updated_at > '2020-01-01'"
+    )
+    sent = f"UPDATE {S}.integration_outbox SET due_at = now() RETURNING updated_at > '2020-01-01'"
+
+    assert execute("tenant", clock, path, told) == [(True,)]
+    assert execute("worker", clock, *later, path, broken) == [(True, True)]
+    assert execute("worker", clock, path, sent) == [(True,)]
+
+
+def test_a_paid_run_that_was_deleted_does_not_begin_again_for_nothing(execute: Execute) -> None:
+    """What it paid the first time counted for the second."""
+    again = f"SELECT {S}.run_submit('alice', '{DONE}', 'v', '{{}}', true, false, 10, 'ada')"
+    deleted = f"DELETE FROM {S}.bullpen_runs WHERE id = '{DONE}'"
+
+    with pytest.raises(psycopg.errors.DatabaseError, match="used before"):
+        execute("service", deleted, again)
 
 
 async def test_migrating_again_takes_back_what_was_granted_too_much(

@@ -12,10 +12,11 @@ from typing import Any
 
 import redis
 
-from bullpen.queue import Queue, QueueEvents, Worker
-from bullpen.queue._execute import Handler
+from bullpen.queue import Queue, QueueEvents
+from bullpen.queue.job import Handler
 from bullpen.testing import ClusterServers, RedisServer, SentinelServers, check_queue, need
 from bullpen.wire.keys import slot
+from bullpen.worker import Worker
 from tests.queue._kit import Kit
 
 

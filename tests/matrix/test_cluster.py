@@ -11,16 +11,18 @@ from typing import Any, Self
 
 import pytest
 
-from bullpen import DeadLetters
+from bullpen import DeadLetterPolicy
 from bullpen.errors import ConnectionLost, DurabilityUnknown, InvalidOption, OutcomeUnknown, ServerRefused
-from bullpen.queue import Connection, Durability, Job, Queue, QueueEvents, Worker
-from bullpen.queue._discovery import Unavailable
-from bullpen.queue._redis import Door
-from bullpen.queue._wire import FOREIGN_KEY, ReplyError
+from bullpen.queue import Durability, Job, Queue, QueueEvents
 from bullpen.queue.browse import find_queues
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
+from bullpen.redis.discovery import ServerUnavailable
+from bullpen.redis.socket import FOREIGN_KEY, ReplyError
 from bullpen.testing import ClusterServers, RedisServer, check_queue, need
 from bullpen.wire.keys import slot
 from bullpen.wire.scripts import SCRIPTS
+from bullpen.worker import Worker
 from tests.queue._kit import Gate, Told, echo, nothing, soon
 
 pytestmark = pytest.mark.requirement("W-66")
@@ -83,7 +85,7 @@ class TestOneSlot:
 
     def test_dead_letters_in_another_slot_are_refused(self) -> None:
         """The script that fails a job writes both queues; it could not."""
-        graves = DeadLetters(store="queue", name="{graves}")
+        graves = DeadLetterPolicy(store="queue", name="{graves}")
 
         with pytest.raises(InvalidOption, match=r"the same hash tag as 'bull:\{orders\}:'"):
             Worker("{orders}", nothing, connection="redis+cluster://127.0.0.1:7000", dead_letters=graves)
@@ -387,7 +389,7 @@ class TestMovingSlots:
             target = cluster.other_primary(source)
             await asyncio.to_thread(cluster.begin_move, home, target)
             try:
-                with pytest.raises(Unavailable, match="being moved"):
+                with pytest.raises(ServerUnavailable, match="being moved"):
                     await look(2, take)
             finally:
                 for node in (source, target):
@@ -406,7 +408,7 @@ class TestMovingSlots:
             wire.close()
             refusal = await soon(door.script_refusal(ReplyError(FOREIGN_KEY), wire))
 
-        assert isinstance(refusal, Unavailable)
+        assert isinstance(refusal, ServerUnavailable)
 
     async def test_a_key_that_is_elsewhere_for_good_is_an_error(
         self, connection: Connection, cluster: ClusterServers

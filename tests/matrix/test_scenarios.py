@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from bullpen import Backoff
-from bullpen.queue import Added, Connection, Job, JobState, NewJob
-from bullpen.queue._wire import pack
-from bullpen.queue.checks import Verdict, inspect_server
+from bullpen.queue import Added, Job, JobState, NewJob
+from bullpen.redis import Connection
+from bullpen.redis.checks import ServerVerdict, inspect_server
+from bullpen.redis.socket import pack
 from tests.matrix._places import PlaceKit
 from tests.queue._kit import Failing, Gate, echo, nothing, soon
 
@@ -249,4 +250,4 @@ async def test_the_server_is_healthy_and_inspected(kit: PlaceKit) -> None:
     assert healthy
     asked = [finding for finding in findings if finding.check != "replicas"]  # only of servers that have some
     assert len(asked) == 5 * (3 if kit.place.is_cluster else 1)
-    assert {finding.verdict for finding in findings if finding.check == "version"} == {Verdict.GOOD}
+    assert {finding.verdict for finding in findings if finding.check == "version"} == {ServerVerdict.GOOD}

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.queue import Connection, Job, Queue, QueueEvents, Worker
+from bullpen.queue import Job, Queue, QueueEvents
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer, SentinelServers, check_queue, need
+from bullpen.worker import Worker
 from tests.queue._kit import Gate, nothing, soon
 
 pytestmark = pytest.mark.requirement("W-65")

@@ -11,7 +11,7 @@ from bullpen.ledger import Ledger
 from bullpen.messages import Messages
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.kit import QUICK, Provider, Told, make, telling
 from tests.messages.rabbit import rabbit_client, rabbit_names

@@ -11,7 +11,7 @@ from typing import Any
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen.ledger import Ledger
 from bullpen.messages import MessageRow, Messages, MessageStatus, Recipient, SchedulerOptions, SenderOptions
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult
@@ -22,7 +22,7 @@ QUICK = RetryPolicy(
     attempts=6,
     backoff=Backoff.exponential(20, maximum=640),
     retry_owner="broker",
-    dead_letters=DeadLetters(store="queue"),
+    dead_letters=DeadLetterPolicy(store="queue"),
 )
 """The policy of scheduled messages, a hundred times faster."""
 

@@ -22,7 +22,8 @@ from bullpen.plugins.channels.webhook import Webhook
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient
 from bullpen.ports.channel import Message
-from bullpen.queue import Connection, Job
+from bullpen.queue import Job
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.testing import free_port
 from bullpen.testing.rabbitmq import RabbitServer
@@ -68,18 +69,18 @@ async def test_an_app_sends_on_any_transport(settings: Settings, told: Told) -> 
     app = Bullpen(settings=settings)
     seen: list[Message] = []
 
-    @app.messages.channel("email", after_crash="same_key")
+    @app.use_messages().channel("email", after_crash="same_key")
     async def send(message: Message) -> str:
         seen.append(message)
         return "taken"
 
-    app.messages.occasion("birthday", text="Happy {number}, {name}!", subject="For {name}")
+    app.use_messages().occasion("birthday", text="Happy {number}, {name}!", subject="For {name}")
     await app.prepare()
     set_clock(app.ledger, at("2026-03-14 08:00"))
-    await app.messages.recipients.save(person(zone="UTC"))
+    await app.use_messages().recipients.save(person(zone="UTC"))
     set_clock(app.ledger, at("2026-03-14 08:59:59"))
     async with running(app):
-        (sent,) = await until_status(app.messages, 1)
+        (sent,) = await until_status(app.use_messages(), 1)
         metrics = {metric.name for metric in await app.metrics()}
 
     assert [message.payload["text"] for message in seen] == ["Happy 36, Person 1!"]
@@ -137,20 +138,20 @@ async def test_an_order_on_the_wire_is_persistent_json_under_the_name_of_its_kin
     """A kind that is registered later is one more routing key; what was there is not touched."""
     settings = load(tmp_path, RABBITMQ_URL=rabbit.url, BULLPEN_MESSAGES_TRANSPORT="rabbitmq", **own_names("wire"))
     first = Bullpen(settings=settings)
-    first.messages.channel("email", Provider(), after_crash="park")
+    first.use_messages().channel("email", Provider(), after_crash="park")
     await first.prepare()
-    await (await first.messages.messaging.consume(settings.rabbitmq.queue_name, lambda _: None)).close()
+    await (await first.use_messages().messaging.consume(settings.rabbitmq.queue_name, lambda _: None)).close()
     await first.aclose()
     app = Bullpen(settings=settings)
-    app.messages.occasion("high-priority", text="Now {name}")
-    app.messages.channel("email", Provider(), after_crash="park")
+    app.use_messages().occasion("high-priority", text="Now {name}")
+    app.use_messages().channel("email", Provider(), after_crash="park")
     set_clock(app.ledger, at("2026-03-14 08:00"))
     dates = {"birthday": "1990-03-14", "high-priority": "1990-03-14"}
-    await app.messages.recipients.save(person(zone="UTC", occasions=dates))
-    await app.messages.planner().run_until_done()
+    await app.use_messages().recipients.save(person(zone="UTC", occasions=dates))
+    await app.use_messages().planner().run_until_done()
     set_clock(app.ledger, at("2026-03-14 09:00"))
 
-    await app.messages.scheduler().run_once()
+    await app.use_messages().scheduler().run_once()
 
     async with await aio_pika.connect(rabbit.url) as connection:
         queue = await (await connection.channel()).get_queue(settings.rabbitmq.queue_name)
@@ -191,19 +192,19 @@ async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
     )
     app = Bullpen(settings=settings)
     provider = Provider()
-    app.messages.channel("email", provider, after_crash="same_key")
+    app.use_messages().channel("email", provider, after_crash="same_key")
     await app.prepare()
-    monkeypatch.setattr(app.messages.messaging, "_publish_deadline_s", 0.5)  # half a minute of waiting for room
-    enqueuer = app.messages.enqueuer()
+    monkeypatch.setattr(app.use_messages().messaging, "_publish_deadline_s", 2)  # half a minute of waiting for room
+    enqueuer = app.use_messages().enqueuer()
     for first in (0, 60):  # the broker begins to refuse when it has noticed: what is under way by then it still takes
         set_clock(app.ledger, at("2026-03-14 08:00"))
-        await app.messages.recipients.save_many(person(number, zone="UTC") for number in range(first, first + 60))
-        await app.messages.planner().run_until_done()
+        await app.use_messages().recipients.save_many(person(number, zone="UTC") for number in range(first, first + 60))
+        await app.use_messages().planner().run_until_done()
         set_clock(app.ledger, at("2026-03-14 09:00"))
 
         await enqueuer.run_once()
-    refused = [row for row in await app.messages.store.find() if row.status is MessageStatus.CREATED]
-    await app.messages.sender().start()
+    refused = [row for row in await app.use_messages().store.find() if row.status is MessageStatus.CREATED]
+    await app.use_messages().sender().start()
     async with asyncio.timeout(PATIENCE_S):
         while len(provider.delivered) < 120:
             await enqueuer.run_once()
@@ -229,14 +230,14 @@ async def test_an_order_that_waited_too_long_is_dead_lettered_and_the_row_is_not
     )
     app = Bullpen(settings=settings)
     provider = Provider()
-    app.messages.channel("email", provider, after_crash="same_key")
+    app.use_messages().channel("email", provider, after_crash="same_key")
     await app.prepare()
     set_clock(app.ledger, at("2026-03-14 08:00"))
-    await app.messages.recipients.save(person(zone="UTC"))
-    await app.messages.planner().run_until_done()
+    await app.use_messages().recipients.save(person(zone="UTC"))
+    await app.use_messages().planner().run_until_done()
     set_clock(app.ledger, at("2026-03-14 09:00"))
-    await app.messages.scheduler().run_once()
-    client: Any = app.messages.messaging
+    await app.use_messages().scheduler().run_once()
+    client: Any = app.use_messages().messaging
     letters = client.transport.dead_letters(settings.rabbitmq.queue_name)
     async with asyncio.timeout(PATIENCE_S):
         while await letters.depth() == 0:  # noqa: ASYNC110 - the broker tells nobody
@@ -244,9 +245,9 @@ async def test_an_order_that_waited_too_long_is_dead_lettered_and_the_row_is_not
 
     (letter,) = await letters.list()
     set_clock(app.ledger, at("2026-03-14 10:05"))
-    await app.messages.sender().start()
-    await app.messages.scheduler().run_once()
-    await until_status(app.messages, 1)
+    await app.use_messages().sender().start()
+    await app.use_messages().scheduler().run_once()
+    await until_status(app.use_messages(), 1)
 
     assert letter.cause == "expired"
     assert len(provider.calls) == 1
@@ -331,7 +332,7 @@ async def test_the_scheduler_follows_its_settings(tmp_path: Path) -> None:
     settings = load(tmp_path, CRON_MINUTE_SCHEDULE="*/5 * * * *", BULLPEN_MESSAGES_LOOK_AHEAD="0")
     app = Bullpen(settings=settings)
 
-    options = app.messages._scheduler_options
+    options = app.use_messages()._scheduler_options
 
     assert (options.schedule, options.look_ahead_ms) == ("*/5 * * * *", 0)
     assert load(tmp_path).messages.schedule == "* * * * *"
@@ -347,15 +348,15 @@ async def test_a_webhook_gets_the_key_and_its_answer_is_kept(tmp_path: Path) -> 
     app = Bullpen(settings=settings)
     async with HttpReceiver() as receiver:
         hook = Webhook(receiver.url, body="payload", allow_http=True, allowed_networks=["127.0.0.0/8"])
-        app.messages.channel("hook", hook, after_crash="same_key")
+        app.use_messages().channel("hook", hook, after_crash="same_key")
         await app.prepare()
         set_clock(app.ledger, at("2026-03-14 08:00"))
-        await app.messages.recipients.save(person(zone="UTC", channel="hook"))
-        await app.messages.sender().start()
+        await app.use_messages().recipients.save(person(zone="UTC", channel="hook"))
+        await app.use_messages().sender().start()
         set_clock(app.ledger, at("2026-03-14 08:59:59.5"))
-        await app.messages.scheduler().run_once()
+        await app.use_messages().scheduler().run_once()
         (request,) = await receiver.until(1)
-        (row,) = await until_status(app.messages, 1)
+        (row,) = await until_status(app.use_messages(), 1)
         await app.aclose()
 
     assert request.headers["idempotency-key"] == row.id
@@ -364,11 +365,11 @@ async def test_a_webhook_gets_the_key_and_its_answer_is_kept(tmp_path: Path) -> 
 
 async def test_roles_let_two_machines_have_one_part_each(tmp_path: Path) -> None:
     app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
-    app.messages.roles = frozenset({"scheduler"})  # no channel is registered: a sender could not even be made
+    app.use_messages().roles = frozenset({"scheduler"})  # no channel is registered: a sender could not even be made
 
     async with running(app):
         async with asyncio.timeout(PATIENCE_S):
-            while (await health_of(app.messages)).last_success is None:  # noqa: ASYNC110 - the tables come first
+            while (await health_of(app.use_messages())).last_success is None:  # noqa: ASYNC110 - the tables come first
                 await asyncio.sleep(0.02)
 
 
@@ -386,7 +387,7 @@ async def health_of(messages: Messages) -> Any:
 
 async def test_what_is_said_wrong_is_refused_where_it_is_said(tmp_path: Path) -> None:
     app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
-    messages = app.messages
+    messages = app.use_messages()
 
     with pytest.raises(NotConfigured, match="no channel is registered"):
         messages.sender()
@@ -451,7 +452,7 @@ async def test_readiness_asks_the_broker_of_messages_and_not_a_redis_that_they_d
     )
     app = Bullpen(settings=settings)
 
-    @app.messages.channel("email", after_crash="same_key")
+    @app.use_messages().channel("email", after_crash="same_key")
     async def send(message: Message) -> str:
         return "taken"
 
@@ -488,7 +489,7 @@ async def test_what_cannot_be_sent_is_told_when_it_starts_and_when_it_is_saved(
 ) -> None:
     """Not at nine in the morning of the day: a channel that nobody registered, a name that nobody has."""
     app = Bullpen(settings=load(tmp_path, BULLPEN_MESSAGES_TRANSPORT="memory"))
-    messages = app.messages
+    messages = app.use_messages()
     messages.occasion("trial", text="Dear {name|customer}, {plan} ends. You have {points|no} points.")
     messages.channel("email", Provider(), after_crash="same_key")
     await app.prepare()

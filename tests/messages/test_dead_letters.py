@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bullpen import Bullpen
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotEditable
+from bullpen.errors import DeadLetterNotEditable
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.settings import Settings
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.kit import Provider
@@ -31,12 +32,12 @@ async def test_orders_on_rabbitmq_are_among_all_dead_letters(
     )
     async with Bullpen(redis_url, settings=settings) as app:
         await app.ledger.migrate()
-        app.messages.channel("email", Provider(), after_crash="same_key")
+        app.use_messages().channel("email", Provider(), after_crash="same_key")
         console = await app.dead_letters()
         assert await console.depths() == {"integration_outbox": 0, f"{base}.dlq": 0}
-        transport = app.messages.messaging.transport  # type: ignore[attr-defined]  # every client that is made has one
+        transport = app.use_messages().messaging.transport  # type: ignore[attr-defined]  # every client that is made has one
         await transport.dead_letters(f"{base}.queue").put(
-            DeadLetter(
+            DeadLetterRecord(
                 id="dl-1-6",
                 source=f"{base}.queue",
                 message_id="1",

@@ -256,6 +256,32 @@ async def test_what_is_late_because_senders_are_slow_is_published_once_more_and_
     assert len(await published(broker)) == 2
 
 
+async def test_an_order_that_the_broker_has_counts_although_it_took_no_second_one(
+    make_messages: MakeMessages, both_ledgers: Ledger, broker: MemoryBroker
+) -> None:
+    """It is away when the late order is published again. The first one is still there, and is sent when it comes: it
+    was queued in time, whatever becomes of the second."""
+    provider = Provider(ledger=both_ledgers)
+    client = MemoryClient(broker, policy=QUICK, publish_deadline=50)
+    messages = make_messages(provider, ledger=both_ledgers, client=client)
+    messages.occasion("birthday", text="!", late=Late.skip(timedelta(minutes=1)))
+    set_clock(both_ledgers, at("2026-03-14 08:59"))
+    await messages.recipients.save(person(zone="UTC"))
+    await messages.scheduler().run_once()
+    (held,) = broker.line("messages").waiting
+
+    broker.stop()
+    for minute in ("09:01", "09:02", "09:03"):
+        set_clock(both_ledgers, at(f"2026-03-14 {minute}"))
+        await messages.scheduler().run_once()
+    broker.start()
+    held.due_at = 0.0
+    await messages.sender().start()
+
+    (sent,) = await until_status(messages, 1)
+    assert (sent.status, len(provider.calls)) == (MessageStatus.SENT, 1)
+
+
 @pytest.mark.requirement("X-67", "S-8", "S-52")
 async def test_what_the_broker_does_not_take_stays_in_the_database(
     make_messages: MakeMessages, ledger: Ledger, broker: MemoryBroker

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
+from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, MessageNotSent, PermanentError
 from bullpen.ledger import Ledger
-from bullpen.messages import MessageNotSent, Messages, MessageStatus, Sender, SenderOptions, Text
+from bullpen.messages import Messages, MessageStatus, Sender, SenderOptions, Text
 from bullpen.messages import sender as sender_module
 from bullpen.messages.metrics import MessageMetrics
 from bullpen.ports.channel import Accepted, Message, NotTried, Refused, Unavailable, Unknown

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen.errors import InvalidOption
-from bullpen.messages import MissingValue, Text
+from bullpen.errors import InvalidOption, MissingValue
+from bullpen.messages import Text
 from bullpen.messages.templates import MAX_VALUE, Template, choose
 
 

@@ -28,7 +28,7 @@ from bullpen import Bullpen
 
 app = Bullpen()
 
-@app.messages.channel("email", after_crash="same_key")
+@app.use_messages().channel("email", after_crash="same_key")
 async def send(message):
     return "taken"
 
@@ -109,7 +109,7 @@ async def test_alerts_and_dead_letters_look_at_what_is_there(tmp_path: Path, emb
     settings = Settings.load(environ={**environ(tmp_path, "amqp://x", "no-redis"), **given}, start=tmp_path)
     async with Bullpen(settings=settings) as app:
 
-        @app.messages.channel("email", after_crash="same_key")
+        @app.use_messages().channel("email", after_crash="same_key")
         async def send(message: Message) -> str:
             return "taken"
 
@@ -117,7 +117,7 @@ async def test_alerts_and_dead_letters_look_at_what_is_there(tmp_path: Path, emb
         (row,) = await app.ledger.outbox.claim_due_batch("me")
         await app.ledger.outbox.dead_letter(row, "no")
 
-        verdict = await app.alerts.watch()
+        verdict = await app.use_alerts().watch()
         letters = [found async for found in (await app.dead_letters()).find()]
 
     assert verdict is not None and {incident.rule for incident in verdict.changed} == {"outbox_dead"}
@@ -130,7 +130,7 @@ async def test_an_outbox_without_redis_delivers_directly_and_leaves_jobs_alone(t
     await prepare(tmp_path)
     settings = Settings.load(environ=environ(tmp_path, "amqp://x", "no-redis"), start=tmp_path)
     app, spy = Bullpen(settings=settings), SpyChannel()
-    app.outbox.route("webhook:*", spy)
+    app.use_outbox().route("webhook:*", spy)
 
     with telling() as told:
         async with running(app):

@@ -137,7 +137,7 @@ async def families(redis_url: str, sqlite_url: str) -> AsyncIterator[dict[str, M
     async with Bullpen(redis_url, settings=settings) as app:
         app.observe()
         app.queue("mails")
-        _ = app.outbox, app.messages, app.alerts
+        _ = app.use_outbox(), app.use_messages(), app.use_alerts()
         app.workflow(define())
         routes = EventRoutes()
         routes.on("paid.v1", to="webhook:shop", since="beginning")(_nothing)

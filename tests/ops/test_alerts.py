@@ -16,13 +16,13 @@ import pytest
 from bullpen import Bullpen, InvalidOption, Job, NotConfigured, Queue, Worker
 from bullpen.app import ROLES as PARTS
 from bullpen.ledger import Ledger, OutboxItem, OutboxRow
-from bullpen.ledger.incidents import Verdict
+from bullpen.ledger.incidents import IncidentVerdict
 from bullpen.ops.alerts import ALERT_EVENT, Seen, Target, Watcher
 from bullpen.ops.incidents import Telling, judge
 from bullpen.ops.signs import RULES, Limits, Sign, ledger_signs, queue_signs
-from bullpen.ports.dead_letters import DeadLetter
-from bullpen.queue import Connection
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
 from bullpen.testing.postgres import PostgresServer
@@ -147,10 +147,10 @@ async def test_incident_and_message_are_stored_together_or_not_at_all(ledger: Le
     turn = await ledger.incidents.take_turn(1_000)
     assert turn is not None
 
-    def dies_between(known: Any, now: datetime) -> Verdict:
+    def dies_between(known: Any, now: datetime) -> IncidentVerdict:
         judged = judge(None, SIGN, now, Telling())
         assert judged.incident is not None
-        return Verdict([judged.incident], [], [cast("OutboxItem", "cannot be stored")])
+        return IncidentVerdict([judged.incident], [], [cast("OutboxItem", "cannot be stored")])
 
     with pytest.raises(InvalidOption, match="OutboxItem"):
         await ledger.incidents.apply(turn, dies_between)
@@ -238,7 +238,7 @@ async def test_queues_show_their_signs_at_their_limits(
         assert (late.fix, "paused" in late.message) == ("bullpen queues resume mails", True)
         store = DeadLetterQueueStore(queue)
         for number in range(2):
-            letter = DeadLetter(id=f"dl-{number}-1", source="mails", message_id=str(number), name="mail", data={})
+            letter = DeadLetterRecord(id=f"dl-{number}-1", source="mails", message_id=str(number), name="mail", data={})
             await store.put(letter)
         assert await signs(dead_letters=2) == [("dead_letters", "mails-dlq")]
         assert await signs(dead_letters=3) == []
@@ -298,7 +298,7 @@ async def test_an_incident_and_its_end_reach_webhook_and_mail(redis_url: str, sq
         apps = [Bullpen(redis_url, settings=settings) for _ in range(2)]
         store = DeadLetterQueueStore(apps[0].queue("mails"))
         await store.put(
-            DeadLetter(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
+            DeadLetterRecord(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
         )
         runs = [asyncio.create_task(app.run(signals=False, only=["alerts"])) for app in apps]
 
@@ -335,7 +335,7 @@ async def test_slack_and_text_messages_get_their_form(redis_url: str, sqlite_url
         )
         async with Bullpen(redis_url, settings=settings) as app:
             await app.prepare()
-            ids = await app.alerts.send_test("ada")
+            ids = await app.use_alerts().send_test("ada")
             run = asyncio.create_task(app.run(signals=False, only=["alerts"]))
             (post,) = await slack.until(1)
             (text,) = await sms.until(1)
@@ -363,7 +363,9 @@ async def test_a_watcher_that_is_killed_loses_no_alert(redis_url: str, sqlite_ur
         arguments = ("run", "shop:app", "--only", "alerts")
         with child(*arguments, cwd=tmp_path, env=env) as first, child(*arguments, cwd=tmp_path, env=env) as second:
             store = DeadLetterQueueStore(queue)
-            letter = DeadLetter(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
+            letter = DeadLetterRecord(
+                id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x"
+            )
             await store.put(letter)
             await hook.until(1, within_s=30)
             await all_sent(sqlite_url)  # a kill in mid-delivery would make the next one wait for the end of its lease

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 
 from bullpen import Bullpen, InvalidOption, Queue
+from bullpen.errors import DeadLetterNotFound
 from bullpen.ledger import Ledger
-from bullpen.ops.dead_letters import DeadLetterConsole, Found, Wanted, fingerprint
+from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole, Found, fingerprint
 from bullpen.outbox.dead_letters import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, DeadLetterStore
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.settings import Settings
 from tests.flows._cli import Answer, cli
 
 
-def letter(number: int, error: str, **fields: Any) -> DeadLetter:
-    made = DeadLetter(
+def letter(number: int, error: str, **fields: Any) -> DeadLetterRecord:
+    made = DeadLetterRecord(
         id=f"dl-{number}-1",
         source="mails",
         message_id=f"m{number}",
@@ -64,21 +65,23 @@ async def test_all_stores_are_one_view_grouped_by_what_went_wrong(stores: list[D
     assert groups[0].error == "no user 2 at 0x7f2a"
     assert groups[0].first_at < groups[0].last_at
     assert "hunter2" not in groups[2].error
-    by_kind = [found async for found in console.find(Wanted(fingerprint=groups[0].fingerprint))]
+    by_kind = [found async for found in console.find(ConsoleFilter(fingerprint=groups[0].fingerprint))]
     assert {found.letter.message_id for found in by_kind} == {"m0", "m1", "m2"}
 
 
 @pytest.mark.parametrize(
     ("wanted", "ids"),
     [
-        (Wanted(store="mails-dlq", error="DISK"), {"m3"}),
-        (Wanted(name="send", failed_before="2030-01-01T00:00:01.000Z", store="mails-dlq"), {"m0"}),
-        (Wanted(failed_after="2030-01-01T00:00:02.500Z", store="mails-dlq"), {"m3"}),
-        (Wanted(name="other"), set()),
+        (ConsoleFilter(store="mails-dlq", error="DISK"), {"m3"}),
+        (ConsoleFilter(name="send", failed_before="2030-01-01T00:00:01.000Z", store="mails-dlq"), {"m0"}),
+        (ConsoleFilter(failed_after="2030-01-01T00:00:02.500Z", store="mails-dlq"), {"m3"}),
+        (ConsoleFilter(name="other"), set()),
     ],
     ids=["error", "before", "after", "name"],
 )
-async def test_letters_are_found_by_what_is_asked(stores: list[DeadLetterStore], wanted: Wanted, ids: set[str]) -> None:
+async def test_letters_are_found_by_what_is_asked(
+    stores: list[DeadLetterStore], wanted: ConsoleFilter, ids: set[str]
+) -> None:
     console = DeadLetterConsole(stores)
     assert {found.letter.message_id async for found in console.find(wanted)} == ids
 
@@ -105,7 +108,7 @@ async def test_one_is_sent_back_or_thrown_away_and_somebody_did_it(
     with pytest.raises(InvalidOption, match="one of integration_outbox, mails-dlq"):
         await console.get("typo", "dl-0-1")
     with pytest.raises(InvalidOption, match="one of integration_outbox, mails-dlq"):
-        await console.groups(Wanted(store="typo"))
+        await console.groups(ConsoleFilter(store="typo"))
 
     assert noted == [("redrive", "m1", "ada"), ("discard", "m2", "ada")]
     assert [
@@ -122,25 +125,25 @@ async def test_many_are_sent_back_counted_and_what_cannot_stays(stores: list[Dea
     console = DeadLetterConsole(stores)
     told: list[int] = []
 
-    dry = await console.redrive_many(Wanted(store="mails-dlq"), by="ada", dry_run=True)
+    dry = await console.redrive_many(ConsoleFilter(store="mails-dlq"), by="ada", dry_run=True)
     assert (dry.matched, dry.done) == (4, 0)
-    some = await console.redrive_many(Wanted(store="mails-dlq"), by="ada", limit=1, progress=told.append)
+    some = await console.redrive_many(ConsoleFilter(store="mails-dlq"), by="ada", limit=1, progress=told.append)
     assert (some.matched, some.done, told) == (1, 1, [1])
-    rest = await console.redrive_many(Wanted(store="mails-dlq"), by="ada", per_second=1_000)
+    rest = await console.redrive_many(ConsoleFilter(store="mails-dlq"), by="ada", per_second=1_000)
     assert (rest.matched, rest.done, rest.failed) == (3, 3, {})
-    gone = await console.discard_many(Wanted(store="integration_outbox"), by="ada")
+    gone = await console.discard_many(ConsoleFilter(store="integration_outbox"), by="ada")
     assert gone.done == 2
     assert await console.depths() == {"mails-dlq": 0, "integration_outbox": 0}
     with pytest.raises(InvalidOption, match="per_second"):
-        await console.redrive_many(Wanted(), by="ada", per_second=0)
+        await console.redrive_many(ConsoleFilter(), by="ada", per_second=0)
     with pytest.raises(InvalidOption, match="limit"):
-        await console.discard_many(Wanted(), by="ada", limit=0)
+        await console.discard_many(ConsoleFilter(), by="ada", limit=0)
 
 
 async def test_one_that_cannot_be_sent_keeps_nobody_else(stores: list[DeadLetterStore], redis_url: str) -> None:
     async with Queue("mails", connection=redis_url) as queue:
         await queue.add("send", job_id="m1")  # a job of that id waits: its letter cannot be redriven now
-    report = await DeadLetterConsole(stores).redrive_many(Wanted(store="mails-dlq"), by="ada")
+    report = await DeadLetterConsole(stores).redrive_many(ConsoleFilter(store="mails-dlq"), by="ada")
 
     assert (report.matched, report.done + report.gone + len(report.failed)) == (4, 4)
     assert report.done >= 3
@@ -158,7 +161,7 @@ async def test_a_tenant_sees_and_touches_its_own_only(stores: list[DeadLetterSto
             await act
     with pytest.raises(DeadLetterNotFound):
         await acme.discard(foreign.store, foreign.letter.id, by="eve")
-    report = await acme.redrive_many(Wanted(), by="eve")
+    report = await acme.redrive_many(ConsoleFilter(), by="eve")
     assert report.done == 1
 
 

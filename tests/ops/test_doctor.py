@@ -17,9 +17,11 @@ import sqlalchemy as sa
 from bullpen import Bullpen, Connection, Job, Queue, Worker
 from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.doctor import Advice, Level, examine
-from bullpen.ops.signs import RULES
+from bullpen.ops.exporter import LedgerSource, ServerSource
+from bullpen.ops.signs import RULES, Limits, queue_signs, signs_of_queue
 from bullpen.outbox import EventRoutes
 from bullpen.plugins.sources.sql import SqlEvents
+from bullpen.ports.source import SourceEvent
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
 from bullpen.testing.contracts.source import an_event
@@ -116,7 +118,7 @@ async def test_late_wakeups_of_dispatcher_and_projector_are_told_too(
     }
     ledger, silent = make_ledger(postgres_url), make_ledger(postgres_url, notify=False)
     app, spy, routes = Bullpen(settings=Settings.load(environ=environ, start=tmp_path)), SpyChannel(), EventRoutes()
-    app.outbox.route("webhook:*", spy)
+    app.use_outbox().route("webhook:*", spy)
 
     @routes.on("payment.completed.v1", to="webhook:shop", since="beginning")
     def paid(event: Any) -> dict[str, Any]:
@@ -180,6 +182,15 @@ async def test_jobs_that_wait_without_a_worker_are_a_problem_from_the_first_seco
     assert (later.level, now.level) == (Level.WARNING, Level.BROKEN)
     assert now.message.startswith("1 job waits and no worker is connected")
     assert now.fix == "start a worker: bullpen run MODULE:APP"
+
+
+async def test_announcements_of_dead_rows_need_no_worker(redis_url: str) -> None:
+    """With nothing configured each dead row is announced in `outbox.dead`, and nothing of ours works on it: to start a
+    worker would be bad advice. The dead rows themselves are told of."""
+    async with Queue("outbox.dead", connection=redis_url) as queue:
+        await queue.add("outbox.dead.v1")
+        assert "workers" not in worst(await ask(redis_url), "queue outbox.dead")
+        assert [sign async for sign in signs_of_queue(queue, Limits(no_worker_ms=1, queue_late_ms=1))] == []
 
 
 @pytest.mark.parametrize("rights", [("~bull:mails:*",), ("~*", "-scan"), ("~*", "-lrange", "-client|list")], ids=str)
@@ -266,7 +277,7 @@ async def test_what_alerts_tell_of_the_doctor_finds_in_the_same_words(redis_url:
         assert (advice.level, bool(advice.fix)) == (Level.BROKEN, True), rule
     assert found["dispatcher"].subject == f"{address} webhook:late"
     assert found["dispatcher"].message.startswith("1 row waits, ")
-    assert "`app.outbox`" in found["dispatcher"].fix, "an app without it runs no dispatcher"
+    assert "`app.use_outbox()`" in found["dispatcher"].fix, "an app without it runs no dispatcher"
 
 
 async def _execute(ledger: Ledger, statement: str, **values: Any) -> None:
@@ -345,3 +356,54 @@ async def test_what_stays_of_finished_jobs_is_told_and_too_much_of_it_is_a_warni
     told = worst(await ask(redis_url), "queue mails")["retention"]
     assert told.message.startswith("10001 completed and 0 failed jobs are stored")
     assert "remove_on_complete" in told.fix
+
+
+async def test_alerts_and_exporter_do_not_wait_for_a_reader_of_announcements(redis_url: str) -> None:
+    """Nobody must read them: neither doctor, nor alerts, nor the exporter may call that broken."""
+    connection = Connection(redis_url)
+    async with Queue("outbox.dead", connection=connection) as queue:
+        await queue.add("outbox.dead.v1", {"outboxId": "1"})
+        late = Limits(queue_late_ms=1, no_worker_ms=1)
+        await asyncio.sleep(0.01)
+
+        found = await ask(redis_url)
+        signs = await queue_signs(connection, "bull", late)
+        exported = {metric.name: metric.samples for metric in await ServerSource(connection, "bull").read()}
+    await connection.aclose()
+
+    assert worst(found, "queue outbox.dead") == {}
+    assert signs == []
+    assert [sample.value for sample in exported["bullpen_queue_oldest_waiting_seconds"]] == [0.0]
+    assert list(exported["bullpen_queue_workers"]) == []
+
+
+async def test_destinations_that_get_nothing_and_parked_events_are_told(
+    redis_url: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    await ledger.outbox.enqueue(item(integration_type="webhook:off"))
+    await ledger.destinations.disable("webhook:off", by="ada")
+    await ledger.destinations.trip("webhook:broken", pause_ms=60_000, longest_ms=60_000)
+    event = SourceEvent("e-1", "payment-1", "payment.made", 0, 1, datetime.now(UTC), b"{}", b"{}")
+    async with ledger.database.transaction() as connection:
+        await ledger.parked.park(connection, "default", event, "KeyError: 'x'", tries=5, route="partner")
+
+    found = {(each.subject, each.check): each for each in await ask(redis_url, ledger)}
+    exported = {metric.name: metric.samples for metric in await LedgerSource(ledger).read()}
+
+    off, broken = found["destination webhook:off", "disabled"], found["destination webhook:broken", "broken"]
+    assert (off.level, "1 row to deliver" in off.message) == (Level.WARNING, True)
+    assert (broken.level, "for the 1. time" in broken.message) == (Level.WARNING, True)
+    parked = found[f"ledger {ledger.database.address}", "parked events"]
+    assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projector parked list")
+    is_broken = exported["bullpen_outbox_destination_broken"]
+    assert {each.labels["integration_type"]: each.value for each in is_broken} == {
+        "webhook:broken": 1.0,
+        "webhook:off": 0.0,
+    }
+    assert [each.value for each in exported["bullpen_outbox_destination_disabled"]] == [1.0]
+    assert [each.value for each in exported["bullpen_projector_parked_events"]] == [1.0]
+    url = ledger.database.url.render_as_string(hide_password=False)
+    overview = await asyncio.to_thread(
+        partial(cli, "dead-letters", "overview", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
+    )
+    assert "parked events of projectors: 1; bullpen projector parked list" in overview.err

@@ -11,12 +11,13 @@ from typing import Any, cast
 import pytest
 
 from bullpen import Bullpen, InvalidOption, Job, Queue, Worker
+from bullpen.errors import DeadLetterNotEditable, DeadLetterNotFound
 from bullpen.ledger import Ledger
 from bullpen.ops.dead_letters import DeadLetterConsole, Found
 from bullpen.outbox.dead_letters import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotEditable, DeadLetterNotFound, DeadLetterStore
+from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore
 from bullpen.ports.edits import KEEP, make_edit
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
 from tests.databases import MakeLedger, item
@@ -183,8 +184,8 @@ class _PlainStore:
 
     name = "plain"
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
-        return DeadLetter(id=entry_id, source="plain", message_id="1", data={"n": 1})
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+        return DeadLetterRecord(id=entry_id, source="plain", message_id="1", data={"n": 1})
 
 
 async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_url: str) -> None:
@@ -193,7 +194,9 @@ async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_ur
         await app.prepare()
         message_queue = settings.rabbitmq.queue_name
         for queue in ("workflow-execution", message_queue, "mails"):
-            letter = DeadLetter(id="dl-1-1", source=queue, message_id="1", name="x", data={"n": 1}, error_message="no")
+            letter = DeadLetterRecord(
+                id="dl-1-1", source=queue, message_id="1", name="x", data={"n": 1}, error_message="no"
+            )
             await DeadLetterQueueStore(app.queue(queue)).put(letter)
         console = await app.dead_letters()
 

@@ -19,9 +19,12 @@ from bullpen.errors import InvalidOption
 from bullpen.http.ops import OpsApp
 from bullpen.http.serve import HttpService, parse_address
 from bullpen.ops.health import Health
+from bullpen.ports.bindings import BullMQ, BullMQEvent
 from bullpen.settings import Settings
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from tests.messages.kit import Provider
+from tests.transports._listening import listening
+from tests.workflow.kit import Event, Shelf, define
 
 
 @pytest.mark.requirement("W-77")
@@ -204,7 +207,7 @@ async def test_a_process_is_not_ill_for_want_of_parts_that_run_elsewhere(redis_u
     @app.handler("mails")
     async def handle(job: Job) -> None: ...
 
-    _ = app.outbox
+    _ = app.use_outbox()
     app.observe()
     running = asyncio.create_task(app.run(signals=False, only=["outbox"]))
     async with asyncio.timeout(15):
@@ -235,7 +238,7 @@ async def test_a_ledger_that_is_missing_or_old_is_a_reason(redis_url: str, tmp_p
 @pytest.mark.requirement("S-17")
 async def test_a_missed_run_of_the_scheduler_makes_its_process_unready(redis_url: str, sqlite_url: str) -> None:
     app = Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url))
-    app.messages.channel("email", Provider(), after_crash="same_key")
+    app.use_messages().channel("email", Provider(), after_crash="same_key")
     assert "scheduler" not in (await app.health.report()).checks, "not asked where it does not run"
     running = asyncio.create_task(app.run(signals=False, only=["messages"]))
     async with asyncio.timeout(20):
@@ -301,3 +304,31 @@ async def test_a_process_that_shuts_down_says_so(redis_url: str) -> None:
     assert report.checks["consumption"] == (
         "this process is shutting down: the workers of mails take no more jobs, 1 job still runs"
     )
+
+
+async def test_a_process_with_only_a_workflow_counts_and_checks_its_workers(redis_url: str, queue_name: str) -> None:
+    """They take jobs like any other: an alarm about workers that take nothing must not leave them out."""
+    app = Bullpen(redis_url)
+    bullmq = BullMQ(events=[BullMQEvent(queue=queue_name, event=Event.PAY)])
+    shelf = Shelf()
+    shelf.put()
+    workflow = app.workflow(define(shelf, bullmq=bullmq))
+    app.observe()
+    with listening() as heard:
+        run = asyncio.create_task(app.run(signals=False))
+        await workflow.send(Event.PAY, "urn:1")
+        await heard.wait("delivery.settled")
+        try:
+            report = await app.health.report()
+            found = {metric.name: metric.samples for metric in await app.metrics()}
+        finally:
+            await app.stop()
+            await run
+
+    assert {name: report.checks[name] for name in ("redis", "workers", "consumption")} == {
+        "redis": None,
+        "workers": None,
+        "consumption": None,
+    }
+    for name in ("bullpen_worker_ready", "bullpen_queue_oldest_waiting_seconds"):
+        assert [sample.labels["queue"] for sample in found[name]] == [queue_name], name

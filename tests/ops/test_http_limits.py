@@ -31,6 +31,9 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
+PATIENCE_S = 60.0  # on a busy machine
+
+
 async def echo(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Answers with the length of the body; `/large` with 32 MiB in one piece, `/stream` in many."""
     size, more = 0, True
@@ -65,7 +68,7 @@ async def ask(port: int, sent: bytes) -> bytes:
         writer.write(sent)
         with contextlib.suppress(ConnectionError):
             await writer.drain()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await reader.read()
             except ConnectionError:
@@ -108,7 +111,7 @@ async def test_requests_that_are_sent_half_are_closed(half: bytes) -> None:
         opened = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(200)]
         for _, writer in opened:
             writer.write(half)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(reader.read() for reader, _ in opened), return_exceptions=True)
         assert status(await ask(service.port, request())) == 200
         for _, writer in opened:
@@ -127,7 +130,7 @@ async def test_a_byte_now_and_then_buys_no_time() -> None:
 
         dripping = asyncio.create_task(drip())
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await reader.read()
         dripping.cancel()
         writer.close()
@@ -202,9 +205,52 @@ async def test_without_descriptors_it_pauses_and_says_so_once(caplog: pytest.Log
         lines = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
         assert len(lines) == 1 and "no connection can be accepted" in lines[0], lines[:3]
         waiting.sendall(request())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await asyncio.get_running_loop().sock_recv(waiting, 100)).startswith(b"HTTP/1.1 200")
         waiting.close()
+
+
+async def test_tiny_chunks_hold_up_nobody_else_on_the_loop() -> None:
+    """One read of 256 KiB holds 43,000 chunks of one byte: parsing them in one go took a second, for all workers. What
+    is counted is how often others have their turn while a megabyte of them is read."""
+    flood = request("/", "transfer-encoding: chunked", body=b"1\r\nx\r\n" * 170_000 + b"0\r\n\r\n")
+    async with serving(echo) as service:
+        sending = asyncio.create_task(ask(service.port, flood))
+        turns = 0
+        while not sending.done():
+            await asyncio.sleep(0)
+            turns += 1
+
+        assert b"\r\n170000\r\n" in await sending
+        assert turns > 100
+
+
+async def test_a_large_body_arrives_whole_and_fast() -> None:
+    body = b"x" * 10_000_000
+    async with serving(echo, request_ms=10_000) as service:
+        answer = await ask(service.port, request("/", f"content-length: {len(body)}", body=body))
+
+    assert b"\r\n10000000\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 garbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: test\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    ],
+    ids=["garbage", "upgrade"],
+)
+async def test_many_bad_requests_write_one_line(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect could fill the disk with the log otherwise."""
+    async with serving(echo) as service:
+        for _ in range(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writer.write(sent)
+            assert await reader.read(20)
+            writer.close()
+
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 1
 
 
 async def test_health_and_metrics_are_found_out_once_a_second() -> None:

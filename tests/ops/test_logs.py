@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel.log_formats import PrintableFormatter
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import JobNotFound
 from bullpen.ops import logs
@@ -78,8 +79,51 @@ def test_a_line_for_people_has_the_fields_of_its_job_and_tells_the_rest_once() -
     line = plain.format(record("Job 7 waited 17 s: no", logging.WARNING, jobId="7", tenantId="acme", error="no", of=1))
 
     assert line.endswith("bullpen.test: Job 7 waited 17 s: no jobId=7 tenantId=acme of=1")
+    named = plain.format(record("OUTBOX_DELIVER SUCCESS tenantId=acme", tenantId="acme", jobId="7"))
+    assert named.endswith("OUTBOX_DELIVER SUCCESS tenantId=acme jobId=7"), "what the text names so is not repeated"
     assert coloured.format(record("bad", logging.ERROR)).startswith("\x1b[31m")
     assert "\x1b" not in coloured.format(record("fine"))
+
+
+@pytest.mark.parametrize("where", ["message", "field", "error"])
+@pytest.mark.parametrize("kind", ["console", "coloured", "printable"])
+def test_nobody_writes_a_line_of_his_own_making(where: str, kind: str) -> None:
+    """A job's name or an error with a line break in it looked like a record of ours."""
+    forged = "x\n2026-11-18 11:00:00.000 ERROR [1] bullpen.worker: all is lost"
+    formatter = {
+        "console": logs.ConsoleFormatter(colour=False),
+        "coloured": logs.ConsoleFormatter(colour=True),
+        "printable": PrintableFormatter("%(asctime)s %(levelname)s %(message)s"),
+    }[kind]
+    made = logging.LogRecord("shop", logging.INFO, "", 1, forged if where == "message" else "ready", None, None)
+    if where == "field":
+        made.jobName = forged
+    if where == "error":
+        made.exc_info = (ValueError, ValueError(forged), None)
+
+    lines = formatter.format(made).splitlines()
+
+    assert [line for line in lines[1:] if not line.startswith("    ")] == []
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_long_text_is_cut_before_it_is_scrubbed(as_json: bool) -> None:
+    """Of a million characters that somebody chose, scrubbing made four seconds in which nothing else moved."""
+    formatter = logs.JsonFormatter() if as_json else logs.ConsoleFormatter(colour=False)
+    hostile = "name=password " * 80_000
+    logger = get_logger("bullpen.test.long")
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    try:
+        logger.warning("failed: %s", hostile, extra={"reason": hostile})
+    finally:
+        logger.removeHandler(handler)
+    foreign = logging.LogRecord("foreign", logging.INFO, "", 1, hostile, None, (ValueError, ValueError(hostile), None))
+
+    assert len(out.getvalue()) < 50_000
+    assert len(formatter.format(foreign)) < 50_000
 
 
 def _luhn(digits: str) -> str:

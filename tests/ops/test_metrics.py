@@ -195,7 +195,7 @@ async def test_counters_begin_at_zero(redis_url: str, sqlite_url: str) -> None:
     async def handle(job: Job) -> None: ...
 
     app.worker("idle", handle)
-    app.outbox.route("bullmq:reports", QueueChannel(app.connection, prefix=app.prefix))
+    app.use_outbox().route("bullmq:reports", QueueChannel(app.connection, prefix=app.prefix))
     async with running(app):
         await app.queue("idle").add("later", delay=600_000)
         await (await app.queue("mails").add("mail")).result(timeout=20_000)
@@ -212,7 +212,7 @@ async def test_a_type_that_a_pattern_routes_counts_from_zero_as_soon_as_it_has_a
     redis_url: str, sqlite_url: str
 ) -> None:
     async with Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=sqlite_url)) as app:
-        app.outbox.route("bullmq:*", QueueChannel(app.connection, prefix=app.prefix))
+        app.use_outbox().route("bullmq:*", QueueChannel(app.connection, prefix=app.prefix))
         await app.ledger.outbox.enqueue(item(integration_type="bullmq:reports"))
         found = await numbers(app)
 
@@ -277,7 +277,7 @@ async def test_a_part_that_cannot_count_does_not_take_the_others_with_it(
     async with Bullpen(redis_url, settings=Settings.load(redis_url=redis_url, ledger_url=url)) as app:
         app.observe()
         app.queue("mails")
-        _ = app.outbox
+        _ = app.use_outbox()
         app.add_metrics(Away())
         found = await numbers(app)
 

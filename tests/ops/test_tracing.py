@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from bullpen import BullpenError, DelayJob, InvalidOption, Job, JobFailed, Queue, Worker, sync
 from bullpen._kernel import tracing
-from bullpen.ops.tracing import install
+from bullpen.ops.tracing import install_tracing
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.memory import MemoryClient, MemoryTransport
 from bullpen.ports.transport import Delivery, Event, Published
@@ -33,7 +33,7 @@ def spans(provider: TracerProvider) -> Iterator[InMemorySpanExporter]:
     """What was traced while the test ran."""
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    remove = install(provider)
+    remove = install_tracing(provider)
     yield exporter
     remove()
     assert tracing.tracer is None

@@ -13,8 +13,8 @@ import pytest
 from bullpen import Bullpen, Queue
 from bullpen._parts.dead_letters import OUTBOX_STORE, RUNS_DEAD_LETTERS
 from bullpen.outbox.dead_letters import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetter
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.runs import DEAD_LETTER_QUEUE
 from bullpen.testing import RedisServer
 from tests.environments import clean_environ
@@ -27,14 +27,14 @@ import sys
 sys.modules["sqlalchemy"] = None  # as where neither `sqlite` nor `postgres` is installed
 
 from bullpen import Bullpen
-from bullpen.ports.dead_letters import DeadLetter
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 
 
 async def main(url):
     async with Bullpen(url) as app:
         await DeadLetterQueueStore(app.queue("forms")).put(
-            DeadLetter(id="dl-1-1", source="forms", message_id="1", name="parcel", error_message="no street")
+            DeadLetterRecord(id="dl-1-1", source="forms", message_id="1", name="parcel", error_message="no street")
         )
         console = await app.dead_letters()
         print([*console.stores], await console.redrive("forms-dlq", "dl-1-1", by="ada"))
@@ -62,7 +62,9 @@ def test_the_console_works_where_the_extra_of_the_ledger_is_missing(configured: 
 
 async def _three_letters(queue: Queue) -> None:
     for number in range(3):
-        letter = DeadLetter(id=f"dl-{number}-1", source="forms", message_id=str(number), name="parcel", data={"n": 1})
+        letter = DeadLetterRecord(
+            id=f"dl-{number}-1", source="forms", message_id=str(number), name="parcel", data={"n": 1}
+        )
         await DeadLetterQueueStore(queue).put(letter)
 
 

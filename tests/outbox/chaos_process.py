@@ -27,7 +27,8 @@ from bullpen.outbox import (
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, SendResult, WhenUnknown
 from bullpen.ports.source import EventSource, SourceEvent
-from bullpen.queue import Connection
+from bullpen.redis import Connection
+from bullpen.worker.options import WorkerArguments
 
 
 class FileChannel:
@@ -108,7 +109,7 @@ async def main(order: dict[str, Any], *, on_ready: Callable[[], None]) -> None:
     elif order["role"] == "projector":
         service = projector(ledger, order["events"])
     else:
-        short = {"lock": 1_000, "stalled_interval": 500}
+        short: WorkerArguments = {"lock": 1_000, "stalled_interval": 500}
         service = outbox.workers(discover_ms=200, worker_options=short)
     await service.start()
     on_ready()

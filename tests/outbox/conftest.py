@@ -9,7 +9,7 @@ import pytest
 
 from bullpen.ledger import Ledger
 from bullpen.outbox import DispatcherOptions, Outbox
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from tests.loops import LoopFactory, loop_factories
 from tests.outbox.kit import Told, telling
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from bullpen import Job
 from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, LedgerNotReady
-from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.ledger import Ledger, OutboxFields, OutboxStatus
 from bullpen.outbox import Route
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.settings import Settings
@@ -68,18 +68,18 @@ async def test_what_a_transaction_committed_is_delivered_and_nothing_else(settin
         handled.put_nowait(job)
 
     async with HttpReceiver() as receiver:
-        app.outbox.route("webhook:partnerX", partner(receiver))
+        app.use_outbox().route("webhook:partnerX", partner(receiver))
         await app.prepare()
         engine = create_async_engine(app.ledger.database.url)
 
         async def business(number: int, *, fail: bool) -> None:
             ids: dict[str, Any] = {"tenant_id": "acme", "correlation_id": f"c-{number}"}
             async with AsyncSession(engine) as session, session.begin():
-                await app.outbox.enqueue(
+                await app.use_outbox().enqueue(
                     session, integration_type="webhook:partnerX", event_type="order.paid.v1",
                     payload={"orderId": number}, user_id="u-7", **ids,
                 )  # fmt: skip
-                await app.outbox.add_in_transaction(session, "emails", "receipt", {"orderId": number}, **ids)
+                await app.use_outbox().add_in_transaction(session, "emails", "receipt", {"orderId": number}, **ids)
                 if fail:
                     raise BusinessSaysNo
 
@@ -111,7 +111,7 @@ def test_naming_the_outbox_opens_and_makes_nothing(tmp_path: Path) -> None:
     """Modules name it when they are imported; a tool that imports them must leave no trace."""
     app = Bullpen(settings=Settings.load(environ={"BULLPEN_DATA_DIR": str(tmp_path / "data")}, start=tmp_path))
 
-    app.outbox.route("webhook:*", SpyChannel())
+    app.use_outbox().route("webhook:*", SpyChannel())
 
     assert app.has_outbox
     assert list(tmp_path.iterdir()) == []
@@ -133,7 +133,7 @@ async def test_settings_reach_dispatcher_and_ledger(tmp_path: Path) -> None:
         await app.ledger.outbox.dead_letter(row, "no")
         stored = {row.integration_type: row for row in await rows(app.ledger)}
 
-        options = app.outbox.dispatcher().options
+        options = app.use_outbox().dispatcher().options
         assert (options.claim_batch_size, options.tick_interval_ms, options.unknown_types) == (7, 321, "leave")
         assert stored["webhook:partnerX"].max_attempts == 4
         assert set(stored) == {"webhook:partnerX", "bullmq:graves"}
@@ -151,11 +151,11 @@ async def test_lease_and_fairness_of_the_settings_reach_the_dispatcher(tmp_path:
     spy = SpyChannel()
     spy.gate.clear()
     async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
-        app.outbox.route("webhook:*", Route(channel=spy, strategy="direct"))
+        app.use_outbox().route("webhook:*", Route(channel=spy, strategy="direct"))
         await app.prepare()
         await app.ledger.outbox.enqueue_many([item(number, tenant_id="big") for number in range(5)])
         await app.ledger.outbox.enqueue(item(9, tenant_id="small"))
-        async with app.outbox.dispatcher() as dispatcher:
+        async with app.use_outbox().dispatcher() as dispatcher:
             await dispatcher.tick()
             await spy.until(2)
             claimed = await rows(app.ledger, status=OutboxStatus.CLAIMED)
@@ -172,10 +172,10 @@ async def test_strict_sources_of_the_settings_store_an_event_once(tmp_path: Path
     environ = {"BULLPEN_DATA_DIR": str(tmp_path), "BULLPEN_OUTBOX_STRICT_SOURCES": "true"}
     async with Bullpen(settings=Settings.load(environ=environ, start=tmp_path)) as app:
         await app.prepare()
-        source = {"source_stream_id": "order-1", "source_event_id": "1"}
+        source: OutboxFields = {"source_stream_id": "order-1", "source_event_id": "1"}
         async with app.ledger.database.transaction() as connection:
             stored = [
-                await app.outbox.enqueue(connection, integration_type=name, event_type="order.paid.v1", **source)
+                await app.use_outbox().enqueue(connection, integration_type=name, event_type="order.paid.v1", **source)
                 for name in ("kafka:payments", "webhook:partnerX")
             ]
 
@@ -194,7 +194,7 @@ async def test_an_outbox_that_is_first_used_while_the_app_runs_runs_too(settings
     async def first(job: Job) -> None:
         await app.prepare()
         async with app.ledger.database.transaction() as connection:
-            await app.outbox.add_in_transaction(connection, "second", "go")
+            await app.use_outbox().add_in_transaction(connection, "second", "go")
 
     async with running(app):
         await app.queue("first").add("go")
@@ -206,7 +206,7 @@ async def test_a_configured_database_without_tables_stops_the_start(empty_postgr
     """The file of the embedded default is ours to make; somebody's database is not."""
     environ = {"BULLPEN_DATA_DIR": str(tmp_path), "BULLPEN_DATABASE_URL": empty_postgres_url}
     app = Bullpen(settings=Settings.load(environ=environ, start=tmp_path))
-    app.outbox.route("webhook:*", SpyChannel())
+    app.use_outbox().route("webhook:*", SpyChannel())
 
     with pytest.raises(LedgerNotReady, match="bullpen migrate"):
         await app.run(signals=False)
@@ -229,7 +229,7 @@ async def test_with_roles_a_process_does_what_its_role_may(
             "BULLPEN_DATABASE_DUTY": duty,
         }
         app = Bullpen(settings=Settings.load(environ=environ, start=tmp_path))
-        app.outbox.route("webhook:partnerX", spy)
+        app.use_outbox().route("webhook:partnerX", spy)
         return app
 
     service_spy, worker_spy, tenant_spy = SpyChannel(), SpyChannel(), SpyChannel()
@@ -249,7 +249,7 @@ async def test_a_hurried_close_does_not_wait_for_a_target_that_hangs(settings: S
     spy = SpyChannel()
     spy.gate.clear()
     app = Bullpen(settings=settings)
-    app.outbox.route("webhook:*", Route(channel=spy, strategy="direct"))
+    app.use_outbox().route("webhook:*", Route(channel=spy, strategy="direct"))
     await app.prepare()
     await app.ledger.outbox.enqueue(item())
     task = asyncio.create_task(app.run(signals=False))
@@ -288,7 +288,7 @@ class Printer:
     async def aclose(self): ...
 
 app = Bullpen()
-app.outbox.route("print:*", Printer())
+app.use_outbox().route("print:*", Printer())
 """
 
 

@@ -86,6 +86,17 @@ def test_a_dead_row_can_be_confirmed(sqlite_url: str, type_: Type) -> None:
     assert json.loads(type_("outbox", "show", first, "--json", *database)[1])["status"] == "SENT"
 
 
+def test_a_destination_that_no_row_has_is_asked_back(sqlite_url: str, type_: Type) -> None:
+    store(sqlite_url, dead=0, pending=1)
+
+    right = type_("outbox", "disable", "webhook:partnerX", "--database", sqlite_url)
+    wrong = type_("outbox", "disable", "webhook:partnrX", "--database", sqlite_url)
+
+    assert right == (0, "disabled: webhook:partnerX\n", "")
+    assert wrong[0] == 0, "it may be one that is to come"
+    assert wrong[2] == "no row has this type yet; did you mean 'webhook:partnerX'?\n"
+
+
 def test_destinations_are_switched_off_and_on(sqlite_url: str, type_: Type) -> None:
     database = ("--database", sqlite_url)
 
@@ -127,7 +138,7 @@ class Echo:
     async def aclose(self): ...
 
 app = Bullpen()
-app.outbox.route("echo:*", Echo())
+app.use_outbox().route("echo:*", Echo())
 """
 
 

@@ -126,11 +126,11 @@ async def town(request: pytest.FixtureRequest, tmp_path: Path, cluster: MockKafk
 
         secret = f"whsec_{PLANTED['a webhook secret']}"
         slack = web.url.replace("/hook", f"/services/{PLANTED['a path that is a secret']}")
-        app.outbox.route("webhook:partnerX", app.channels.webhook(web.url, secret=secret, **LOCAL))
-        app.outbox.route("kafka:*", app.channels.kafka())
-        app.outbox.route("email:*", app.channels.email())
-        app.outbox.route("sms:*", app.channels.sms(**LOCAL))
-        app.outbox.route("slack:*", app.channels.slack(slack, **LOCAL))
+        app.use_outbox().route("webhook:partnerX", app.channels.webhook(web.url, secret=secret, **LOCAL))
+        app.use_outbox().route("kafka:*", app.channels.kafka())
+        app.use_outbox().route("email:*", app.channels.email())
+        app.use_outbox().route("sms:*", app.channels.sms(**LOCAL))
+        app.use_outbox().route("slack:*", app.channels.slack(slack, **LOCAL))
         await app.prepare()
         yield town
         await app.aclose()
@@ -157,13 +157,13 @@ async def test_everything_arrives_with_its_ids_and_nothing_is_in_the_logs(
     log_everything(caplog)
 
     async with town.running():
-        await town.store(town.app.outbox)
+        await town.store(town.app.use_outbox())
         stored = await until_settled(town.app.ledger, 6)
         async with asyncio.timeout(20):
             while not town.jobs:  # noqa: ASYNC110 - the handler tells nobody
                 await asyncio.sleep(0.02)
         metrics = str(await town.app.metrics())
-        receipts = {row.integration_type: await town.app.outbox.receipt(row.id) for row in stored}
+        receipts = {row.integration_type: await town.app.use_outbox().receipt(row.id) for row in stored}
 
     hook, sms, slack = (
         next(request for request in town.web.requests if part in request.path)
@@ -223,13 +223,13 @@ async def test_failures_are_told_without_secrets_and_people(town: Town, caplog: 
     town.web.default = Answer(400, body=json.dumps({"code": 1, "message": f"{mail} {number} {token}"}).encode())
     town.smtp.to_recipient.append(f"550 <{mail}> is unknown to {token}")
     town.kafka.fail_next(PRODUCE, MESSAGE_TOO_LARGE)
-    town.app.outbox.route("broken:x", Broken())
+    town.app.use_outbox().route("broken:x", Broken())
 
     async with town.running():
-        await town.store(town.app.outbox)
+        await town.store(town.app.use_outbox())
         engine = create_async_engine(town.app.ledger.database.url)
         async with AsyncSession(engine) as session, session.begin():
-            await town.app.outbox.enqueue(
+            await town.app.use_outbox().enqueue(
                 session, integration_type="broken:x", event_type="e", payload={"name": PLANTED["a name in a payload"]}
             )
         await engine.dispose()

@@ -12,7 +12,7 @@ from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Breaker, Route
 from bullpen.outbox.gates import Gates, Pass
 from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable, Unknown
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from tests.databases import MakeLedger, item
 from tests.outbox.conftest import MakeOutbox
 from tests.outbox.kit import SpyChannel, Told, rows, until_settled

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bullpen._kernel import json
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, UnreadableEvent
 from bullpen.ledger import OutboxItem
 from bullpen.outbox import EventRoute, EventRoutes, IntegrationMessage
 from bullpen.outbox.mapping import items_of
-from bullpen.ports.source import EventMetadata, SourceEvent, UnreadableEvent
+from bullpen.ports.source import EventMetadata, SourceEvent
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 

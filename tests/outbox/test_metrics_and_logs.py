@@ -13,11 +13,11 @@ from opentelemetry.trace import StatusCode
 
 from bullpen.ledger import Ledger
 from bullpen.ops.logs import JobFilter
-from bullpen.ops.tracing import install
+from bullpen.ops.tracing import install_tracing
 from bullpen.outbox import OutboxMetrics, Route
 from bullpen.ports.channel import Message, Refused, SendResult, Unavailable
 from bullpen.ports.metrics import Metric
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from tests.databases import item
 from tests.outbox.conftest import MakeOutbox
 from tests.outbox.kit import SpyChannel, until_settled
@@ -174,7 +174,7 @@ async def test_a_delivery_is_a_span_with_the_attributes_of_the_conventions(
     """Also one that fails, with its reason and without secrets."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    remove = install(provider)
+    remove = install_tracing(provider)
     try:
         await deliver(ledger, make_outbox, Refused("bad token=abcdef", "HTTP_403"))
     finally:

@@ -18,7 +18,7 @@ from bullpen._kernel.backoff import Backoff
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Outbox, Route
 from bullpen.ports.channel import Refused, Unavailable
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from tests.databases import MakeLedger, item
 from tests.outbox.conftest import MakeOutbox
 from tests.outbox.kit import SpyChannel, Told, rows, until_settled

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from bullpen._kernel.backoff import Backoff
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ledger import Ledger, OutboxItem, OutboxStatus
 from bullpen.outbox import Outbox, Route
@@ -19,10 +20,12 @@ from bullpen.outbox.outbox import JOBS
 from bullpen.plugins.channels.queue import QueueChannel
 from bullpen.plugins.channels.webhook import Webhook
 from bullpen.ports.channel import Accepted, Message, NotTried, Refused
-from bullpen.queue import Connection, Job, JobState, Queue, Worker
+from bullpen.queue import Job, JobState, Queue
+from bullpen.redis import Connection
 from bullpen.testing.receivers import HttpReceiver
 from bullpen.wire.deferred import options_from_json, options_to_json
-from bullpen.wire.options import JobMeta, KeepJobs
+from bullpen.wire.options import JobMeta
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
 from tests.outbox.conftest import MakeOutbox
@@ -383,6 +386,24 @@ async def test_a_job_knows_the_message_that_it_was(start_server: StartServer) ->
     assert job.log_fields()["correlationId"] == "c-1"
     assert bare.meta == JobMeta()
     assert "bpmeta" not in json.loads(bare.record.raw_opts)
+
+
+async def test_the_tenant_of_a_job_is_that_of_its_row(start_server: StartServer) -> None:
+    """Row-level security has checked the row; what stands in the options nobody has checked."""
+    connection = Connection(start_server().url)
+    channel, queue = QueueChannel(connection), Queue("emails", connection=connection)
+    forged = {"jobOptions": {"meta": {"tenantId": "globex", "userId": "u-7"}}}
+    sent, of_nobody = (queue_message(id=f"job-{tenant}", tenant_id=tenant, headers=forged) for tenant in ("acme", None))
+
+    await channel.send(sent)
+    await channel.send(of_nobody)
+    jobs = [await queue.get_job(message.id) for message in (sent, of_nobody)]
+    await channel.aclose()
+    await queue.close()
+    await connection.aclose()
+
+    assert [job.meta.tenant_id for job in jobs if job is not None] == ["acme", "globex"]
+    assert [job.meta.user_id for job in jobs if job is not None] == ["u-7", "u-7"]
 
 
 def test_job_options_survive_the_detour_through_json() -> None:

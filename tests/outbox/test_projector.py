@@ -17,7 +17,7 @@ from bullpen.outbox import EventRoutes, IntegrationMessage, Outbox, Projector, P
 from bullpen.outbox.mapping import Since
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.channel import Unavailable
-from bullpen.ports.source import BEGINNING, Batch, SourceEvent
+from bullpen.ports.source import BEGINNING, EventBatch, SourceEvent
 from bullpen.testing.contracts.source import an_event
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
@@ -275,6 +275,21 @@ async def test_a_poison_event_is_parked_after_its_tries_and_the_others_go_on(
     assert await ledger.checkpoints.read("projector/default") == "3"
 
 
+async def test_events_whose_mapper_fails_wait_together_and_not_one_behind_the_other(
+    ledger: Ledger, make_projector: MakeProjector, told: Told
+) -> None:
+    """Ten of them in a batch cost the pauses of one: the route that works gets the batch so much sooner."""
+    routes, asked = two_ways({"partner"})
+    await append(ledger, *range(1, 11))
+
+    await make_projector(routes, max_tries=2).start()
+    await until_parked(ledger, 10)
+
+    assert asked == [*["partner", "ledger"] * 10, *["partner"] * 10], "all once, a pause, then those that failed"
+    stored = [row.payload["orderId"] for row in await rows(ledger)]
+    assert stored == list(range(1, 11)), "in their order"
+
+
 def two_ways(broken: set[str]) -> tuple[EventRoutes, list[str]]:
     """Two routes for each payment; those that are named in `broken` fail. And which mappers were asked."""
     routes, asked = EventRoutes(), list[str]()
@@ -381,7 +396,7 @@ async def test_messages_of_two_routes_with_one_key_are_told_apart(
 class WithoutMetadata(SqlEvents):
     """Events of somebody who writes no metadata."""
 
-    async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+    async def subscribe(self, after: int) -> AsyncGenerator[EventBatch, None]:
         async for batch in super().subscribe(after):
             yield replace(batch, events=tuple(replace(event, metadata_bytes=b"{}") for event in batch.events))
 

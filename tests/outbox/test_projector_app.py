@@ -86,7 +86,7 @@ async def test_from_the_event_to_the_target(settings: Settings) -> None:
     """Event, row, job, delivery, SENT: with the ids of the event arriving at both targets, as one trace."""
     async with HttpReceiver(_once_per_key()) as receiver:
         app = Bullpen(settings=settings)
-        app.outbox.route("webhook:*", partner(receiver))
+        app.use_outbox().route("webhook:*", partner(receiver))
         projector = app.projector(payments())
         async with running(app):
             event = an_event(17, tenant_id="acme", user_id="u-7", headers={"traceparent": TRACE})
@@ -137,9 +137,11 @@ async def test_one_event_reaches_kafka_http_and_mail(settings: Settings) -> None
         cluster.create_topic("payments", partitions=2)
         async with HttpReceiver() as receiver, SmtpReceiver() as smtp:
             app = Bullpen(settings=settings)
-            app.outbox.route("webhook:*", partner(receiver))
-            app.outbox.route("kafka:*", KafkaChannel(cluster.address, key="stream"))
-            app.outbox.route("email:*", Email("127.0.0.1", port=smtp.port, security="none", sender="shop@example.com"))
+            app.use_outbox().route("webhook:*", partner(receiver))
+            app.use_outbox().route("kafka:*", KafkaChannel(cluster.address, key="stream"))
+            app.use_outbox().route(
+                "email:*", Email("127.0.0.1", port=smtp.port, security="none", sender="shop@example.com")
+            )
             projector = app.projector(routes)
             event = an_event(17, tenant_id="acme", headers={"traceparent": TRACE})
             async with running(app):
@@ -183,7 +185,7 @@ def _once_per_key() -> Callable[[Request], Answer]:
 async def test_a_target_that_refuses_ends_dead_and_the_projector_goes_on(settings: Settings) -> None:
     async with HttpReceiver(Answer(400)) as receiver:
         app = Bullpen(settings=settings)
-        app.outbox.route("webhook:*", partner(receiver))
+        app.use_outbox().route("webhook:*", partner(receiver))
         projector = app.projector(payments())
         async with running(app):
             if isinstance(projector.source, KurrentSource):
@@ -247,7 +249,7 @@ async def test_parts_can_run_alone(tmp_path: Path) -> None:
     settings = Settings.load(environ={"BULLPEN_DATA_DIR": str(tmp_path / "data")}, start=tmp_path)
     app = Bullpen(settings=settings)
     app.projector(payments())
-    app.outbox.route("webhook:*", partner_that_must_not_be_called())
+    app.use_outbox().route("webhook:*", partner_that_must_not_be_called())
     task = asyncio.create_task(app.run(signals=False, only=["projector"]))
     async with asyncio.timeout(PATIENCE_S):
         while app.projectors[0].state != "caught up":  # noqa: ASYNC110 - it tells nobody

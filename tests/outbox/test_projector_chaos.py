@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from bullpen.errors import DatabaseUnavailable
+from bullpen.errors import DatabaseUnavailable, SourceUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.plugins.sources.kurrent import KurrentSource
-from bullpen.ports.source import BEGINNING, EventMetadata, NewEvent, SourceUnavailable
+from bullpen.ports.source import BEGINNING, EventMetadata, NewEvent
 from bullpen.testing import RedisServer
 from bullpen.testing.kurrent import KurrentServer
 from bullpen.testing.postgres import PostgresServer, need_postgres

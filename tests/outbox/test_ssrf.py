@@ -268,6 +268,38 @@ async def test_names_that_nobody_resolves_hold_up_nobody_else(monkeypatch: pytes
     assert len(names.asked) == 41, "one question at a time for one name"
 
 
+@pytest.mark.parametrize("host", ["slow.evil.example", "slow-{}.evil.example", "slow-{}.evil.co.uk"])
+async def test_names_of_one_customer_take_few_threads(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """One name on 200 ports had 200 threads, and then no name was resolved for anybody, and no address called. What
+    exceeds the share of a domain waits for its turn, as long as its delivery may take."""
+    names, most = SlowNames(monkeypatch), 10 if "{" in host else 1
+    async with OtherReceiver() as receiver:
+        options: dict[str, Any] = {"allow_http": True, "allowed_networks": [f"{ALLOWED}/32"]}
+        channels = [Webhook(f"http://{host.format(n)}:{61_100 + n}/", timeout_ms=20_000, **options) for n in range(220)]
+        waiting = [asyncio.create_task(channel.send(message())) for channel in channels]
+        try:
+            async with asyncio.timeout(10):
+                while len(names.asked) < most:  # noqa: ASYNC110 - threads tell nobody
+                    await asyncio.sleep(0.005)
+            good = [
+                await attempt("webhook", f"http://{other}:{receiver.port}/", allowed_networks=[f"{ALLOWED}/32"])
+                for other in ("good.example", "good.co.uk", ALLOWED)
+            ]
+            asked_meanwhile = [name for name in names.asked if name.startswith("slow")]
+        finally:
+            names.release.set()
+            results = await asyncio.gather(*waiting)
+            for channel in channels:
+                await channel.aclose()
+
+    assert all(isinstance(result, Accepted) for result in good)
+    assert len(asked_meanwhile) == most
+    assert ALLOWED not in names.asked, "an address needs no name server"
+    # Resolved in the end, and nobody listens at those ports.
+    assert {type(result) for result in results} == {Unavailable}
+    assert not [result for result in results if "does not accept" not in str(result)]
+
+
 async def test_one_that_gives_up_waiting_for_a_name_ends_it_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     names = SlowNames(monkeypatch)
     async with OtherReceiver() as receiver:

@@ -14,8 +14,10 @@ from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Outbox, Route, queue_name
 from bullpen.outbox.queues import job_data
 from bullpen.ports.channel import Refused, Unavailable
-from bullpen.queue import Connection, JobState, Queue, RateLimit, Worker
+from bullpen.queue import JobState, Queue, RateLimit
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.contracts.outbox_repository import execute
 from tests.databases import ROLES, MakeLedger, item

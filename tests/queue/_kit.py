@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import redis
 
-from bullpen.queue import Job, Queue, QueueEvents, Worker
-from bullpen.queue._adder import _ALONE_AFTER
-from bullpen.queue._execute import Handler
+from bullpen.queue import Job, Queue, QueueEvents
+from bullpen.queue.add import _ALONE_AFTER
+from bullpen.queue.job import Handler
+from bullpen.worker import Worker
 
-PATIENCE_S = 25.0
+PATIENCE_S = 60.0
 """Long enough for a busy machine; reached only when something is broken."""
 
 TOLD = ("active", "completed", "failed", "retrying", "stalled", "suspect", "lock_lost", "returned", "error")

@@ -17,7 +17,7 @@ from typing import Any
 
 from bullpen.errors import BullpenError, DelayJob, PermanentError
 from bullpen.queue import Job
-from bullpen.queue._child import run_plainly
+from bullpen.worker.children.child import run_plainly
 
 
 class Overdrawn(Exception):
@@ -232,3 +232,85 @@ def misbehaving(job: Job) -> Any:
             return os.getpid()
     time.sleep(60)
     return None
+
+
+def family(job: Job) -> dict[str, Any]:
+    counts = job.sync.children_counts()
+    return {
+        "values": job.sync.children_values(),
+        "ignored": job.sync.ignored_children(),
+        "failed": job.sync.failed_children(),
+        "counts": [counts.processed, counts.pending, counts.ignored, counts.failed],
+        "key": str(job.key),
+    }
+
+
+async def family_async(job: Job) -> dict[str, Any]:
+    counts = await job.children_counts()
+    return {
+        "values": await job.children_values(),
+        "ignored": await job.ignored_children(),
+        "failed": await job.failed_children(),
+        "counts": [counts.processed, counts.pending, counts.ignored, counts.failed],
+        "key": str(job.key),
+    }
+
+
+def _write(path: str, text: str) -> None:
+    """As a whole: who sees the file may read it."""
+    with open(path + ".new", "w") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+
+
+def cleaning_up(job: Job) -> int:
+    """Runs until it is cancelled, and then leaves a note of what it got; without a file it tells its process."""
+    if job.data["file"] is None:
+        return os.getpid()
+    _write(job.data["file"] + ".started", str(os.getpid()))
+    try:
+        while True:
+            time.sleep(0.01)
+    except BaseException as error:
+        job.sync.log("cleaning up")
+        _write(job.data["file"], f"{type(error).__name__} {job.cancelled} {job.cancel_reason}")
+        raise
+
+
+async def cleaning_up_async(job: Job) -> None:
+    _write(job.data["file"] + ".started", str(os.getpid()))
+    try:
+        await asyncio.Event().wait()
+    except BaseException as error:
+        await job.log("cleaning up")
+        _write(job.data["file"], f"{type(error).__name__} {job.cancelled} {job.cancel_reason}")
+        raise
+
+
+def chatty(job: Job) -> None:
+    """Asks its worker for something nearly all the time."""
+    _write(job.data["file"] + ".started", str(os.getpid()))
+    try:
+        while True:
+            job.sync.progress(1)
+    finally:
+        _write(job.data["file"], "cleaned")
+
+
+async def chatty_async(job: Job) -> None:
+    _write(job.data["file"] + ".started", str(os.getpid()))
+    try:
+        while True:
+            await job.progress(1)
+    finally:
+        _write(job.data["file"], "cleaned")
+
+
+def deaf(job: Job) -> None:
+    """Takes no notice of being cancelled."""
+    _write(job.data["file"], str(os.getpid()))
+    while True:
+        try:
+            time.sleep(3600)
+        except BaseException:
+            continue

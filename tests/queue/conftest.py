@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from bullpen.queue.acl import acl_rule
+from bullpen.redis.acl import acl_rule
 from bullpen.testing import RedisServer
 from tests.loops import LoopFactory, loop_factories
 from tests.queue._kit import Kit

@@ -11,7 +11,8 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, QueueClosed, QueueFull, ServerRefused
-from bullpen.queue import Added, Connection, JobState, NewJob, Queue
+from bullpen.queue import Added, JobState, NewJob, Queue
+from bullpen.redis import Connection
 from bullpen.sync import Queue as SyncQueue
 from bullpen.testing import RedisServer, free_port
 from bullpen.wire.options import JobMeta
@@ -639,7 +640,7 @@ class TestCoalescing:
             raise MemoryError("no room to pack it")
 
         with monkeypatch.context() as patch:
-            patch.setattr("bullpen.queue._wire._pack", fail)
+            patch.setattr("bullpen.redis.socket._pack", fail)
             with pytest.raises(MemoryError):
                 await queue.add("n")
 
@@ -795,7 +796,7 @@ class TestDefaults:
     async def test_an_id_cannot_be_a_default(self, kit: Kit) -> None:
         """Every job after the first would be a duplicate, in silence."""
         with pytest.raises(InvalidOption, match="job_id: expected an option of one job"):
-            Queue(kit.name, connection=kit.url, job_id="same")
+            Queue(kit.name, connection=kit.url, job_id="same")  # type: ignore[call-arg]  # that is the point
 
 
 class TestLoops:

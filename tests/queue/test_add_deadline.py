@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from bullpen import Bullpen, NewJob, sync
 from bullpen.errors import ConnectionLost, InvalidOption, OutcomeUnknown
-from bullpen.ops.tracing import install
+from bullpen.ops.tracing import install_tracing
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from tests.queue._kit import Kit, nothing, soon
 
@@ -35,7 +35,7 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    stop = install(TracerProvider())
+    stop = install_tracing(TracerProvider())
     yield
     stop()
 

@@ -9,8 +9,8 @@ import pytest
 
 from bullpen.errors import InvalidOption, JobNotFound
 from bullpen.queue import Job, JobState, NewJob, Queue
-from bullpen.queue.acl import acl_rule
 from bullpen.queue.browse import Children, ChildrenCounts, Metrics, WorkerInfo, list_jobs
+from bullpen.redis.acl import acl_rule
 from bullpen.wire.options import WireOptions
 from tests.queue._kit import Failing, Gate, Kit, ids_of, nothing
 from tests.queue.test_admin_many import seed_many
@@ -174,8 +174,8 @@ class TestSchedulers:
         assert (later.pattern, later.zone, later.limit) == ("0 3 * * *", "Europe/Paris", 9)
         assert (later.starts_ms, later.ends_ms, later.data) == (5, 6, {"x": 1})
         assert isinstance(later.opts, WireOptions) and later.opts.attempts == 2
-        assert await queue.scheduler("later") == later
-        assert await queue.scheduler("nobody") is None and await queue.scheduler("ghost") is None
+        assert await queue.get_scheduler("later") == later
+        assert await queue.get_scheduler("nobody") is None and await queue.get_scheduler("ghost") is None
         assert [one.id for one in await queue.schedulers(start=2)] == ["later"]
         kit.redis.delete(f"{kit.base}repeat", f"{kit.base}repeat:later", f"{kit.base}repeat:soon")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import InvalidOption, JobNotFound
 from bullpen.queue import Job, JobState, NewJob, Queue
-from bullpen.queue._sweep import Sweeper
-from bullpen.queue.dead_letter import DeadLetterFilter, RedriveReport
-from bullpen.wire.options import KeepJobs
+from bullpen.queue.dead_letters.operations import DeadLetterFilter, RedriveReport
+from bullpen.queue.dead_letters.sweep import Sweeper
 from tests.queue._kit import Failing, Kit, load, nothing
 
 HOUR_MS = 3_600_000
@@ -448,7 +448,7 @@ class TestRetention:
 
 
 def _sweeper(queue: Queue) -> Sweeper:
-    from bullpen.queue._letter import DeadLetterWriter
+    from bullpen.queue.dead_letters.entry import DeadLetterWriter
     from bullpen.wire.keys import QueueKeys
 
     keys = queue.keys

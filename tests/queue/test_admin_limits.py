@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from bullpen.errors import InvalidOption, RateLimited
-from bullpen.queue import Connection, Job, NewJob, RateLimit, _wakeups
-from bullpen.queue._redis import Door
-from bullpen.queue._wakeups import Wakeups
+from bullpen.queue import Job, NewJob, RateLimit
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
+from bullpen.worker import idle as _wakeups
+from bullpen.worker.idle import Wakeups
 from tests.queue._kit import Gate, Kit, nothing
 
 FAR_MS = 3_600_000

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import redis
 
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import PermanentError
-from bullpen.queue import Added, Job, JobState, NewJob, Queue, Worker
-from bullpen.queue.dead_letter import DeadLetters
+from bullpen.queue import Added, Job, JobState, NewJob, Queue
+from bullpen.queue.arguments import NewJobArguments
+from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.testing import RedisServer
 from bullpen.testing.topologies import ClusterServers
 from bullpen.wire.keys import slot
-from bullpen.wire.options import KeepJobs
+from bullpen.worker import Worker
 from tests.queue._kit import Told
 
 IS_LONG = os.environ.get("BULLPEN_TEST_LONG") == "1"
@@ -124,7 +126,7 @@ async def _work(queue: Queue) -> int:
     kept = KeepJobs(count=10)
     worker = Worker(queue.name, handle, connection=queue.connection, concurrency=20, dead_letters=True)
     told = Told(worker)
-    rules: dict[str, Any] = {"remove_on_complete": kept, "remove_on_fail": kept, "priority": 1}
+    rules: NewJobArguments = {"remove_on_complete": kept, "remove_on_fail": kept, "priority": 1}
     jobs = [NewJob("job", {"n": n}, {**rules, "job_id": f"own-{n}"}) for n in range(100)]
     async with worker:
         await queue.add_many(jobs)

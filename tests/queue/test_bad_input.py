@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters
+from bullpen._kernel.keep import KeepJobs
+from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.errors import InvalidOption, NotJson, PayloadTooLarge
-from bullpen.queue import Connection, NewJob, Queue, QueueEvents, RateLimit, Worker
-from bullpen.wire.options import KeepJobs
+from bullpen.queue import NewJob, Queue, QueueEvents, RateLimit
+from bullpen.redis import Connection
+from bullpen.worker import Worker
 from tests.queue._kit import Kit, nothing
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -44,7 +46,7 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"backoff": {"type": "zigzag", "delay": 5}}, "backoff", "fixed"),
     ({"backoff": {"type": "fixed", "delay": 0}}, "backoff", "more than 0"),
     ({"backoff": {"type": "exponential", "delay": -5}}, "backoff", "more than 0"),
-    ({"backoff": Backoff.linear(5)}, "backoff.type", "'fixed' or 'exponential'"),
+    ({"backoff": Backoff.linear(5)}, "backoff.type", "'fixed', 'exponential' or Backoff.custom"),
     ({"lifo": "yes"}, "lifo", "True or False"),
     ({"remove_on_complete": -1}, "remove_on_complete", "from 0"),
     ({"remove_on_fail": 1.5}, "remove_on_fail", "from 0"),
@@ -277,7 +279,7 @@ class TestWorker:
     @pytest.mark.requirement("X-48")
     def test_job_options_are_no_worker_options(self) -> None:
         """Node breaks when they are spread into each other; here the types differ."""
-        with pytest.raises(TypeError, match="attempts"):
+        with pytest.raises(InvalidOption, match="attempts"):
             Worker("q", nothing, connection="redis://localhost", attempts=3)  # type: ignore[call-arg]  # as above
 
     @pytest.mark.parametrize("limit", [(0, 1000), (1, 0), (1.5, 1000)])
@@ -290,14 +292,14 @@ class TestWorker:
         """A listener for an event that never comes is a silent mistake."""
         worker = Worker("q", nothing, connection="redis://localhost")
 
-        with pytest.raises(InvalidOption, match="event: expected one of active, completed, error, failed"):
+        with pytest.raises(InvalidOption, match="event: expected one of active, closed, closing, completed"):
             worker.on("done", nothing)  # type: ignore[arg-type]  # the mistake under test
 
     @pytest.mark.parametrize("given", [{"suffix": ""}, {"suffix": ":dlq"}, {"store": "somewhere"}])
     def test_dead_letter_settings_are_checked(self, given: dict[str, Any]) -> None:
         """A suffix with a colon would name a key inside another queue."""
         with pytest.raises(InvalidOption, match="dead_letters"):
-            DeadLetters(**given)
+            DeadLetterPolicy(**given)
 
 
 class TestHelpers:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen.queue._messages import BlockingLink, EndOfMessages, LoopLink, NoMessage, Splitter, frame
+from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, NoMessage, Splitter, frame
 
 MESSAGES = st.lists(st.dictionaries(st.text(max_size=5), st.none() | st.integers(0, 9) | st.binary(max_size=50)))
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from bullpen.errors import InvalidOption
-from bullpen.queue import Connection, Job
+from bullpen.queue import Job
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer, need
 from tests.queue._kit import Kit, soon
 
@@ -66,7 +67,7 @@ async def test_a_worker_leaves_no_connection_behind(kit: Kit) -> None:
 def test_without_a_connection_the_error_says_what_to_do() -> None:
     """`bullpen.queue` alone knows neither settings nor the embedded server; its user must name a server."""
     program = (
-        "from bullpen.queue import Queue, Worker\n"
+        "from bullpen.queue import Queue\nfrom bullpen.worker import Worker\n"
         "from bullpen.errors import NotConfigured\n"
         "for make in (lambda: Queue('q'), lambda: Worker('q', print), lambda: Queue('q', connection='embedded://')):\n"
         "    try:\n"

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen.errors import CorruptJob, InvalidOption, JobNotFound, JobStateConflict, PermanentError
-from bullpen.queue import Job, JobState, Queue, Worker
+from bullpen.queue import Job, JobState, Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.worker import Worker
 from tests.queue._kit import Failing, Gate, Kit, nothing
 
 
@@ -186,9 +187,9 @@ class TestWhen:
             ),
             (
                 {"opts": '{"attempts": 3, "backoff": {"type": "own"}}'},
-                {"value": RuntimeError("x")},
-                "unknown_backoff",
-                "own",
+                {"value": RuntimeError("enough"), "backoff": {"own": lambda failures, error, job: -1}},
+                "permanent",
+                "enough",
             ),
         ],
         ids=["deferred", "data", "stalls", "backoff"],
@@ -243,7 +244,7 @@ class TestNames:
         """Worker and queue must speak of the same place."""
         await kit.queue().add("a")
 
-        await kit.drain(fail, 1, dead_letters=DeadLetters(store="queue", suffix="-dead"))
+        await kit.drain(fail, 1, dead_letters=DeadLetterPolicy(store="queue", suffix="-dead"))
 
         letters = kit.queue(dead_letter_suffix="-dead").dead_letters
         assert letters.queue_name == f"{kit.name}-dead"
@@ -255,7 +256,7 @@ class TestNames:
         """One dead-letter queue for several queues is a common wish."""
         await kit.queue().add("a")
 
-        await kit.drain(fail, 1, policy=RetryPolicy(dead_letters=DeadLetters(store="queue", name="all-dead")))
+        await kit.drain(fail, 1, policy=RetryPolicy(dead_letters=DeadLetterPolicy(store="queue", name="all-dead")))
 
         assert kit.redis.llen("bull:all-dead:wait") == 1
 
@@ -275,7 +276,7 @@ class TestNames:
                 "{orders}",
                 nothing,
                 connection="redis://localhost",
-                dead_letters=DeadLetters(store="queue", name="other"),
+                dead_letters=DeadLetterPolicy(store="queue", name="other"),
             )
         Worker("{orders}", nothing, connection="redis://localhost", dead_letters=True)
         Worker("orders", nothing, connection="redis://localhost", prefix="{bull}", dead_letters=True)
@@ -417,7 +418,7 @@ class TestRedrive:
     async def test_a_job_that_was_removed_is_rebuilt_from_its_entry(self, kit: Kit) -> None:
         """Retention or eviction took it; options, data and creation time come back from the entry."""
         job = await self.failed_once(
-            kit, backoff=Backoff.fixed(1), remove_on_fail=True, priority=6, keep_logs=7, stack_trace_limit=3
+            kit, backoff=Backoff.fixed(1), remove_on_fail=True, priority=6, lane="a", keep_logs=7, stack_trace_limit=3
         )
         assert not kit.has("order-1")
 
@@ -425,7 +426,7 @@ class TestRedrive:
 
         stored = kit.fields("order-1")
         assert (stored["name"], stored["data"], stored["priority"]) == ("charge", '{"amount":1.5}', "6")
-        assert stored["timestamp"] == str(job.timestamp)
+        assert (stored["bplane"], stored["timestamp"]) == ("a", str(job.timestamp))
         assert json.loads(stored["opts"]) == json.loads(job.record.raw_opts)
         assert list(kit.zset("prioritized")) == ["order-1"]
         assert kit.event_names("order-1")[-2:] == ["added", "waiting"]
@@ -511,3 +512,25 @@ class TestRedrive:
             with pytest.raises(JobNotFound):
                 await queue.dead_letters.redrive("dl-none-1")
         assert kit.redis.dbsize() == 0
+
+
+@pytest.mark.parametrize("member", ["originalData", "redriven", "other"])
+async def test_letters_that_nobody_can_read_stop_no_redrive(kit: Kit, member: str) -> None:
+    """Anybody who may write the store may nest a letter as deep as he likes; the others go back all the same."""
+    queue = kit.queue()
+    for depth in (300, 900, 5_000):
+        data = f'{{"originalJobId":"j","{member}":{"[" * depth}{"]" * depth},"failedAt":"2026-01-01T00:00:00Z"}}'
+        kit.redis.hset(dlq(kit, f"dl-{depth}-1"), mapping={"name": "x", "data": data, "opts": "{}", "timestamp": "1"})
+        kit.redis.lpush(dlq(kit, "wait"), f"dl-{depth}-1")
+    await queue.add("charge", job_id="good")
+    told = await kit.work(fail, dead_letters=True)
+    await told.wait("failed")
+    await told.worker.close()
+
+    report = await queue.dead_letters.redrive_all()
+
+    assert (report.examined, report.matched) == (4, 4)
+    assert "dl-good-1" not in dict(report.skipped)
+    assert "good" in kit.ids("wait")
+    for letter in await queue.dead_letters.list():
+        await queue.dead_letters.discard(letter.id)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from bullpen._kernel.policy import DeadLetters as Policy
+from bullpen._kernel.policy import DeadLetterPolicy as Policy
 from bullpen.errors import PermanentError
 from bullpen.queue import Job, JobState, Queue
 from tests.queue._kit import Kit, nothing
@@ -317,7 +317,48 @@ class TestDeadLetters:
         tenant.redis.hset(base + "dl-b-failed-1", mapping={"name": "x", "data": json.dumps(entry), "opts": "{}"})
         tenant.redis.lpush(base + "wait", "dl-b-failed-1")
 
-        await unharmed(tenant, kit.queue().dead_letters.redrive_all)
+        queue = kit.queue()
+        await unharmed(tenant, queue.dead_letters.redrive_all)
+
+        report = await queue.dead_letters.redrive_all()
+        assert report.done == 0 and f"is of queue '{tenant.b_name}'" in report.skipped[0][1]
+        await queue.dead_letters.discard("dl-b-failed-1")
+
+    async def test_a_letter_of_the_tenants_queue_in_a_store_of_both(self, kit: Kit, tenant: Tenant) -> None:
+        """The queue `shop` with the suffix `-eu-dlq` and the queue `shop-eu` share a store. An operator who sends back
+        all letters of B sends none of A's into it."""
+        both = Policy(store="queue", suffix="-b-dlq")
+        tenant.write_job("1", data='{"cmd":"pay me"}')
+        told = await kit.work(refuse, dead_letters=both)
+        await told.wait("failed")
+        await told.worker.close()
+        queue = kit.queue(tenant.b_name)
+        assert await queue.dead_letters.depth() == 1
+
+        await unharmed(tenant, queue.dead_letters.redrive_all)
+
+        assert await queue.dead_letters.depth() == 1
+        await kit.queue(dead_letter_suffix="-b-dlq").dead_letters.redrive_all()
+        assert kit.ids("wait") == ["1"]
+
+    @pytest.mark.parametrize("how", ["bpredriven", "data"])
+    async def test_no_stored_text_makes_members_of_a_letter(self, kit: Kit, tenant: Tenant, how: str) -> None:
+        """The script puts both into the letter as they stand; data may be another one since the worker took the job."""
+        forged = f'"originalQueue":"{tenant.b_name}","originalJobId":"b-failed","cause":"forged"'
+        tenant.write_job("1", data="{}", **({"bpredriven": f"[],{forged}"} if how == "bpredriven" else {}))
+
+        async def handle(job: Job) -> None:
+            if how == "data":
+                tenant.redis.hset(tenant.a + "1", "data", f"1,{forged}")
+            raise PermanentError("no")
+
+        told = await kit.work(handle, dead_letters=True)
+        await told.wait("failed")
+        await told.worker.close()
+        (letter,) = await kit.queue().dead_letters.list()
+
+        assert (letter.queue, letter.job_id, letter.cause) == (kit.name, "1", "permanent")
+        assert letter.redriven == []
 
 
 class TestSchedulers:

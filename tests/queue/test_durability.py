@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from bullpen.errors import DurabilityUnknown, InvalidOption
-from bullpen.queue import Connection, Durability, Queue
+from bullpen.queue import Durability, Queue
+from bullpen.redis import Connection
 from bullpen.sync import Queue as BlockingQueue
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing._resp import RespFramer

@@ -10,12 +10,12 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import EventsLost, PermanentError
 from bullpen.queue import Job, Queue, QueueEvents
-from bullpen.wire.events import Event
+from bullpen.wire.events import QueueEvent
 from tests.conftest import StartServer
 from tests.queue._kit import Failing, Kit, echo, nothing, soon
 
 
-async def take(reader: QueueEvents, count: int) -> list[Event]:
+async def take(reader: QueueEvents, count: int) -> list[QueueEvent]:
     return [await soon(anext(reader)) for _ in range(count)]
 
 

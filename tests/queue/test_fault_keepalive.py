@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from bullpen._kernel import telemetry
-from bullpen.queue import Connection, Job, Queue, Worker
+from bullpen.queue import Job, Queue
+from bullpen.redis import Connection
 from bullpen.testing import FaultProxy, RedisServer
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.queue._kit import Gate, Kit
 

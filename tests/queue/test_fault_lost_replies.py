@@ -17,7 +17,7 @@ import redis
 from bullpen.errors import ConnectionLost, OutcomeUnknown
 from bullpen.ports.edits import make_edit
 from bullpen.queue import Added, Job, JobState, NewJob
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS
@@ -64,6 +64,32 @@ async def test_an_add_whose_reply_is_lost_stores_one_job(
     assert kit.fields(job.id)["data"] == '{"to":"ada"}'
     assert [event["event"] for event in kit.events()].count("added") == 1
     assert kit.command("GET", kit.base + "id") == b"1"
+
+
+@pytest.mark.requirement("W-83")
+async def test_a_deduplicated_add_whose_reply_is_lost_is_told_the_same_owner(kit: Kit, proxy: FaultProxy) -> None:
+    """The record of the call keeps who stood in the way, and the repetition changes nothing."""
+    queue = kit.queue(connection=proxy.url)
+    first = await queue.add("mail", deduplication="d", job_id='a "quoted", id')
+    lost = proxy.lose_reply(call("add"), times=2)
+
+    jobs = await soon(queue.add_many([NewJob("mail", 1, {"deduplication": "d"}), ("mail", 2)]))
+
+    assert lost.count == 2
+    assert [(job.id, job.added) for job in jobs] == [(first.id, Added.DEDUPLICATED), ("3", Added.CREATED)]
+    assert [event["event"] for event in kit.events()].count("deduplicated") == 1
+
+
+@pytest.mark.requirement("W-83")
+async def test_an_owner_whose_reply_is_lost_is_not_deduplicated_by_itself(kit: Kit, proxy: FaultProxy) -> None:
+    queue = kit.queue(connection=proxy.url)
+    lost = proxy.lose_reply(call("add"), times=2)
+
+    job = await soon(queue.add("mail", deduplication="d"))
+
+    assert lost.count == 2
+    assert job.added is Added.CREATED
+    assert await queue.deduplication_owner("d") == job.id
 
 
 @pytest.mark.requirement("Q-14", "Q-65")

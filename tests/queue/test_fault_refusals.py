@@ -9,9 +9,9 @@ from time import sleep
 import pytest
 
 from bullpen.errors import ServerRefused
-from bullpen.queue import Connection
-from bullpen.queue._discovery import Unavailable
-from bullpen.queue._wire import translate
+from bullpen.redis import Connection
+from bullpen.redis.discovery import ServerUnavailable
+from bullpen.redis.socket import translate
 from bullpen.testing import RedisServer, need
 from tests.queue._kit import Gate, Kit, nothing, soon
 
@@ -100,8 +100,8 @@ def test_passing_refusals_are_recognised_on_every_server(text: str) -> None:
     """They mean "not now", and nothing was written: the call is repeated."""
     wrapped = f"ERR Error running script (call to f_0a): @user_script:12: @user_script: 12: -{text}"
 
-    assert isinstance(translate(RuntimeError(text)), Unavailable)
-    assert isinstance(translate(RuntimeError(wrapped)), Unavailable)
+    assert isinstance(translate(RuntimeError(text)), ServerUnavailable)
+    assert isinstance(translate(RuntimeError(wrapped)), ServerUnavailable)
 
 
 def test_other_refusals_are_not_repeated() -> None:

@@ -11,7 +11,8 @@ import pytest
 from bullpen import sync
 from bullpen.errors import WaitForChildren
 from bullpen.ops.doctor import Level, examine
-from bullpen.queue import Connection, Job, JobState
+from bullpen.queue import Job, JobState
+from bullpen.redis import Connection
 from tests.queue._kit import Kit, nothing
 
 JOBS = 250

@@ -125,6 +125,7 @@ async def test_a_stall_and_a_suspect_are_warnings(kit: Kit, lines: pytest.LogCap
 
     told = await kit.work(nothing, stalled_interval=100)
     await told.wait("completed")
+    await told.wait("stalled")  # told by another thread
 
     (suspected,) = told.of("suspect")
     assert suspected[0].id == "poor"

@@ -13,7 +13,7 @@ import pytest
 
 from bullpen import sync
 from bullpen.queue import Added, Job, JobState, NewJob, Queue
-from bullpen.queue._line import seeking, walk_line
+from bullpen.queue.lists import seeking, walk_line
 from tests.queue._kit import Kit
 
 LONG = 24_000

@@ -13,7 +13,7 @@ import pytest
 
 from bullpen.errors import JobStateConflict
 from bullpen.queue import Queue
-from bullpen.queue._orphans import remove_orphans
+from bullpen.queue.orphans import remove_orphans
 from tests.queue._kit import Kit
 
 LONG = 16_000

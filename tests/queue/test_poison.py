@@ -15,7 +15,7 @@ from tests.queue._kit import Gate, Kit, nothing
 
 WORKER_SCRIPT = """
 import asyncio, os, sys
-from bullpen.queue import Worker
+from bullpen.worker import Worker
 
 async def handle(job):
     print("began", job.name)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bullpen._kernel.keep import KeepJobs, Retention
 from bullpen.errors import PermanentError
 from bullpen.queue import Added, Job
-from bullpen.wire.options import KeepJobs, Retention
 from tests.queue._kit import Failing, Gate, Kit, ids_of, nothing
 
 
@@ -39,6 +39,20 @@ RULES: list[tuple[Retention, int]] = [
     (KeepJobs(age_s=0), 0),
     (KeepJobs(), 5),
 ]
+
+
+@pytest.mark.parametrize("rule", [5, KeepJobs(age_s=0)], ids=["count", "age"])
+@pytest.mark.parametrize("state", ["completed", "failed"])
+async def test_a_member_that_is_no_job_keeps_no_other(kit: Kit, state: str, rule: Any) -> None:
+    """One stored item, by whoever may write the queue, ended every purge before it began."""
+    kit.redis.rpush(kit.base + "odd", "x")
+    kit.redis.zadd(kit.base + state, {"odd": 1, "nothing": 2})
+    await kit.queue(None, **{OPTIONS[state]: rule}).add_many(("n", n) for n in range(20))
+
+    await kit.drain(HANDLERS[state], 20)
+
+    assert len(kit.zset(state)) == (5 if rule == 5 else 0)
+    assert not kit.has("odd")
 
 
 class TestRules:

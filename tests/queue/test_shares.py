@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bullpen.errors import ConnectionLost
-from bullpen.queue._address import Endpoint
-from bullpen.queue._shares import Share, SharedWire, take_share
-from bullpen.queue._wire import pack
+from bullpen.redis.address import Endpoint
+from bullpen.redis.shared import Share, SharedWire, take_share
+from bullpen.redis.socket import pack
 from tests.queue._kit import soon
 
 PING = pack(("PING",))

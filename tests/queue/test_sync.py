@@ -117,7 +117,7 @@ def test_mistakes_are_told_before_anything_is_written(queue: sync.Queue, redis_u
     with pytest.raises(PayloadTooLarge):
         queue.add("mail", "x" * 11_000_000)
     with pytest.raises(InvalidOption, match="an option of one job"):
-        sync.Queue("q", connection=redis_url, job_id="a")
+        sync.Queue("q", connection=redis_url, job_id="a")  # type: ignore[call-arg]  # that is the point
     with pytest.raises(InvalidOption, match="add_deadline"):
         sync.Queue("q", connection=redis_url, add_deadline=0)
     assert queue.counts().pending == 0
@@ -217,3 +217,22 @@ def test_without_a_connection_the_embedded_server_is_used(tmp_path: Any, monkeyp
     monkeypatch.setenv("BULLPEN_DATA_DIR", str(tmp_path / "data"))
     with sync.Queue("emails") as queue:
         assert queue.add("mail").state() is JobState.WAITING
+
+
+def test_lanes_are_looked_after_without_a_loop(queue: sync.Queue) -> None:
+    job = queue.add("work", lane="acme")
+    queue.lanes.set("acme", weight=3, concurrency=2)
+    queue.lanes.set(None, rate=(5, timedelta(seconds=1)))
+    queue.lanes.pause("acme")
+
+    (lane,) = queue.lanes.list()
+
+    assert job.record.lane == "acme"
+    assert (lane.name, lane.waiting, lane.settings.weight, lane.settings.paused) == ("acme", 1, 3, True)
+    queue.lanes.resume("acme")
+    assert not queue.lanes.get("acme").paused
+    queue.lanes.remove("acme")
+    assert queue.lanes.get("acme").weight is None
+    common = queue.lanes.get(None)
+    assert common.rate is not None
+    assert common.rate.max == 5

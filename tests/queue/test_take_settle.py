@@ -17,11 +17,12 @@ from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Waiting
 from bullpen._kernel.policy import RetryPolicy
 from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait, ServerRefused, WaitForChildren
-from bullpen.queue import Connection, Job, JobState, RateLimit
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._exchange import Exchange, Settlement
-from bullpen.queue._redis import Door
+from bullpen.queue import Job, JobState, RateLimit
+from bullpen.queue.actions import QueueActions
+from bullpen.redis import Connection
+from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
+from bullpen.worker.exchange import Exchange, Settlement
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing
 from tests.queue.test_locks_and_stalls import check_stalled
 
@@ -923,7 +924,7 @@ class TestForeignJobs:
             ("null", 1),
             ('{"attempts": 3, "backoff": 0}', 3),
             ('{"attempts": 3, "backoff": {"type": "fixed", "delay": 0}}', 3),
-            ('{"attempts": 2, "backoff": {"type": "custom"}}', 1),
+            ('{"attempts": 2, "backoff": {"type": "custom"}}', 2),
         ],
     )
     async def test_odd_options_of_others_are_survived(self, kit: Kit, opts: str, runs: int) -> None:

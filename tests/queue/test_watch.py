@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from bullpen import sync
-from bullpen.queue import Queue, _watch
-from bullpen.queue._address import Endpoint
-from bullpen.queue._blocking import open_wire
-from bullpen.queue._redis import Connection
-from bullpen.queue._watch import LONGEST_S, NEVER, TRIED, USED, Watch
-from bullpen.queue._wire import Wire
+from bullpen.queue import Queue
+from bullpen.redis import spin as _watch
+from bullpen.redis.address import Endpoint
+from bullpen.redis.blocking import open_wire
+from bullpen.redis.client import Connection
+from bullpen.redis.socket import Wire
+from bullpen.redis.spin import LONGEST_S, NEVER, TRIED, USED, Watch
 from bullpen.wire.scripts import SCRIPTS
 
 ASLEEP_S = 130e-6

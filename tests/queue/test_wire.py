@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bullpen.errors import ConnectionLost
-from bullpen.queue import Connection
-from bullpen.queue._wire import HOLE, Form, Prompt, Sending, pack
+from bullpen.redis import Connection
+from bullpen.redis.socket import HOLE, Form, Prompt, Sending, pack
 
 
 class TestForm:

@@ -18,8 +18,10 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.lifecycle import AlreadyStopped
-from bullpen.queue import Connection, Job, Queue, RateLimit, Worker
+from bullpen.queue import Job, Queue, RateLimit
+from bullpen.redis import Connection
 from bullpen.testing import Child, free_port
+from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.forks import WarmChild
 from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
@@ -46,7 +48,9 @@ class TestClose:
         assert (kit.ids("active"), kit.lock(jobs[0].id)) == ([], None)
 
     @pytest.mark.requirement("X-121")
-    async def test_after_its_time_a_job_is_given_back_to_the_front(self, kit: Kit) -> None:
+    async def test_after_its_time_a_job_is_given_back_to_the_front(
+        self, kit: Kit, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """Cancelled first, given back second, with no attempt counted: another worker starts where nobody runs it."""
         events: list[str] = []
         jobs = await kit.queue().add_many([("a", None), ("b", None)])
@@ -62,6 +66,7 @@ class TestClose:
         await told.wait("active")
         await soon(told.worker.close(timeout=20))
 
+        assert f"jobs '{jobs[0].id}' did not end within 0.02 s (close_timeout); they are cancelled" in caplog.text
         assert events == [f"cleaned up, active is {[jobs[0].id]}"]
         assert kit.ids("wait") == [jobs[0].id, jobs[1].id]
         assert (kit.ids("active"), kit.lock(jobs[0].id)) == ([], None)
@@ -260,7 +265,7 @@ class TestOrder:
 
 PROGRAM = """
 import asyncio, logging, sys
-from bullpen.queue import Worker
+from bullpen.worker import Worker
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 

@@ -20,7 +20,7 @@ from bullpen.ledger import Ledger, Roles
 from bullpen.ops import logs
 from bullpen.outbox import DispatcherOptions, Outbox, Route
 from bullpen.plugins.channels.queue import QueueChannel
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.runs import Run, RunOptions, Runs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen.ledger import Ledger
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing.postgres import PostgresServer
 from tests.databases import ROLES, MakeLedger
 from tests.runs.kit import Records, Stage

@@ -13,7 +13,8 @@ from typing import Any
 from bullpen.ledger import Ledger, RunRow, RunStatus
 from bullpen.outbox import DispatcherOptions, Outbox
 from bullpen.plugins.channels.queue import QueueChannel
-from bullpen.queue import Connection, Job
+from bullpen.queue import Job
+from bullpen.redis import Connection
 from bullpen.runs import Run, RunOptions, RunPayload, Runs
 from bullpen.wire.records import JobRecord
 
@@ -103,12 +104,17 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def working(
-        self, handler: Callable[[Run], Awaitable[Any]] | None = None, *, dispatch: bool = True, **further: Any
+        self,
+        handler: Callable[[Run], Awaitable[Any]] | None = None,
+        *,
+        name: str | None = None,
+        dispatch: bool = True,
+        **further: Any,
     ) -> AsyncIterator[Any]:
-        """Dispatcher and worker until the block ends."""
+        """Dispatcher and worker until the block ends; with `name` the worker of that handler."""
         if handler is not None:
             self.runs.handler(handler)
-        worker = self.runs.worker(**further)
+        worker = self.runs.worker(name, **further)
         async with contextlib.AsyncExitStack() as stack:
             if dispatch:
                 dispatcher = self.outbox.dispatcher()

@@ -29,22 +29,22 @@ async def test_processor_service_and_both_queues_are_found_in_the_container(
     redis_url: str, ledger_url: str, tmp_path: Path
 ) -> None:
     async with Bullpen(settings=settings(redis_url, ledger_url, tmp_path)) as app:
-        runs = app.runs
+        runs = app.use_runs()
 
         assert app.get(RunService) is runs.service
         assert isinstance(app.get(RunProcessor), RunProcessor)
         queue, letters = app.get("workflow-execution"), app.get("workflow-execution-dlq")
         assert isinstance(queue, Queue) and isinstance(letters, Queue)
-        assert app.runs is runs
+        assert app.use_runs() is runs
 
         # Real ones: what is submitted through the found service is found in the found queue.
         await app.prepare()
         wanted = payload()
         await app.get(RunService).enqueue_run(wanted.run_id, wanted)
-        async with app.outbox.dispatcher() as dispatcher:
+        async with app.use_outbox().dispatcher() as dispatcher:
             await dispatcher.tick()
             await dispatcher.idle()
-        assert (await queue.counts()).waiting == 1
+        assert (await queue.counts()).prioritized == 1
         assert (await letters.counts()).waiting == 0
 
 
@@ -52,17 +52,17 @@ async def test_processor_service_and_both_queues_are_found_in_the_container(
 async def test_an_app_runs_its_runs(redis_url: str, ledger_url: str, tmp_path: Path) -> None:
     app = Bullpen(settings=settings(redis_url, ledger_url, tmp_path, runs_concurrency=7))
 
-    @app.runs.handler
+    @app.use_runs().handler
     async def execute(run: Run) -> str:
         return f"hello {run.tenant_id}"
 
     assert [(worker.queue_name, worker.options.concurrency) for worker in app.workers] == [("workflow-execution", 7)]
     wanted = payload()
     await app.prepare()
-    await app.runs.service.submit(wanted)
+    await app.use_runs().service.submit(wanted)
     running = asyncio.create_task(app.run(signals=False))
     async with asyncio.timeout(30):
-        while (row := await app.runs.service.get(ALICE, wanted.run_id)).status is not RunStatus.COMPLETED:  # noqa: ASYNC110
+        while (row := await app.use_runs().service.get(ALICE, wanted.run_id)).status is not RunStatus.COMPLETED:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await app.stop()
     await running
@@ -72,13 +72,13 @@ async def test_an_app_runs_its_runs(redis_url: str, ledger_url: str, tmp_path: P
 
 async def test_an_app_without_a_handler_looks_after_runs_only(redis_url: str, sqlite_url: str, tmp_path: Path) -> None:
     app = Bullpen(settings=settings(redis_url, sqlite_url, tmp_path))
-    app.runs.configure(idle_ms=0, sweep_every_ms=20)
+    app.use_runs().configure(idle_ms=0, sweep_every_ms=20)
     wanted = payload()
-    await app.runs.service.submit(wanted)
+    await app.use_runs().service.submit(wanted)
 
     running = asyncio.create_task(app.run(signals=False))
     async with asyncio.timeout(30):
-        while (await app.runs.queue.counts()).waiting == 0:  # noqa: ASYNC110 - it tells nobody
+        while (await app.use_runs().queue.counts()).prioritized == 0:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.02)
     await app.stop()
     await running
@@ -87,25 +87,39 @@ async def test_an_app_without_a_handler_looks_after_runs_only(redis_url: str, sq
 
 
 @pytest.mark.requirement("X-113", "X-23")
-async def test_an_app_whose_worker_would_see_all_tenants_does_not_start(
-    redis_url: str, postgres_server: PostgresServer, guarded_database: str, tmp_path: Path
+async def test_an_app_whose_worker_would_see_all_tenants_handles_no_runs_and_looks_after_them(
+    redis_url: str,
+    postgres_server: PostgresServer,
+    guarded_database: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The same program in both processes: each does what its role may, and says what the other one is for."""
+    caplog.set_level("INFO", "bullpen.runs")
     given = {f"ledger_{duty}_role": role for duty, role in asdict(ROLES).items()}
     url = postgres_server.url(guarded_database, role=ROLES.service)
     app = Bullpen(settings=settings(redis_url, url, tmp_path, **given, ledger_duty="service"))
 
-    @app.runs.handler
+    @app.use_runs().handler
     async def execute(run: Run) -> None: ...
 
+    running = asyncio.create_task(app.run(signals=False))
+    async with asyncio.timeout(30):
+        while "BULLPEN_DATABASE_DUTY=worker handle them" not in caplog.text and not running.done():  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.02)
+    await app.stop()
+    await running
+
+    assert app.workers == ()
     with pytest.raises(UnsafeDatabaseRole, match="worker role"):
-        await app.run(signals=False)
+        await app.runs.worker().start()
 
 
 @pytest.mark.requirement("X-112")
 async def test_an_app_whose_pool_is_too_small_does_not_start(redis_url: str, postgres_url: str, tmp_path: Path) -> None:
     app = Bullpen(settings=settings(redis_url, postgres_url, tmp_path, ledger_pool_size=5))
 
-    @app.runs.handler
+    @app.use_runs().handler
     async def execute(run: Run) -> None: ...
 
     with pytest.raises(NotConfigured, match=r"100 runs .* need 10"):

@@ -21,7 +21,7 @@ import pytest
 
 from bullpen.errors import BullpenError, InsufficientCredits
 from bullpen.ledger import Ledger, Roles, RunRow, RunStatus
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.runs import Runs
 from bullpen.testing import Child, RedisServer
 from bullpen.testing.postgres import PostgresServer, need_postgres

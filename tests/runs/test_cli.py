@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from bullpen.cli.commands import run
 from bullpen.errors import PermanentError
 from bullpen.ledger import Ledger, RunStatus
-from bullpen.queue import Connection, JobState
+from bullpen.queue import JobState
+from bullpen.redis import Connection
 from bullpen.runs import Run
 from tests.runs.kit import ALICE, Stage
 
@@ -142,3 +144,53 @@ def test_what_makes_no_sense_is_told(type_: Type, words: tuple[str, ...], said: 
 
 def test_nothing_is_listed_where_nothing_is(type_: Type) -> None:
     assert type_("list")[2] == "no such runs\n"
+
+
+PROGRAM = """
+from bullpen import Bullpen
+
+app = Bullpen()
+
+
+@app.use_runs().handler("report", queue="reports", price=4)
+async def report(run):
+    raise ValueError("no paper")
+"""
+
+
+def test_handlers_with_a_name_are_started_listed_and_their_letters_shown(
+    type_: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str, sqlite_url: str
+) -> None:
+    (tmp_path / "reports_program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    common = ("--tenant", ALICE, "--version", "v1", "--definition", "{}", "--json")
+    type_("credits", "--tenant", ALICE, "--grant", "10", "--reference", "r")
+
+    code, _, err = type_("start", *common, "--handler", "report")
+    assert code == 2 and "--app" in err
+    code, _, err = type_("start", *common, "--handler", "raport", "--app", "reports_program")
+    assert code != 0 and "report" in err
+    code, out, _ = type_("start", *common, "--handler", "report", "--app", "reports_program")
+    started = json.loads(out)
+    assert (code, started["handler"], started["cost"]) == (0, "report", 4)
+    assert json.loads(type_("list", "--handler", "report", "--json")[1])[0]["id"] == started["id"]
+    assert json.loads(type_("list", "--handler", "other", "--json")[1]) == []
+    assert " report " in type_("list")[1]
+
+    async def fail(stage: Stage) -> None:
+        async def refuse(run: Run) -> None:
+            raise PermanentError("no paper")
+
+        stage.runs.handler("report", queue="reports")(refuse)
+        async with stage.working(name="report"):
+            await stage.until(started["id"], RunStatus.FAILED)
+
+    with_stage(redis_url, sqlite_url, fail)
+
+    code, out, _ = type_("dead-letters", "--tenant", ALICE, "--handler", "report", "--app", "reports_program", "--json")
+    shown = json.loads(out)
+    assert (shown["handler"], shown["depth"]) == ("report", 1)
+    assert [(each["runId"], each["handler"]) for each in shown["deadLetters"]] == [(started["id"], "report")]
+    assert "depth of reports-dlq: 1" in type_("dead-letters", "--handler", "report", "--app", "reports_program")[1]
+    assert "depth of workflow-execution.report-dlq: 0" in type_("dead-letters", "--handler", "report")[1]
+    assert type_("retry", started["id"], "--tenant", ALICE)[0] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,9 +20,9 @@ from starlette.routing import Mount
 from bullpen.errors import InvalidOption, PermanentError
 from bullpen.http.runs import Principal, Tokens, runs_api
 from bullpen.ledger import RunStatus
-from bullpen.ports.dead_letters import DeadLetter
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.queue import JobState
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.runs import Run
 from tests.runs.kit import ALICE, BOB, Stage, payload
 from tests.runs.test_isolation import LONG
@@ -114,6 +115,7 @@ async def test_a_run_is_started_once_per_key_and_paid(lite: Stage, client: Clien
     assert (first[1]["status"], first[1]["cost"]) == ("QUEUED", 10)
     assert (too_much[0], too_much[1]["error"]) == (402, "insufficient_credits")
     assert (other_body[0], other_body[1]["error"]) == (409, "conflict")
+    assert other_body[1]["message"].startswith("this Idempotency-Key has started a run with another body")
     assert await lite.service.balance(ALICE) == 5
     assert ("ada", "run.submit") in await audited(lite)
 
@@ -443,9 +445,17 @@ async def test_no_request_that_the_description_allows_makes_a_server_error(addre
     assert problems == []
 
 
+async def _bury_data(stage: Stage, name: str, data: dict[str, Any]) -> None:
+    letter = DeadLetterRecord(
+        id=f"dl-{name}-1", source=stage.runs.queue.name, message_id=name, name="workflow-run",
+        data={**data, "tenantId": ALICE}, error_message="no", entry={"tenantId": ALICE},
+    )  # fmt: skip
+    await DeadLetterQueueStore(stage.runs.queue).put(letter)
+
+
 async def _bury(stage: Stage, number: int, tenant_id: str = ALICE) -> str:
     entry = f"dl-run-{number}-1"
-    letter = DeadLetter(
+    letter = DeadLetterRecord(
         id=entry, source=stage.runs.queue.name, message_id=f"run-{number}", name="workflow-run",
         data={"runId": f"run-{number}", "tenantId": tenant_id}, error_message="no", entry={"tenantId": tenant_id},
     )  # fmt: skip
@@ -478,6 +488,44 @@ async def test_dead_letters_are_paged_newest_first_and_counted_truly(lite: Stage
 
 
 @pytest.mark.requirement("X-40")
+async def test_payloads_of_dead_letters_show_no_card_and_no_account(lite: Stage, client: Client) -> None:
+    numbers = {"text": "4111 1111 1111 1111", "number": 4111111111111111, "to": ["DE89370400440532013000"]}
+    await _bury_data(lite, "cards", {**numbers, "at": 17171717})
+
+    status, page = await client("GET", "/dead-letters")
+
+    assert status == 200
+    (shown,) = page["deadLetters"]
+    assert {**shown["payload"], "tenantId": ""} == {
+        "text": "***",
+        "number": "***",
+        "to": ["DE***"],
+        "at": 17171717,
+        "tenantId": "",
+    }
+
+
+@pytest.mark.requirement("X-40")
+@pytest.mark.parametrize("depth", [50, 600, 900, 5_000])
+async def test_a_deep_dead_letter_hides_no_other(lite: Stage, client: Client, depth: int) -> None:
+    """It is the tenant's own, or of whoever may add jobs in its name."""
+    entry = await _bury(lite, 1)
+    queue = lite.runs.dead_letter_queue
+    data = (
+        f'{{"tenantId":"{ALICE}","originalJobId":"j","originalData":{{"a":{"[" * depth}1{"]" * depth}}},'
+        '"failedAt":"2026-01-01T00:00:00Z"}'
+    )
+    deep = await queue.add("deep", {"tenantId": ALICE})
+    await lite.connection.shared_door(queue.keys.job(deep.id)).call("HSET", queue.keys.job(deep.id), "data", data)
+
+    status, page = await client("GET", "/dead-letters")
+
+    assert status == 200
+    assert entry in [each["id"] for each in page["deadLetters"]]
+    assert ("1" if depth == 50 else "***" if depth < 1_000 else "null") in json.dumps(page["deadLetters"])
+
+
+@pytest.mark.requirement("X-40")
 async def test_what_happens_to_dead_letters_elsewhere_is_seen_in_the_next_page(lite: Stage, client: Client) -> None:
     """The index is only a hint: somebody redrives, discards or removes entries past it, and new ones come."""
     mine = [await _bury(lite, number) for number in range(5)]
@@ -497,9 +545,33 @@ async def test_what_happens_to_dead_letters_elsewhere_is_seen_in_the_next_page(l
     assert ([each["id"] for each in second["deadLetters"]], second["next"]) == ([mine[2], mine[0]], None)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=x", "cursor=Zm9v"])
-async def test_wrong_pages_of_dead_letters_are_refused(client: Client, query: str) -> None:
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=201", "limit=x", f"limit=000000001{'0' * 4_400}", "cursor=x", "cursor=Zm9v"]
+)
+async def test_wrong_pages_are_refused(client: Client, query: str) -> None:
+    """Also a number that Python itself refuses to read."""
     assert (await client("GET", f"/dead-letters?{query}"))[0] == 422
+    assert (await client("GET", f"/runs?{query}"))[0] == 422
+
+
+@pytest.mark.parametrize("value", [b"[]", b"0", b'""', b'{"a":{}}', b'{"\\\\":"\\""}'])
+async def test_many_small_values_are_refused_before_they_are_made(client: Client, value: bytes) -> None:
+    """Ten megabytes of `[],` held the loop of all clients for six seconds, for a tenant without credits too."""
+    body = b'{"versionId":"v","definition":[' + (value + b",") * (9_900_000 // (len(value) + 1)) + b"1]}"
+    began = time.process_time()
+    status, problem = await client("POST", "/runs", body=body, headers={"Idempotency-Key": "k"})
+
+    assert (status, problem["error"]) == (422, "invalid")
+    assert "100,000 values" in problem["message"]
+    assert time.process_time() - began < 1  # of the processor: other load does not count
+
+
+@pytest.mark.parametrize("text", [",[{" * 1_000_000, '\\",[' * 300_000, '\\\\",' * 50_000])
+async def test_what_stands_in_texts_is_no_value(lite: Stage, client: Client, text: str) -> None:
+    """A document with many commas is one value."""
+    await lite.service.grant(ALICE, 15, reference="g", actor="bank")
+
+    assert (await start(client, definition={"text": text, "more": [text, 1]}))[0] == 201
 
 
 async def test_an_answer_never_quotes_the_payload(lite: Stage, client: Client) -> None:

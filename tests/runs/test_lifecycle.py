@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen.errors import InsufficientCredits, PermanentError, RowNotFound, RowStateConflict
+from bullpen.errors import InsufficientCredits, InvalidOption, PermanentError, RowNotFound, RowStateConflict
 from bullpen.ledger import RunStatus
 from bullpen.queue import JobState
-from bullpen.queue.dead_letter import DeadLetterFilter
+from bullpen.queue.dead_letters.operations import DeadLetterFilter
 from bullpen.runs import Run, Runs
 from tests.runs.kit import ALICE, BOB, Bank, Records, Stage, payload
 
@@ -357,6 +357,24 @@ async def test_a_run_is_paid_before_it_begins_and_refunded_when_it_fails(stage: 
         ("reserve", -30, 1),
         ("settle", 0, 1),
     ]
+
+
+@pytest.mark.requirement("R-52")
+async def test_the_id_of_a_paid_run_is_not_used_again(stage: Stage) -> None:
+    """Somebody deleted the run, and its key comes again: it would run for what the first one paid."""
+    import sqlalchemy as sa
+
+    await stage.service.grant(ALICE, 100, reference="invoice-1", actor="bank")
+    run_id = await submit_impatient(stage, cost=30)
+    async with stage.ledger.database.transaction() as connection:
+        await connection.execute(sa.text(f"DELETE FROM {stage.ledger.database.table('bullpen_runs')}"))
+
+    with pytest.raises(InvalidOption, match="never used"):
+        await stage.service.submit(payload(run_id=run_id), cost=30)
+
+    assert await stage.service.balance(ALICE) == 70
+    with pytest.raises(RowNotFound):
+        await stage.service.get(ALICE, run_id)
 
 
 async def entries(stage: Stage) -> list[tuple[str, int, int]]:

@@ -12,9 +12,11 @@ from bullpen._kernel.breaker import CircuitBreaker
 from bullpen._kernel.policy import INGESTION
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ledger import RunStatus
-from bullpen.queue import Connection, Job, JobState, Worker
+from bullpen.queue import Job, JobState
+from bullpen.redis import Connection
 from bullpen.runs import Provider, Run, RunOptions, ingestion_job_id, ingestion_queue, ingestion_worker_options
 from bullpen.runs.runs import connections_for
+from bullpen.worker import Worker
 from tests.databases import MakeLedger
 from tests.runs.conftest import MakeStage
 from tests.runs.kit import Stage, payload
@@ -241,7 +243,7 @@ async def test_a_pool_that_is_too_small_for_the_concurrency_stops_the_start(
 
 @pytest.mark.requirement("R-3", "X-118")
 def test_the_lock_of_runs_is_five_minutes_unless_told_otherwise(lite: Stage) -> None:
-    lite.runs.options = RunOptions()
+    lite.runs.routes.set(None, None, RunOptions())
     assert lite.runs.worker().worker.options.lock_ms == 300_000
     assert lite.runs.worker().worker.options.stalled_interval_ms == 10_000
     assert lite.runs.worker().worker.options.concurrency == 100
@@ -257,9 +259,9 @@ async def test_a_lock_is_no_option_of_the_queue(lite: Stage) -> None:
     from bullpen.queue import Queue
 
     with pytest.raises(InvalidOption, match="lock"):
-        Queue("workflow-execution", connection=lite.connection, lock=300_000)
+        Queue("workflow-execution", connection=lite.connection, lock=300_000)  # type: ignore[call-arg]  # that is the point
     with pytest.raises(InvalidOption, match="lock"):
-        await lite.runs.queue.add("workflow-run", {}, lock_duration=300_000)
+        await lite.runs.queue.add("workflow-run", {}, lock_duration=300_000)  # type: ignore[call-arg]  # that is the point
 
 
 # ---- ingestion ------------------------------------------------------------------------------------------------------
@@ -286,3 +288,27 @@ async def test_ingestion_is_fire_and_forget(connection: Connection) -> None:
     assert (worker.options.lock_ms, worker.options.concurrency, INGESTION.keep_failed) == (30_000, 1, 500)
     assert b'"removeOnFail":500' in job.record.raw_opts.replace(b" ", b"") or b'"count":500' in job.record.raw_opts
     await queue.close()
+
+
+# ---- tenants --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_a_small_tenant_does_not_wait_for_a_large_one(lite: Stage, make_stage: MakeStage, fair: bool) -> None:
+    """Unless the app says otherwise."""
+    stage = make_stage(lite.ledger, lane_per_tenant=fair, concurrency=1)
+    for _ in range(30):
+        await stage.service.submit(payload("large"))
+    await stage.dispatch()
+    small = payload("small")
+    await stage.service.submit(small)
+    await stage.dispatch()
+    order: list[str] = []
+
+    async def execute(run: Run) -> None:
+        order.append(run.tenant_id)
+
+    async with stage.working(execute, dispatch=False):
+        await stage.until(small.run_id, RunStatus.COMPLETED, tenant_id="small")
+
+    assert (order.index("small") <= 3) is fair

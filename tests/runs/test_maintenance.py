@@ -9,8 +9,10 @@ import pytest
 
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, PermanentError, UnsafeDatabaseRole
 from bullpen.ledger import Ledger, RunStatus
-from bullpen.queue import Connection, JobState, Worker
+from bullpen.queue import JobState
+from bullpen.redis import Connection
 from bullpen.runs import Run, RunOptions, Runs
+from bullpen.worker import Worker
 from tests.runs.conftest import MakeStage
 from tests.runs.kit import ALICE, QUICK, Bank, Stage, payload
 from tests.runs.test_lifecycle import Flaky, submit_impatient

@@ -22,10 +22,11 @@ from bullpen._kernel.outcome import Cause, Failed, Raised, judge
 from bullpen._kernel.policy import WORKFLOW_RUN
 from bullpen.errors import DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import Ledger, RunRow, RunStatus, TenantRuns, TransactionManager
-from bullpen.queue import Connection, Job, Queue
+from bullpen.queue import Job, Queue
+from bullpen.redis import Connection
 from bullpen.runs import Run, RunPayload, RunProcessor, RunService
 from bullpen.runs import processor as processor_module
-from bullpen.runs.processor import Begin, Skip, Take, UnknownRun, decide, failure_message, is_old_news, placeholder
+from bullpen.runs.processor import Begin, SkipRun, Take, UnknownRun, decide, failure_message, is_old_news, placeholder
 from tests.databases import MakeLedger
 from tests.runs.kit import ALICE, BOB, Records, fake_job, payload
 
@@ -622,7 +623,8 @@ ROW = RunRow(
     id="4fd7f5b4-9b4e-4c39-8f3c-3d2b1c0a9e77", tenant_id=ALICE, version_id="v1", payload_in_job=True, is_test_run=False,
     cost=0, created_at=_WHEN, status=RunStatus.QUEUED, attempts=0, redrives=0, fence=0, job_timestamp=0, job_fence=0,
     needs_job=False, started_at=None, heartbeat_at=None, completed_at=None, duration_ms=None, progress=None,
-    result=None, error_message=None, retry_history=[], updated_at=_WHEN,
+    result=None, error_message=None, retry_history=[], updated_at=_WHEN, handler=None,
+    queue=None, job_options=None,
 )  # fmt: skip
 
 ENDED = {"status": RunStatus.FAILED, "job_timestamp": 5, "job_fence": 3}
@@ -657,7 +659,7 @@ ENDED = {"status": RunStatus.FAILED, "job_timestamp": 5, "job_fence": 3}
 def test_what_a_take_may_do(changes: dict[str, Any], take: Take, expected: Begin | str) -> None:
     decision = decide(replace(ROW, **changes), take)
 
-    assert (decision.outcome if isinstance(decision, Skip) else decision) == expected
+    assert (decision.outcome if isinstance(decision, SkipRun) else decision) == expected
 
 
 @pytest.mark.parametrize(

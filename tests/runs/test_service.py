@@ -17,10 +17,11 @@ from bullpen.errors import (
     ResultTimeout,
     RowNotFound,
     RowStateConflict,
+    RunFailed,
 )
 from bullpen.ledger import Ledger, RunRow, RunStatus, TenantRuns
 from bullpen.queue import JobState
-from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunFailed, RunPayload, run_id_for, service
+from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunPayload, run_id_for, service
 from bullpen.runs.payload import read_payload
 from tests.runs.kit import ALICE, BOB, Stage, payload
 

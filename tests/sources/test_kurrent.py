@@ -10,14 +10,18 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kurrentdbclient import AsyncKurrentDBClient, StreamState
 from kurrentdbclient import NewEvent as Raw
+from kurrentdbclient.common import construct_recorded_event
+from kurrentdbclient.protos.v1 import shared_pb2, streams_pb2
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, SourceUnavailable, WrongVersion
 from bullpen.ledger import Ledger
 from bullpen.outbox import EventRoutes, Projector, ProjectorOptions
-from bullpen.plugins.sources.kurrent import KurrentSource
-from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent, SourceUnavailable, WrongVersion
+from bullpen.plugins.sources.kurrent import KurrentSource, _event, _mended
+from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent
 from bullpen.testing.contracts.source import an_event, take
 from bullpen.testing.kurrent import KurrentServer
 from tests.outbox.kit import PATIENCE_S, Told, rows, telling
@@ -333,3 +337,79 @@ if os.environ.get("BULLPEN_TEST_KURRENT"):
         assert position >= got[-1].position
         await source.aclose()
         await grouped.aclose()
+
+
+# What the client cannot decode --------------------------------------------------------------------------------------
+
+DAMAGES: list[dict[str, Any]] = [
+    {"stream": "payment-\udcff"},
+    {"created": 10**40},
+    {"created": -(10**30)},
+    {"id": "no uuid"},
+]
+
+
+@pytest.mark.parametrize("group", [None, "outbox"])
+async def test_an_event_that_the_client_cannot_decode_is_parked_and_its_neighbours_are_stored(
+    server: KurrentServer, ledger: Ledger, group: str | None
+) -> None:
+    """It ended the projector at its place, and again after each start."""
+    damages = DAMAGES if group is None else DAMAGES[:-1]  # without its id nobody can confirm an event
+    async with opened(server, group=group) as source:
+        await source.append("payment-1", [an_event(n) for n in range(2 * len(damages) + 1)])
+        for number, damage in enumerate(damages):
+            server.damage(2 * number + 1, **damage)
+        for added in (0, 1):
+            if added:
+                await source.append("payment-1", [an_event(99)])
+            async with projecting(ledger, source):
+                found = await until_rows(ledger, len(damages) + 1 + added)
+        parked = await ledger.parked.find()
+
+    assert found == [*range(0, 2 * len(damages) + 1, 2), 99]
+    assert len(parked) == len(damages)
+    assert all("cannot be decoded" in each.error for each in parked)
+
+
+async def test_reading_and_asking_for_the_head_survive_what_cannot_be_decoded(server: KurrentServer) -> None:
+    async with opened(server) as source:
+        position = await source.append("payment-1", [an_event(n) for n in range(3)])
+        server.damage(1, stream="payment-\udcff")
+        server.damage(2, created=10**40)
+
+        assert await source.head() == position
+        assert (await source.check()).ok
+        events = [event async for batch in source.read(BEGINNING, until=position) for event in batch.events]
+
+    assert [event.problem is None for event in events] == [True, False, False]
+
+
+@given(
+    stream=st.binary(max_size=12),
+    created=st.text(max_size=40) | st.integers().map(str),
+    event_id=st.text(min_size=1, max_size=40) | st.uuids().map(str),
+    type=st.text(max_size=10),
+    content=st.binary(max_size=20),
+    has_position=st.booleans(),
+)
+def test_whatever_the_server_sends_becomes_an_event(
+    stream: bytes, created: str, event_id: str, type: str, content: bytes, has_position: bool
+) -> None:
+    recorded = streams_pb2.ReadResp.ReadEvent.RecordedEvent(
+        id=shared_pb2.UUID(string=event_id),
+        stream_identifier=shared_pb2.StreamIdentifier(stream_name=stream),
+        commit_position=7,
+        metadata={"type": type, "created": created},
+        custom_metadata=content,
+        data=content,
+    )
+    position: dict[str, Any] = {"commit_position": 7} if has_position else {"no_position": shared_pb2.Empty()}
+    response = streams_pb2.ReadResp(event=streams_pb2.ReadResp.ReadEvent(event=recorded, **position))
+
+    decoded = construct_recorded_event(_mended(response).event)
+    assert decoded is not None
+    event = _event(decoded)
+
+    assert (event.position, event.data_bytes, event.type) == (7, content, type)
+    assert event.problem is not None or event.metadata_bytes == content
+    uuid.UUID(event.id)

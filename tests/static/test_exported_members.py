@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from types import ModuleType
 
 import pytest
 
-import bullpen
-
-
-def public_modules() -> list[str]:
-    """All modules that no part of whose name is private."""
-    found = pkgutil.walk_packages(bullpen.__path__, prefix="bullpen.")
-    names = [module.name for module in found if not any(part.startswith("_") for part in module.name.split("."))]
-    return ["bullpen", *names]
+from tests.static.public import public_modules
 
 
 def own_names(module: ModuleType) -> set[str]:
@@ -31,7 +23,7 @@ def own_names(module: ModuleType) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", public_modules())
+@pytest.mark.parametrize("name", ["bullpen", *public_modules()])
 def test_the_list_of_public_names_is_true(name: str) -> None:
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", None)

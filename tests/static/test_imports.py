@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # servers and records from outside, so it has clients of its own.
 DOORS = {
     "aio_pika": ("bullpen.plugins.transports.rabbitmq",),
-    "aiokafka": ("bullpen.plugins._kafka",),
+    "aiokafka": ("bullpen.plugins._kafka", "bullpen.plugins._kafka_batches"),
     "aiosmtplib": ("bullpen.plugins.channels.email",),
     "aiosqlite": ("bullpen.ledger",),
     "alembic": ("bullpen.ledger",),
-    "hiredis": ("bullpen.queue._wire",),
+    "hiredis": ("bullpen.redis.socket",),
     "httpcore2": ("bullpen.plugins._http",),
     "kurrentdbclient": ("bullpen.plugins.sources.kurrent",),
     "opentelemetry": ("bullpen.ops.tracing",),
@@ -76,7 +76,7 @@ def test_a_private_module_is_imported_by_its_own_package_only() -> None:
 
 
 def _owner(module: str) -> str | None:
-    """The package that a private module belongs to: `bullpen.queue` for `bullpen.queue._redis`."""
+    """The package that a private module belongs to: `bullpen.queue` for `bullpen.redis.client`."""
     parts = module.split(".")
     for index, part in enumerate(parts):
         if parts[0] == "bullpen" and part.startswith("_"):
@@ -104,10 +104,10 @@ def test_a_third_party_client_has_one_door(client: str) -> None:
 def test_channels_and_deliveries_know_nothing_but_their_port() -> None:
     """A channel translates: it knows neither the outbox nor the ledger nor another channel. What delivers knows no
     channel and nothing of the application: it cannot hold business logic."""
-    below = ("bullpen.ports", "bullpen.queue", "bullpen.wire", "bullpen._kernel", "bullpen.errors")
+    below = tuple(f"bullpen.{room}" for room in ("ports", "queue", "redis", "wire", "_kernel", "errors"))
     allowed = {
         "bullpen.plugins.channels": (*below, "bullpen.plugins._", "bullpen.plugins.channels._", "bullpen._version"),
-        "bullpen.outbox": (*below, "bullpen.outbox", "bullpen.ledger"),
+        "bullpen.outbox": (*below, "bullpen.outbox", "bullpen.worker", "bullpen.ledger"),
     }
     offences = [
         f"{module} imports {imported}"

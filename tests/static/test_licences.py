@@ -9,7 +9,7 @@ import pytest
 
 from tools import licences
 
-PERMISSIVE = {"MIT", "BSD", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Apache-2.0", "PSF-2.0"}
+PERMISSIVE = {"MIT", "MIT-0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Apache-2.0", "PSF-2.0"}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 import types
 import typing
 from collections import abc
@@ -17,17 +16,18 @@ from typing import Any
 
 import pytest
 
-import bullpen
 from bullpen.errors import InvalidOption
 from bullpen.messages import Recipients
+from tests.static.public import public_modules, public_names
 
 NOT_FOR_USERS = ("bullpen.testing", "bullpen.cli", "bullpen.wire")
 MADE_BY_US = {
     # Records that bullpen makes for its users to read.
-    *("Children.__init__", "Edit.__init__", "Run.__init__", "Simulation.__init__"),
+    *("BlockedParent.__init__", "Children.__init__", "Edit.__init__", "Run.__init__", "Simulation.__init__"),
     # Between parts of bullpen: the engine and its stores, a transport that tells what it can do, calls of scripts.
-    *("Change.__init__", "Change.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
-    *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning"),
+    *("Change.__init__", "MessageChange.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
+    *("Desk.audit", "check_host", "PageRoute.match", "job_view", "overview_view", "verdict_of"),
+    *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning", "parts_of"),
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "EventRoute.__init__": {"name": "orders", "mapper": dict, "since": "now"},
@@ -42,11 +42,11 @@ NEEDED: dict[str, dict[str, Any]] = {
 def public_functions() -> Iterator[tuple[str, Callable[..., Any], type | None]]:
     """Every function and method of ours that a name without an underscore leads to."""
     seen: set[object] = set()
-    for found in pkgutil.walk_packages(bullpen.__path__, prefix="bullpen."):
-        if any(part.startswith("_") for part in found.name.split(".")) or found.name.startswith(NOT_FOR_USERS):
+    for module in public_modules():
+        if module.startswith(NOT_FOR_USERS):
             continue
-        for name, value in vars(importlib.import_module(found.name)).items():
-            if name.startswith("_") or not str(getattr(value, "__module__", "")).startswith("bullpen"):
+        for _, value in public_names(module):
+            if not str(getattr(value, "__module__", "")).startswith("bullpen"):
                 continue
             if inspect.isfunction(value) and value not in seen:
                 seen.add(value)

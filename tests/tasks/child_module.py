@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bullpen import Bullpen
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 
 app = Bullpen(Connection("redis://127.0.0.1:1"))  # never used: the child only runs functions
 app.task_queue("heavy", concurrency=1)

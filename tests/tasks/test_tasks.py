@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -255,7 +255,7 @@ def test_mistakes_at_registration_are_told_there(app: Bullpen) -> None:
     with pytest.raises(InvalidOption, match="attempts"):
         app.task("q", attempts=0)(send)
     with pytest.raises(InvalidOption, match=r"use task.options\(job_id=...\)"):
-        app.task("q", job_id="a")(send)
+        app.task("q", job_id="a")(send)  # type: ignore[call-arg]  # that is the point
     with pytest.raises(InvalidOption, match="a function"):
         app.task("q")(5)  # type: ignore[call-overload]  # that is the point
     app.task("q")(send)
@@ -300,6 +300,7 @@ def told(job: Any) -> tuple[Any, ...]:
 
 async def test_every_way_to_add_keeps_the_options_of_the_task(redis_url: str, sqlite_url: str) -> None:
     app = Bullpen(settings=Settings.load(environ={}, redis_url=redis_url, ledger_url=sqlite_url))
+    app.use_outbox()
     arrived: asyncio.Queue[Job] = asyncio.Queue()
 
     @app.task("emails", **OPTIONS)
@@ -358,6 +359,7 @@ async def test_every_way_to_add_takes_replace_finished_and_durability(
     """An id that a finished run still holds is given to the new one, and the level is asked of the server."""
     server = start_server("valkey", args=("--appendonly", "yes", "--appendfsync", "always"), persistent=True)
     app = Bullpen(settings=Settings.load(environ={}, redis_url=server.url, ledger_url=sqlite_url))
+    app.use_outbox()
     arrived: asyncio.Queue[str] = asyncio.Queue()
 
     @app.task("emails", replace_finished=True, durability="fsync")
@@ -399,5 +401,109 @@ async def test_every_way_to_add_takes_replace_finished_and_durability(
     with pytest.raises(InvalidOption, match="durability"):
         send.options(durability="disk")
     with pytest.raises(InvalidOption, match="replace_finished"):
-        app.task("emails", name="other", replace_finished="yes")(lambda: None)
+        app.task("emails", name="other", replace_finished="yes")(lambda: None)  # type: ignore[arg-type]  # that is the point
+    await app.aclose()
+
+
+@pytest.mark.requirement("W-83")
+async def test_a_task_that_is_unique_while_pending_runs_once_per_key(app: Bullpen) -> None:
+    """By all its arguments, or by what the key function makes of them."""
+
+    @app.task("sync", unique="pending")
+    async def refresh(shop: str, full: bool = False) -> str:
+        return shop
+
+    @app.task("sync", unique="pending", unique_key=lambda shop, **_: shop)
+    async def rebuild(shop: str, full: bool = False) -> str:
+        return shop
+
+    same = [await refresh.add("a"), await refresh.add(shop="a", full=False)]
+    other = await refresh.add("a", full=True)
+    by_key = [await rebuild.add("a"), await rebuild.add("a", full=True), await rebuild.add("b")]
+    many = await refresh.add_many([refresh.call("a"), {"shop": "a"}, refresh.call("c")])
+
+    assert [job.added for job in same] == [Added.CREATED, Added.DEDUPLICATED]
+    assert other.added is Added.CREATED
+    assert [job.added for job in by_key] == [Added.CREATED, Added.DEDUPLICATED, Added.CREATED]
+    assert by_key[0].deduplication_id == "rebuild:a"
+    assert [job.added for job in many] == [Added.DEDUPLICATED, Added.DEDUPLICATED, Added.CREATED]
+    async with running(app):
+        assert await same[1].result(timeout=20_000) == "a"  # of the job that was there first
+        again = await refresh.add("a")
+    assert again.added is Added.CREATED
+
+
+@pytest.mark.requirement("W-83")
+async def test_a_task_that_is_unique_for_a_time_runs_once_in_it(app: Bullpen) -> None:
+    @app.task("sync", unique=timedelta(hours=1))
+    async def report(day: date) -> str:
+        return day.isoformat()
+
+    async with running(app):
+        first = await report.add(date(2030, 1, 1))
+        await first.result(timeout=20_000)
+        second = await report.add(date(2030, 1, 1))
+        third = await report.options(unique=False).add(date(2030, 1, 1))
+
+    assert (second.added, second.id) == (Added.DEDUPLICATED, first.id)
+    assert third.added is Added.CREATED
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique": "always"}, "unique: expected 'pending', or how long"),
+        ({"unique": timedelta(0)}, "unique: expected whole milliseconds"),
+        ({"unique_key": str}, "unique_key: expected none without unique"),
+        ({"unique": "pending", "unique_key": "shop"}, "unique_key: expected a function"),
+        ({"unique": "pending", "deduplication": "d"}, "unique: expected not together with deduplication"),
+    ],
+)
+def test_a_wrong_unique_is_told_at_registration(app: Bullpen, options: dict[str, Any], message: str) -> None:
+    async def refresh(shop: str) -> None: ...
+
+    with pytest.raises(InvalidOption, match=message):
+        app.task("sync", **options)(refresh)
+
+
+async def test_a_function_of_the_arguments_names_the_lane(app: Bullpen) -> None:
+    @app.task("emails", lane=lambda tenant, **_: tenant)
+    async def send(tenant: str, to: str = "all") -> None: ...
+
+    one = await send.add("acme", to="ada")
+    many = await send.add_many([send.call("globex"), {"tenant": "initech"}])
+    named = await send.options(lane="own").add("acme")
+
+    assert [job.lane for job in (one, *many, named)] == ["acme", "globex", "initech", "own"]
+    await app.aclose()
+
+
+async def test_the_lane_of_a_task_may_be_none_or_fixed(app: Bullpen) -> None:
+    @app.task("emails", lane=lambda tenant: tenant or None)
+    async def send(tenant: str) -> None: ...
+
+    @app.task("emails", lane="reports")
+    async def report() -> None: ...
+
+    assert (await send.add("")).lane is None
+    assert (await report.add()).lane == "reports"
+    assert (await asyncio.to_thread(send.add_sync, "acme")).record.lane == "acme"
+    await app.aclose()
+
+
+async def test_a_lane_that_is_none_is_refused_where_the_run_is_added(app: Bullpen) -> None:
+    @app.task("emails", lane=lambda number: number)
+    async def send(number: int) -> None: ...
+
+    with pytest.raises(InvalidOption, match="lane"):
+        await send.add(5)
+    await app.aclose()
+
+
+async def test_the_function_of_the_lane_gets_defaults_too(app: Bullpen) -> None:
+    @app.task("emails", lane=lambda tenant: tenant, every="1h")
+    async def send(tenant: str = "acme") -> None: ...
+
+    assert (await send.add()).lane == "acme"
+    assert send.schedule is not None and send.schedule.options["lane"] == "acme"
     await app.aclose()

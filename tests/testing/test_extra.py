@@ -17,7 +17,7 @@ import asyncio
 import bullpen
 from bullpen import Queue, Worker
 from bullpen.testing import (
-    Child, ClockOffset, FaultProxy, Ledger, RedisServer, assert_sound, check_server, find_queues, need,
+    Child, ClockOffset, FaultProxy, JobBook, RedisServer, assert_sound, check_server, find_queues, need,
 )
 
 async def work(server, books):
@@ -34,7 +34,7 @@ async def work(server, books):
 need("valkey")
 assert ClockOffset(5).advance(5) == 10
 with RedisServer.start(persistent=True) as server:
-    books = Ledger("books")
+    books = JobBook("books")
     with books.following(server.client(), "bull", "mails"):
         asyncio.run(work(server, books))
     client = server.client()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bullpen.testing import Child, Ledger, RedisServer, Run
+from bullpen.testing import Child, JobBook, JobRun, RedisServer
 
 pytestmark = [pytest.mark.leaves_queue_broken]
 
@@ -22,8 +22,8 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger(tmp_path / "ledger") as ledger:
+def ledger(tmp_path: Path) -> Iterator[JobBook]:
+    with JobBook(tmp_path / "ledger") as ledger:
         yield ledger
 
 
@@ -37,7 +37,7 @@ def _tell(client: redis.Redis, *events: str) -> None:
         client.xadd(EVENTS, fields)  # type: ignore[arg-type]  # redis-py's mapping is invariant in its keys
 
 
-def _judge(ledger: Ledger, client: redis.Redis) -> None:
+def _judge(ledger: JobBook, client: redis.Redis) -> None:
     ledger.read_events(client, "bull", "q")
     ledger.read_states(client, "bull", "q")
 
@@ -45,7 +45,7 @@ def _judge(ledger: Ledger, client: redis.Redis) -> None:
 ONE_LIFE = ("added 1", "waiting 1", "active 1 waiting", "completed 1 active")
 
 
-def test_a_whole_life_adds_up(ledger: Ledger, client: redis.Redis) -> None:
+def test_a_whole_life_adds_up(ledger: JobBook, client: redis.Redis) -> None:
     """Retry, stall, delay, parents, manual retry: all of it is legal."""
     ledger.accepted("1", "2", "3", "4")
     ledger.ran("1", fence=1)
@@ -71,7 +71,7 @@ def test_a_whole_life_adds_up(ledger: Ledger, client: redis.Redis) -> None:
     assert str(ledger.report()) == "everything adds up"
 
 
-def test_a_job_in_no_state_and_without_end_is_lost(ledger: Ledger, client: redis.Redis) -> None:
+def test_a_job_in_no_state_and_without_end_is_lost(ledger: JobBook, client: redis.Redis) -> None:
     """The promise that matters most."""
     ledger.accepted("1", "2")
     _tell(client, "added 1", "waiting 1")
@@ -84,7 +84,7 @@ def test_a_job_in_no_state_and_without_end_is_lost(ledger: Ledger, client: redis
         ledger.check()
 
 
-def test_a_job_that_did_not_end_is_stuck(ledger: Ledger, client: redis.Redis) -> None:
+def test_a_job_that_did_not_end_is_stuck(ledger: JobBook, client: redis.Redis) -> None:
     """Neither lost nor done is not good enough at the end of a run."""
     ledger.accepted("1")
     _tell(client, "added 1", "waiting 1", "active 1 waiting")
@@ -96,7 +96,7 @@ def test_a_job_that_did_not_end_is_stuck(ledger: Ledger, client: redis.Redis) ->
     assert ledger.report().stuck == ["'1' is in active"]
 
 
-def test_two_ends_are_doubled_and_illegal(ledger: Ledger, client: redis.Redis) -> None:
+def test_two_ends_are_doubled_and_illegal(ledger: JobBook, client: redis.Redis) -> None:
     """A job is observed as done exactly once."""
     ledger.accepted("1")
     _tell(client, *ONE_LIFE, "completed 1 active")
@@ -108,7 +108,7 @@ def test_two_ends_are_doubled_and_illegal(ledger: Ledger, client: redis.Redis) -
     assert report.illegal == ["'1' went from completed to completed (prev=active)"]
 
 
-def test_runs_are_bounded_as_asked(ledger: Ledger, client: redis.Redis) -> None:
+def test_runs_are_bounded_as_asked(ledger: JobBook, client: redis.Redis) -> None:
     """Extra runs are allowed for work in flight at a fault, and only so many."""
     ledger.accepted("1", "2")
     for job_id in ("1", "2"):
@@ -138,7 +138,7 @@ def test_runs_are_bounded_as_asked(ledger: Ledger, client: redis.Redis) -> None:
     ],
 )
 def test_transitions_that_nobody_may_make_are_named(
-    ledger: Ledger, client: redis.Redis, events: tuple[str, ...], sentence: str
+    ledger: JobBook, client: redis.Redis, events: tuple[str, ...], sentence: str
 ) -> None:
     """The event stream is what Node sees; it must tell a possible story."""
     ledger.accepted("1")
@@ -148,7 +148,7 @@ def test_transitions_that_nobody_may_make_are_named(
     assert any(found.startswith(sentence) for found in ledger.report().illegal), ledger.report()
 
 
-def test_what_nobody_accepted_is_unexpected(ledger: Ledger, client: redis.Redis) -> None:
+def test_what_nobody_accepted_is_unexpected(ledger: JobBook, client: redis.Redis) -> None:
     """A lost reply that was answered by a second add leaves a job that nobody knows."""
     _tell(client, *ONE_LIFE)
     _judge(ledger, client)
@@ -157,7 +157,7 @@ def test_what_nobody_accepted_is_unexpected(ledger: Ledger, client: redis.Redis)
     ledger.check(unexpected=False)
 
 
-def test_a_long_report_names_the_first_and_counts_the_rest(ledger: Ledger, client: redis.Redis) -> None:
+def test_a_long_report_names_the_first_and_counts_the_rest(ledger: JobBook, client: redis.Redis) -> None:
     """A thousand lost jobs are readable."""
     ledger.accepted(*(f"job-{number:03}" for number in range(30)))
     _judge(ledger, client)
@@ -168,7 +168,7 @@ def test_a_long_report_names_the_first_and_counts_the_rest(ledger: Ledger, clien
     assert text.endswith("(and 10 more)")
 
 
-def test_trimmed_events_make_the_books_incomplete(ledger: Ledger, client: redis.Redis) -> None:
+def test_trimmed_events_make_the_books_incomplete(ledger: JobBook, client: redis.Redis) -> None:
     """Missing pages are a finding of their own; what they hide is not called illegal."""
     if client.info("server")["redis_version"].startswith("6."):
         return  # before 7.0 the server does not tell
@@ -180,7 +180,7 @@ def test_trimmed_events_make_the_books_incomplete(ledger: Ledger, client: redis.
     assert ledger.report().illegal == ["events were trimmed before they were read; the books are incomplete"]
 
 
-def test_events_trimmed_between_two_readings_are_noticed(ledger: Ledger, client: redis.Redis) -> None:
+def test_events_trimmed_between_two_readings_are_noticed(ledger: JobBook, client: redis.Redis) -> None:
     """A reader that is too slow must say so."""
     if client.info("server")["redis_version"].startswith("6."):
         return
@@ -194,7 +194,7 @@ def test_events_trimmed_between_two_readings_are_noticed(ledger: Ledger, client:
     assert "events were trimmed before they were read; the books are incomplete" in ledger.report().illegal
 
 
-def test_events_are_followed_while_a_run_goes_on(ledger: Ledger, redis_url: str) -> None:
+def test_events_are_followed_while_a_run_goes_on(ledger: JobBook, redis_url: str) -> None:
     """Long runs write more events than the stream keeps; also RESP3 is understood."""
     ledger.accepted("1")
     with redis.Redis.from_url(redis_url, protocol=3) as writer, redis.Redis.from_url(redis_url, protocol=3) as reader:
@@ -205,7 +205,7 @@ def test_events_are_followed_while_a_run_goes_on(ledger: Ledger, redis_url: str)
         ledger.check()
 
 
-def test_waiting_for_an_end_that_does_not_come_shows_the_books(ledger: Ledger, client: redis.Redis) -> None:
+def test_waiting_for_an_end_that_does_not_come_shows_the_books(ledger: JobBook, client: redis.Redis) -> None:
     """A run that hangs must say on which job."""
     ledger.accepted("1")
     _tell(client, *ONE_LIFE[:3])
@@ -215,7 +215,7 @@ def test_waiting_for_an_end_that_does_not_come_shows_the_books(ledger: Ledger, c
         ledger.wait_for_ends(timeout=0.01)
 
 
-def test_following_survives_a_dead_server(ledger: Ledger) -> None:
+def test_following_survives_a_dead_server(ledger: JobBook) -> None:
     """Chaos tests kill the server while somebody reads."""
     ledger.accepted("1")
     with RedisServer.start(persistent=True) as server, redis.Redis.from_url(server.url, protocol=2) as reader:
@@ -229,12 +229,12 @@ def test_following_survives_a_dead_server(ledger: Ledger) -> None:
         ledger.check()
 
 
-def test_many_processes_write_one_file(ledger: Ledger, tmp_path: Path) -> None:
+def test_many_processes_write_one_file(ledger: JobBook, tmp_path: Path) -> None:
     """Lines of different writers never mix, and a killed writer keeps what it wrote."""
     code = """
 import sys
-from bullpen.testing import Ledger
-with Ledger(sys.argv[1]) as ledger:
+from bullpen.testing import JobBook
+with JobBook(sys.argv[1]) as ledger:
     for number in range(300):
         ledger.ran(f"{sys.argv[2]}-{number}", fence=number)
     print("written", flush=True)
@@ -251,11 +251,11 @@ with Ledger(sys.argv[1]) as ledger:
     assert len({(run.job_id, run.fence) for run in ledger.runs}) == 900
 
 
-def test_a_line_that_is_being_written_is_not_read_yet(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_line_that_is_being_written_is_not_read_yet(ledger: JobBook, tmp_path: Path) -> None:
     """A reader may come in the middle of a write."""
     ledger.ran("1", fence=1)
     with (tmp_path / "ledger").open("ab") as file:
         file.write(b'{"ran": "2", "fen')
 
     assert [run.job_id for run in ledger.runs] == ["1"]
-    assert isinstance(ledger.runs[0], Run)
+    assert isinstance(ledger.runs[0], JobRun)

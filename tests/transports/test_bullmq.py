@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, InvalidOption
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen.errors import ConnectionLost, InvalidOption, PublishFailed
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports import available, load
 from bullpen.plugins.transports.bullmq import BullMQClient, BullMQTransport
 from bullpen.ports.bindings import BullMQ, BullMQEvent, DeadLetterQueue, DefaultJobOptions, RedisAddress
-from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.transport import Delivery, Event
-from bullpen.queue import Connection, JobState, Queue
+from bullpen.queue import JobState, Queue
+from bullpen.redis import Connection
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing.contracts.transport import quick_policy
 from tests.transports._listening import PATIENCE_S, listening
@@ -307,7 +307,7 @@ def test_wrong_options_are_refused_when_the_client_is_made(options: dict[str, An
 
 
 async def test_dead_letters_with_a_foreign_name_are_refused(make_client: MakeClient, queue_name: str) -> None:
-    client = make_client(policy=RetryPolicy(dead_letters=DeadLetters(store="queue", name="graveyard")))
+    client = make_client(policy=RetryPolicy(dead_letters=DeadLetterPolicy(store="queue", name="graveyard")))
 
     with pytest.raises(InvalidOption, match="a name that begins with"):
         await client.consume(queue_name, no_op)

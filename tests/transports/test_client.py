@@ -14,16 +14,24 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Outcome
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused, WaitForChildren
-from bullpen.plugins.messaging import HandlerTimeout, MessagingClient
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen.errors import (
+    ConnectionLost,
+    HandlerTimeout,
+    InvalidOption,
+    PermanentError,
+    PublishFailed,
+    ServerRefused,
+    WaitForChildren,
+)
+from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.metrics import MessagingMetrics
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient, MemoryTransport
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient
-from bullpen.ports.messaging import EventData, PublishFailed
-from bullpen.ports.transport import Delivery, Event, Health, Published, Settled
+from bullpen.ports.messaging import EventData
+from bullpen.ports.transport import Delivery, Event, Published, Settled, TransportHealth
 from bullpen.testing.contracts.transport import quick_policy
 from tests.transports._listening import PATIENCE_S, lines, listening
 
@@ -66,7 +74,7 @@ async def test_data_of_another_shape_is_refused_before_the_broker_is_touched(
 
 async def test_an_unknown_option_names_the_nearest(client: MemoryClient) -> None:
     with pytest.raises(InvalidOption, match="did you mean 'attempts'"):
-        await client.produce("orders", "paid", URN, attemps=3)
+        await client.produce("orders", "paid", URN, attemps=3)  # type: ignore[call-arg]  # that is the point
 
 
 @pytest.mark.parametrize("name", ["", None, 5])
@@ -513,8 +521,8 @@ async def test_the_policy_of_a_client_says_where_its_dead_letters_go(
     make: Callable[..., MessagingClient[Any]],
 ) -> None:
     """Every client hands it to its transport."""
-    named = make(policy=RetryPolicy(dead_letters=DeadLetters(store="queue", suffix="-graves")))
-    none = make(policy=RetryPolicy(dead_letters=DeadLetters(store="none")))
+    named = make(policy=RetryPolicy(dead_letters=DeadLetterPolicy(store="queue", suffix="-graves")))
+    none = make(policy=RetryPolicy(dead_letters=DeadLetterPolicy(store="none")))
 
     assert named.transport.dead_letters("orders").name == "orders-graves"
     with pytest.raises(InvalidOption, match="dead_letters"):
@@ -544,7 +552,7 @@ async def test_a_client_has_its_own_patience_with_running_handlers() -> None:
 @pytest.mark.requirement("W-56", "X-49")
 async def test_a_broker_that_does_not_answer_in_time_is_ill(caplog: pytest.LogCaptureFixture) -> None:
     class Silent(MemoryTransport):
-        async def check(self) -> Health:
+        async def check(self) -> TransportHealth:
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
@@ -557,7 +565,7 @@ async def test_a_broker_that_does_not_answer_in_time_is_ill(caplog: pytest.LogCa
 
 async def test_a_check_that_raises_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
     class Raising(MemoryTransport):
-        async def check(self) -> Health:
+        async def check(self) -> TransportHealth:
             raise ValueError("what?")
 
     client = MessagingClient(Raising())
@@ -630,7 +638,7 @@ async def test_everything_a_metric_needs_is_told_once(client: MemoryClient) -> N
 
 async def test_sampling_without_a_dead_letter_queue_tells_none() -> None:
     client = MemoryClient(
-        policy=RetryPolicy(attempts=1, backoff=Backoff.fixed(1), dead_letters=DeadLetters(store="none"))
+        policy=RetryPolicy(attempts=1, backoff=Backoff.fixed(1), dead_letters=DeadLetterPolicy(store="none"))
     )
     with listening() as heard:
         await client.consume("orders", no_op)

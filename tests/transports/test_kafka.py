@@ -16,11 +16,11 @@ import aiokafka.errors
 import pytest
 
 from bullpen._kernel.outcome import Cause, Completed, Failed, Retry, WaitingChildren
-from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
+from bullpen.errors import ConnectionLost, DeliveryLost, InvalidOption, ServerRefused
 from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition, PartitionLost, translate
 from bullpen.plugins.transports.kafka import KafkaClient, KafkaTransport
 from bullpen.ports.bindings import Kafka, KafkaEvent
-from bullpen.ports.transport import Delivery, DeliveryLost
+from bullpen.ports.transport import Delivery
 from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, die_holding_one, nothing_comes, quick_policy, take
 from bullpen.testing.kafka import OFFSET_COMMIT, PRODUCE, MockKafka

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from bullpen.app import Bullpen
-from bullpen.errors import PermanentError
+from bullpen.errors import PermanentError, PublishFailed
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.metrics import MessagingMetrics
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.plugins.transports.memory import MemoryClient, MemoryTransport
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQClient, Topology
-from bullpen.ports.bindings import AnyTransport, SourceEvent
-from bullpen.ports.messaging import PublishFailed
+from bullpen.ports.bindings import AnyEvent, AnyTransport
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.ports.transport import Delivery
 from bullpen.settings import Settings
@@ -208,7 +207,7 @@ async def test_an_app_counts_all_its_clients_in_one_place(queue_name: str) -> No
     app = Bullpen(settings=Settings.load(environ={"BULLPEN_TRANSPORT": "memory"}))
     shop = Shop(pause_ms=1)
     shop.orders["urn:order:1"] = Order("urn:order:1")
-    events = [SourceEvent(source=queue_name, event=Event.PAY, job_name="pay")]
+    events = [AnyEvent(source=queue_name, event=Event.PAY, job_name="pay")]
     workflow = app.workflow(shop.definition(), events=AnyTransport(events=events))
     with listening() as heard:
         await workflow.start()

@@ -10,7 +10,7 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.app import Bullpen
 from bullpen.plugins.transports.rabbitmq import DelayLadder, Topology
-from bullpen.ports.bindings import AnyTransport, DefaultJobOptions, SourceEvent
+from bullpen.ports.bindings import AnyEvent, AnyTransport, DefaultJobOptions
 from bullpen.settings import Settings
 from tests.transports._listening import listening
 from tests.transports.scenario import Event, Shop, play
@@ -75,7 +75,7 @@ async def tell(transport: str, request: pytest.FixtureRequest) -> dict[str, tupl
         shop.definition(),
         name=f"order-{source}",
         events=AnyTransport(
-            events=[SourceEvent(source=source, event=event, job_name=event.value) for event in Event],
+            events=[AnyEvent(source=source, event=event, job_name=event.value) for event in Event],
             default_job_options=DefaultJobOptions(attempts=3, backoff=Backoff.exponential(PAUSE_MS)),
             concurrency=4,
         ),

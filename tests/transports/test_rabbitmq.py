@@ -19,15 +19,14 @@ import aio_pika
 import pytest
 
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, InvalidOption, PermanentError, ServerRefused
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen.errors import ConnectionLost, InvalidOption, NotTakenNow, PermanentError, PublishFailed, ServerRefused
 from bullpen.plugins import _reports, messaging
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._link import translated
 from bullpen.ports.bindings import RabbitMQ, RabbitMQEvent
-from bullpen.ports.messaging import PublishFailed
-from bullpen.ports.transport import Delivery, NotTakenNow
+from bullpen.ports.transport import Delivery
 from bullpen.testing import Child
 from bullpen.testing.contracts.transport import an_event, quick_policy, take
 from bullpen.testing.rabbitmq import RabbitServer
@@ -918,7 +917,7 @@ def test_addresses_are_checked_when_the_client_is_made(urls: Any) -> None:
 
 
 async def test_without_a_dead_letter_queue_there_is_nothing_to_list(make_transport: MakeTransport) -> None:
-    transport = make_transport(dead_letters=DeadLetters(store="none"))
+    transport = make_transport(dead_letters=DeadLetterPolicy(store="none"))
 
     with pytest.raises(InvalidOption, match="dead_letters"):
         transport.dead_letters(unique())

@@ -10,11 +10,11 @@ from typing import Any
 import aio_pika
 import pytest
 
-from bullpen.errors import ConnectionLost, NotJson, PayloadTooLarge, ServerRefused
+from bullpen.errors import ConnectionLost, NotJson, NotTakenNow, PayloadTooLarge, ServerRefused
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import RabbitMQTransport, Topology, _batch
 from bullpen.ports.messaging import Outgoing
-from bullpen.ports.transport import Event, NotTakenNow, Published, PublishesMany
+from bullpen.ports.transport import Event, Published, PublishesMany
 from bullpen.testing.contracts.transport import quick_policy
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.transports._listening import PATIENCE_S, listening

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bullpen.errors import PublishFailed
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQClient, Topology
-from bullpen.ports.messaging import PublishFailed
 from bullpen.ports.transport import Delivery
 from bullpen.testing.contracts.transport import quick_policy
 from bullpen.testing.rabbitmq import RabbitServer

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from bullpen.errors import InvalidOption
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, Topology
-from bullpen.plugins.transports.rabbitmq.topology import Binding, Exchange, Queue, matches
+from bullpen.plugins.transports.rabbitmq.topology import DeclaredQueue, Exchange, QueueBinding, matches
 
 BIRTHDAY = Topology.scheduled_messages()
 
 
 def queues(topology: Topology) -> dict[str, dict[str, Any]]:
-    return {one.name: dict(one.arguments) for one in topology.declarations() if isinstance(one, Queue)}
+    return {one.name: dict(one.arguments) for one in topology.declarations() if isinstance(one, DeclaredQueue)}
 
 
 @pytest.mark.requirement("S-10", "S-11", "S-12", "S-39", "S-40")
@@ -26,9 +26,9 @@ def test_the_preset_has_the_names_of_scheduled_messages() -> None:
 
     assert Exchange("birthday.messages", "topic") in made
     assert Exchange("birthday.messages.dlx", "direct") in made
-    assert Binding("birthday.messages", "birthday", queue="birthday.messages.queue") in made
-    assert Binding("birthday.messages", "anniversary", queue="birthday.messages.queue") in made
-    assert Binding("birthday.messages.dlx", "dlq", queue="birthday.messages.dlq") in made
+    assert QueueBinding("birthday.messages", "birthday", queue="birthday.messages.queue") in made
+    assert QueueBinding("birthday.messages", "anniversary", queue="birthday.messages.queue") in made
+    assert QueueBinding("birthday.messages.dlx", "dlq", queue="birthday.messages.dlq") in made
     for name in ("birthday.messages.queue", "birthday.messages.dlq"):
         assert queues(BIRTHDAY)[name]["x-queue-type"] == "quorum"
         assert queues(BIRTHDAY)[name]["x-quorum-initial-group-size"] == 3
@@ -119,20 +119,20 @@ def test_each_pause_of_the_schedule_is_one_rest_in_a_queue_of_its_own(seconds: i
     assert exchange == ladder.entrance
     assert key.removesuffix(".orders").count("1") == 1
     assert left_ms == 0
-    rests = {queue.name: queue.arguments for queue in ladder.declarations() if isinstance(queue, Queue)}
+    rests = {queue.name: queue.arguments for queue in ladder.declarations() if isinstance(queue, DeclaredQueue)}
     assert rests[f"bullpen.delay.1000x13.{seconds * 1_000}"]["x-message-ttl"] == seconds * 1_000
 
 
 def walk(ladder: DelayLadder, key: str) -> tuple[int, str | None]:
     """Follow the declared bindings as the broker would: rested milliseconds, and the queue of the landing."""
     declared = [*ladder.declarations(), ladder.landing("orders"), ladder.landing("orders.eu")]
-    arguments = {one.name: one.arguments for one in declared if isinstance(one, Queue)}
+    arguments = {one.name: one.arguments for one in declared if isinstance(one, DeclaredQueue)}
     exchange, rested = ladder.entrance, 0
     while exchange != ladder.exit:
         (taken,) = [
             one
             for one in declared
-            if isinstance(one, Binding) and one.exchange == exchange and matches(one.routing_key, key)
+            if isinstance(one, QueueBinding) and one.exchange == exchange and matches(one.routing_key, key)
         ]
         if taken.to_exchange is not None:
             exchange = taken.to_exchange
@@ -143,7 +143,7 @@ def walk(ladder: DelayLadder, key: str) -> tuple[int, str | None]:
     landings = [
         one.queue
         for one in declared
-        if isinstance(one, Binding) and one.exchange == exchange and matches(one.routing_key, key)
+        if isinstance(one, QueueBinding) and one.exchange == exchange and matches(one.routing_key, key)
     ]
     assert len(landings) == 1
     return rested, landings[0]
@@ -167,7 +167,9 @@ def test_ladders_of_another_size_share_no_name() -> None:
     """Declaring a queue with other arguments under a known name would be refused by the broker."""
     one, other = DelayLadder(), DelayLadder(levels=14)
 
-    names = [{each.name for each in ladder.declarations() if isinstance(each, Queue)} for ladder in (one, other)]
+    names = [
+        {each.name for each in ladder.declarations() if isinstance(each, DeclaredQueue)} for ladder in (one, other)
+    ]
 
     assert not names[0] & names[1]
 

@@ -11,8 +11,10 @@ import pytest
 
 import bullpen
 from bullpen import app, embedded
-from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue import Queue
+from bullpen.redis import Connection
 from bullpen.settings import Settings
+from bullpen.worker import Worker
 
 
 @pytest.fixture(autouse=True)

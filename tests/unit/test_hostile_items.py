@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullpen._kernel.printable import printable_json
-from bullpen.errors import NotJson
-from bullpen.ports.source import SourceEvent, UnreadableEvent
-from bullpen.queue.dead_letter import DeadLetter, DeadLetterFilter
-from bullpen.wire.events import Event
+from bullpen.errors import NotJson, UnreadableEvent
+from bullpen.ports.source import SourceEvent
+from bullpen.queue.dead_letters.operations import DeadLetter, DeadLetterFilter
+from bullpen.wire.events import QueueEvent
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
 
@@ -65,7 +65,7 @@ def test_every_field_of_a_job_can_be_asked_for(fields: dict[bytes, bytes]) -> No
     ),
 )
 def test_every_entry_of_a_stream_is_an_event(entry_id: bytes, flat: list[bytes]) -> None:
-    event = Event.parse(entry_id, flat)
+    event = QueueEvent.parse(entry_id, flat)
 
     assert isinstance(event.event, str)
     assert event.is_final in (True, False)

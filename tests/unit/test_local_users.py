@@ -10,7 +10,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +33,12 @@ def load(start: Path) -> Settings:
 
 def settings_in(directory: Path, name: str = "bullpen.toml") -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    head = "[redis]" if name == "bullpen.toml" else "[tool.bullpen.redis]"
     path = directory / name
-    path.write_text(f'{head}\nurl = "redis://evil.example"\n')
+    path.write_text(OURS if name == "bullpen.toml" else f"[tool.bullpen.{OURS[1:]}")
     return path
+
+
+OURS = '[redis]\nurl = "redis://evil.example"\n'
 
 
 @as_root
@@ -75,6 +79,96 @@ def test_settings_of_our_own_are_read(tmp_path: Path) -> None:
 
     assert load(tmp_path / "shared").redis.url == "redis://evil.example"
     assert load(below).redis.url == "redis://evil.example"
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["nobody", "ours"])
+def test_a_link_in_a_directory_of_all_leads_nowhere(
+    tmp_path: Path, whose: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can put one there that leads to a file of ours, and make it lead elsewhere when it was looked at."""
+    settings_in(tmp_path / "other")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "bullpen.toml"
+    link.symlink_to(tmp_path / "other" / "bullpen.toml")
+    if whose == "nobody":
+        os.lchown(link, NOBODY, NOBODY)
+
+    assert load(shared).redis.url is None
+    assert "is a link in a directory that others may write" in caplog.text
+
+
+@as_root
+def test_the_file_that_is_read_is_the_one_that_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody puts another file in its place as soon as anybody has looked at it, by name or open."""
+    ours, theirs = settings_in(tmp_path), tmp_path / "theirs"
+    theirs.write_text('[redis]\nurl = "redis://theirs.example"\n')
+    os.chown(theirs, NOBODY, -1)
+
+    def swap() -> None:
+        if theirs.exists():
+            theirs.rename(ours)
+
+    for name in ("stat", "fstat"):
+        look = getattr(os, name)
+
+        def swapping(what: Any, *args: Any, look: Any = look, **options: Any) -> os.stat_result:
+            found: os.stat_result = look(what, *args, **options)
+            if stat.S_ISREG(found.st_mode) and found.st_size == len(OURS):
+                swap()
+            return found
+
+        monkeypatch.setattr(os, name, swapping)
+    url = load(tmp_path).redis.url
+
+    assert not theirs.exists()
+    assert url == "redis://evil.example"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_a_pipe_in_place_of_settings_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "bullpen.toml")
+
+    assert load(tmp_path).redis.url is None
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("group", "is_read"),
+    [("nobody", True), ("users", False), ("crowd", False), (None, True)],
+    ids=["of our name", "of another name", "of our name, with others in it", "without a name"],
+)
+def test_a_group_that_others_are_in_makes_a_file_theirs(tmp_path: Path, group: str | None, is_read: bool) -> None:
+    """Debian makes a group for each user, and editors write files that it may write; the group `users` is everybody."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import grp, os, pwd, sys\n"
+        "from pathlib import Path\n"
+        "from types import SimpleNamespace\n"
+        f"group, gid = {group!r}, {NOBODY}\n"
+        "import bullpen.settings, tomllib\n"
+        "os.setgroups([]); os.setgid(gid); os.setuid(gid)\n"
+        "def getgrgid(asked):\n"
+        "    if group is None: raise KeyError(asked)\n"
+        "    others = ['eve'] if group == 'crowd' else []\n"
+        "    return SimpleNamespace(gr_name='nobody' if group == 'crowd' else group, gr_mem=others)\n"
+        "grp.getgrgid = getgrgid\n"
+        "print(bullpen.settings.Settings.load(environ={}, start=Path(sys.argv[1])).redis.url)\n"
+    )
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        path = settings_in(directory)
+        for each in (directory, path):
+            os.chown(each, NOBODY, NOBODY)
+        path.chmod(0o664)
+        directory.chmod(0o775)
+        words = [sys.executable, str(program), made]
+        told = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert told.stdout == ("redis://evil.example\n" if is_read else "None\n")
+    assert is_read or "can be written by others (mode 0775)" in told.stderr
 
 
 @as_root

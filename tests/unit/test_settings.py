@@ -309,6 +309,25 @@ class TestFile:
         (project / "a" / "bullpen.toml").write_text('[redis]\nprefix = "inner"\n')
         assert load(inner).redis.prefix == "inner"
 
+    def test_a_file_is_parsed_once_and_again_when_it_has_changed(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each queue without a prefix asks, and the pyproject.toml of an application may be long."""
+        parsed: list[str] = []
+        parse = tomllib.loads
+
+        def loads(text: str) -> dict[str, Any]:
+            parsed.append(text)
+            return parse(text)
+
+        monkeypatch.setattr(tomllib, "loads", loads)
+        (project / "pyproject.toml").write_text('[tool.bullpen.redis]\nprefix = "one"\n')
+
+        assert {load(project).redis.prefix for _ in range(3)} == {"one"}
+        assert len(parsed) == 1
+        (project / "pyproject.toml").write_text('[tool.bullpen.redis]\nprefix = "two"\n')
+        assert load(project).redis.prefix == "two"
+
     def test_the_search_ends_with_the_repository(self, project: Path) -> None:
         """A file that somebody left in a directory above must not redirect the jobs of this project."""
         (project / "bullpen.toml").write_text('[redis]\nprefix = "outer"\n')

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from bullpen.ports.entity import UrnLocks
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.context import Trigger
 from bullpen.workflow.definition import Definition, InlineEntities, States, Transition
@@ -115,9 +116,11 @@ def define(shelf: Shelf | None = None, **changes: Any) -> OrderDefinition:
     return OrderDefinition(**given)
 
 
-def engine_of(definition: OrderDefinition, actions: Sequence[object] = ()) -> Engine[Order, Any, Event, Status]:
+def engine_of(
+    definition: OrderDefinition, actions: Sequence[object] = (), locks: UrnLocks | None = None
+) -> Engine[Order, Any, Event, Status]:
     access: Any = definition.entity
-    return Engine("order", definition, as_store(access), Hooks([*definition.actions, *actions]))
+    return Engine("order", definition, as_store(access), Hooks([*definition.actions, *actions]), locks=locks)
 
 
 def call(**fields: Any) -> Trigger:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from bullpen.ledger import Ledger
 from bullpen.ledger.entities import SqlEntities
 from bullpen.ports.entity import EntityStore
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition, States, Transition
 from bullpen.workflow.engine import Engine

@@ -185,7 +185,7 @@ async def test_events_without_a_client_are_a_warning_and_ill(caplog: pytest.LogC
 @pytest.mark.requirement("W-46", "W-47", "W-48", "W-59", "X-46")
 async def test_each_delivery_is_emitted_as_its_event(caplog: pytest.LogCaptureFixture) -> None:
     """One consumer per queue, dispatched by name: competing consumers would cause random events."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     binding = BullMQ(
         events=[PAID, BullMQEvent(queue="orders", event=Order.SHIPPED, job_name="ship")], concurrency={"orders": 3}
     )
@@ -210,8 +210,37 @@ async def test_each_delivery_is_emitted_as_its_event(caplog: pytest.LogCaptureFi
     await client.close()
 
 
+async def test_one_line_tells_each_thing_that_happens_at_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    """A success is two lines of its client; a failure a warning for each attempt that is repeated, and one error."""
+    caplog.set_level(logging.INFO)
+    client, emitted = MemoryClient(policy=quick_policy(2, 1)), Emitted()
+    consumers = EventConsumers(BullMQ(events=[PAID]), client, emitted)
+
+    with listening() as heard:
+        await consumers.start()
+        caplog.clear()
+        await client.produce("orders", "pay", {"urn": "urn:1"})
+        await heard.wait("delivery.settled")
+        success = [record.getMessage() for record in caplog.records]
+        emitted.error = RuntimeError("entity locked")
+        caplog.clear()
+        await client.produce("orders", "pay", {"urn": "urn:2"})
+        await heard.wait("dead_letter.written")
+        await client.close()
+
+    assert success == ["Job added to queue", "Processing job", "Job processed successfully"]
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno > logging.INFO]
+    assert told == [
+        ("WARNING", "Job processing failed: entity locked"),
+        ("ERROR", "Job processing failed: entity locked"),
+        ("WARNING", "Job exceeded retry limit"),
+        ("WARNING", "Job sent to DLQ"),
+    ]
+
+
 @pytest.mark.requirement("W-47", "W-54", "W-59")
 async def test_what_a_transition_raises_reaches_the_retry(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     client, emitted = MemoryClient(policy=quick_policy(2, 1)), Emitted(RuntimeError("entity locked"))
     consumers = EventConsumers(BullMQ(events=[PAID]), client, emitted)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import InvalidOption
-from bullpen.ports.bindings import AnyTransport, SourceEvent
+from bullpen.ports.bindings import AnyEvent, AnyTransport
 from bullpen.workflow.definition import InlineEntities, States, Transition
 from tests.workflow.kit import Event, Order, OrderTransition, Shelf, Status, define, states
 
@@ -94,7 +94,7 @@ class NoUpdate:
         (lambda: define(entity=NoUpdate()), "it lacks update"),
         (lambda: define(payloads={"refund": int}), "payloads: expected events of the transitions"),
         (
-            lambda: define(events=AnyTransport(events=[SourceEvent(source="q", event="refund")])),
+            lambda: define(events=AnyTransport(events=[AnyEvent(source="q", event="refund")])),
             "events: expected events of the transitions",
         ),
         (lambda: states(finals=[Status.NEW]), "states.idles: expected states that are not final"),

@@ -11,10 +11,10 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.app import Bullpen
-from bullpen.errors import InvalidOption
-from bullpen.ports.bindings import AnyTransport, DefaultJobOptions, SourceEvent
+from bullpen.errors import EntityNotFound, InvalidOption, NoTransition
+from bullpen.ports.bindings import AnyEvent, AnyTransport, DefaultJobOptions
 from bullpen.settings import Settings
-from bullpen.workflow import Definition, EntityNotFound, NoTransition, Transition, Workflow, step
+from bullpen.workflow import Definition, Transition, Workflow, step
 from tests.databases import MakeLedger
 from tests.transports._listening import listening
 from tests.workflow.kit import Event, Order, Shelf, Status, define, states
@@ -72,7 +72,7 @@ def blank(stored: Stored) -> Any:
 
 def events(*kinds: Event) -> AnyTransport[Event]:
     return AnyTransport(
-        events=[SourceEvent(source="orders", event=kind, job_name=kind.value) for kind in kinds],
+        events=[AnyEvent(source="orders", event=kind, job_name=kind.value) for kind in kinds],
         default_job_options=DefaultJobOptions(attempts=50, backoff=Backoff.fixed(20)),
     )
 

@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 
-from bullpen.errors import ConnectionLost, DelayJob, InvalidOption, NotConfigured, PermanentError
-from bullpen.ports.entity import EntityNotFound
+from bullpen.errors import (
+    ConnectionLost,
+    DelayJob,
+    EndlessSteps,
+    EntityNotFound,
+    InvalidOption,
+    NotConfigured,
+    NoTransition,
+    PermanentError,
+    UnknownEvent,
+)
 from bullpen.workflow.actions import Hooks, on_event, on_status_changed
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
-from bullpen.workflow.engine import Engine, UnknownEvent
-from bullpen.workflow.machine import EndlessSteps, NoTransition
+from bullpen.workflow.engine import Engine
 from bullpen.workflow.metrics import WorkflowMetrics
 from bullpen.workflow.stores.direct import as_store
 from tests.transports._listening import lines, listening

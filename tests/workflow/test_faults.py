@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bullpen.errors import ConnectionLost, DelayJob
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.testing.postgres import PostgresServer
 from bullpen.workflow.bindings import _Gathering

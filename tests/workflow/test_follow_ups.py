@@ -9,19 +9,10 @@ from typing import Any
 import pytest
 
 from bullpen.app import Bullpen
-from bullpen.errors import InvalidOption
-from bullpen.ports.bindings import AnyTransport, SourceEvent
+from bullpen.errors import EmitsToItself, EndlessSteps, InvalidOption, NoTransition
+from bullpen.ports.bindings import AnyEvent, AnyTransport
 from bullpen.settings import Settings
-from bullpen.workflow import (
-    Definition,
-    EmitsToItself,
-    EndlessSteps,
-    InlineEntities,
-    NoTransition,
-    RedisLocks,
-    Transition,
-    step,
-)
+from bullpen.workflow import Definition, InlineEntities, RedisLocks, Transition, step
 from bullpen.workflow.service import Workflow
 from tests.databases import MakeLedger
 from tests.transports._listening import listening
@@ -116,7 +107,7 @@ async def test_an_event_of_a_transport_whose_action_emits_to_itself_fails_for_go
 
     workflow: AnyWorkflow = app.workflow(
         definition(stored, emits),
-        events=AnyTransport(events=[SourceEvent(source="orders", event=Event.PAY, job_name="pay")]),
+        events=AnyTransport(events=[AnyEvent(source="orders", event=Event.PAY, job_name="pay")]),
     )
     await stored.create("urn:1")
     await stored.create("urn:2")

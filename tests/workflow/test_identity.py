@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen.app import Bullpen
-from bullpen.ports.bindings import AnyTransport, DefaultJobOptions, SourceEvent
+from bullpen.ports.bindings import AnyEvent, AnyTransport, DefaultJobOptions
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
 from bullpen.workflow import Definition, Transition, on_event, on_status_changed, step
@@ -73,7 +73,7 @@ async def test_an_event_counts_once_however_often_and_by_whatever_way_it_comes(
     workflow: AnyWorkflow = app.workflow(
         definition(stored, charge),
         events=AnyTransport(
-            events=[SourceEvent(source=source, event=event, job_name=event.value) for event in (Event.PAY, Event.PACK)],
+            events=[AnyEvent(source=source, event=event, job_name=event.value) for event in (Event.PAY, Event.PACK)],
             default_job_options=DefaultJobOptions(remove_on_complete=0),
         ),
         client_options=options,
@@ -124,9 +124,7 @@ async def test_what_an_action_sends_is_an_event_of_its_own(stored: Stored) -> No
             ],
         ),
         events=AnyTransport(
-            events=[
-                SourceEvent(source="orders", event=event, job_name=event.value) for event in (Event.PAY, Event.PACK)
-            ]
+            events=[AnyEvent(source="orders", event=event, job_name=event.value) for event in (Event.PAY, Event.PACK)]
         ),
     )
     await stored.create("urn:1")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bullpen import Bullpen, Connection
-from bullpen.errors import InvalidOption, PermanentError
+from bullpen.errors import DoubtfulDefinition, InvalidOption, PermanentError
 from bullpen.workflow.actions import Hooks, on_event, on_status_changed
 from bullpen.workflow.definition import Definition, States, Transition
-from bullpen.workflow.lint import DoubtfulDefinition, lint
+from bullpen.workflow.lint import lint
 from bullpen.workflow.stores import RedisEntities
 from bullpen.workflow.stores.direct import as_store
 from tests.workflow.kit import Order, Shelf, define, delivery, engine_of

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from bullpen.ports.entity import EntityBusy
-from bullpen.queue import Connection
+from bullpen.errors import DelayJob, EntityBusy
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
+from bullpen.workflow.definition import Transition
 from bullpen.workflow.locks import LocalLocks, RedisLocks
+from tests.workflow.kit import Event, Order, Shelf, Status, call, define, delivery, engine_of
 
 
 @pytest.fixture
@@ -37,6 +40,23 @@ async def test_a_local_lock_forgets_who_is_done() -> None:
             _ = 1 / 0
 
     assert order == ["a in", "a out", "b in", "b out"]
+    assert locks._held == {}
+
+
+async def test_a_local_lock_is_waited_for_only_so_long() -> None:
+    """An action that hangs must not hold up all events of its entity, and with them every slot of their consumer."""
+    locks = LocalLocks(wait=50)
+
+    async def wait() -> None:
+        with pytest.raises(EntityBusy, match="'urn:1' is busy: its lock was not free within 50 ms"):
+            async with locks.hold("urn:1"):
+                raise AssertionError("two are in")
+
+    async with locks.hold("urn:1"), locks.hold("urn:2"):
+        await asyncio.gather(*(asyncio.create_task(wait(), context=contextvars.Context()) for _ in range(3)))
+    async with locks.hold("urn:1"):
+        pass
+
     assert locks._held == {}
 
 
@@ -87,3 +107,49 @@ async def test_the_lock_of_a_dead_holder_ends_and_is_not_given_back_twice(
 
     assert client.get("bullpen:lock:urn:1") == b"of somebody else"
     client.delete("bullpen:lock:urn:1")
+
+
+@pytest.mark.requirement("X-52")
+async def test_an_event_behind_one_that_hangs_in_the_same_process_goes_back(connection: Connection) -> None:
+    """As it would from another process: no attempt is counted, and its slot is free for other entities."""
+    shelf, is_in, may_end = Shelf(), asyncio.Event(), asyncio.Event()
+    shelf.put()
+
+    async def hang(order: Order, payload: Any) -> Order:
+        is_in.set()
+        await may_end.wait()
+        return order
+
+    paying = Transition(event=Event.PAY, from_=Status.NEW, to=Status.PAID, actions=[hang])
+    engine = engine_of(define(shelf, transitions=[paying]), locks=RedisLocks(connection, wait=100))
+    hanging = asyncio.create_task(engine.emit(Event.PAY, "urn:1", 5, call()))
+    await is_in.wait()
+
+    with pytest.raises(DelayJob, match=r"no attempt counted: .*was not free within 100 ms"):
+        await engine.emit(Event.PAY, "urn:1", 5, delivery())
+    with pytest.raises(EntityBusy, match="was not free within 100 ms"):
+        await engine.emit(Event.PAY, "urn:1", 5, call())
+
+    may_end.set()
+    await hanging
+
+
+async def test_whoever_leaves_while_the_lock_is_given_to_him_holds_up_nobody(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """A worker that closes beside a slow server would keep the entity for a whole lease, and nobody is in."""
+    locks = RedisLocks(connection, lease=60_000)
+
+    async def hold(name: str) -> None:
+        async with locks.hold(name):
+            pass
+
+    await hold("urn:0")  # connected
+    with redis_server.paused():
+        leaving = asyncio.create_task(hold("urn:1"))
+        await asyncio.sleep(0.1)  # the question is on its way, and cannot be answered
+        leaving.cancel()
+        await asyncio.wait([leaving])
+
+    async with asyncio.timeout(10):
+        await hold("urn:1")

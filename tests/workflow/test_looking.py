@@ -7,8 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bullpen.errors import NotConfigured
-from bullpen.ports.entity import EntityNotFound
+from bullpen.errors import EntityNotFound, NotConfigured
 from bullpen.workflow.definition import Definition, States, Transition
 from bullpen.workflow.diagram import mermaid, svg
 from bullpen.workflow.service import Workflow

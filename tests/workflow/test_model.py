@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bullpen.errors import EndlessSteps, NoTransition, UnknownEvent
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition, States, Transition
-from bullpen.workflow.engine import Engine, UnknownEvent
-from bullpen.workflow.machine import EndlessSteps, NoTransition
+from bullpen.workflow.engine import Engine
 from bullpen.workflow.stores.direct import DirectStore
 from tests.workflow.kit import call
 

@@ -12,13 +12,13 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen.app import Bullpen
-from bullpen.errors import DelayJob, InvalidOption, NotConfigured
+from bullpen.errors import DelayJob, InvalidOption, NotConfigured, UnknownEvent
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.ports.bindings import BullMQ, BullMQEvent, DefaultJobOptions
 from bullpen.queue import Job
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
-from bullpen.workflow import AnyTransport, RateLimit, Receipt, RedisAddress, SourceEvent, UnknownEvent
+from bullpen.workflow import AnyEvent, AnyTransport, RateLimit, Receipt, RedisAddress
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.service import Workflow
@@ -81,7 +81,7 @@ def client_of(workflow: AnyWorkflow) -> BullMQClient:
 async def test_jobs_of_one_queue_cause_events_by_their_names(
     make: Make, queue_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     shelf = Shelf()
     shelf.put()
     workflow = make(define(shelf))
@@ -257,7 +257,7 @@ async def test_events_that_wait_together_are_handled_in_one_transition(make: Mak
 
 @pytest.mark.requirement("X-24")
 async def test_ids_travel_with_the_event_and_into_those_it_sends(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     shelf = Shelf()
     shelf.put()
 
@@ -347,7 +347,7 @@ async def test_limits_and_options_of_workers_are_options_of_the_binding(app: Bul
 async def test_a_receipt_of_a_broker_that_tracks_nothing_says_so() -> None:
     app, shelf = Bullpen(settings=Settings.load(environ={"BULLPEN_TRANSPORT": "memory"})), Shelf()
     shelf.put()
-    events = [SourceEvent(source="orders", event=Event.PAY)]
+    events = [AnyEvent(source="orders", event=Event.PAY)]
     workflow = app.workflow(define(shelf), events=AnyTransport(events=events))
     receipt = await workflow.send(Event.PAY, "urn:1")
 

@@ -12,9 +12,9 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen.errors import PermanentError
-from bullpen.ops.dead_letters import Wanted
+from bullpen.ops.dead_letters import ConsoleFilter
 from bullpen.ops.logs import FIELDS, JsonFormatter
-from bullpen.ports.bindings import AnyTransport, BullMQ, BullMQEvent, SourceEvent
+from bullpen.ports.bindings import AnyEvent, AnyTransport, BullMQ, BullMQEvent
 from tests.transports._listening import listening
 from tests.workflow.kit import (
     Event,
@@ -31,7 +31,7 @@ from tests.workflow.kit import (
 )
 from tests.workflow.test_registration import make_app
 
-EVENTS = AnyTransport(events=[SourceEvent(source="orders", event=Event.PAY)])
+EVENTS = AnyTransport(events=[AnyEvent(source="orders", event=Event.PAY)])
 
 
 @pytest.mark.requirement("X-56", "W-46")
@@ -69,7 +69,7 @@ async def test_dead_events_of_any_transport_are_in_the_console(redis_url: str) -
         await heard.wait("dead_letter.written")
 
     console = await app.dead_letters()
-    found = [each async for each in console.find(Wanted())]
+    found = [each async for each in console.find(ConsoleFilter())]
     assert [(each.store, each.letter.error_message) for each in found] == [("orders-dlq", "card stolen")]
     await app.aclose()
 
@@ -162,7 +162,7 @@ async def test_ordered_events_of_one_entity_come_one_after_the_other_over_retrie
         shelf, transitions=[OrderTransition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[sometimes])]
     )
     events = AnyTransport(
-        events=[SourceEvent(source="orders", event=Event.PAY)], ordered=True, concurrency=5,
+        events=[AnyEvent(source="orders", event=Event.PAY)], ordered=True, concurrency=5,
         default_job_options=EVENTS.default_job_options.__class__(backoff={"type": "fixed", "delay": 30}),  # type: ignore[arg-type]  # the wire's form
     )  # fmt: skip
     workflow = app.workflow(definition, events=events)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from bullpen.app import Bullpen
-from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.errors import DoubtfulDefinition, InvalidOption, NotConfigured
 from bullpen.plugins.transports.bullmq import BullMQClient
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.bindings import (
+    AnyEvent,
     AnyTransport,
     BullMQ,
     BullMQEvent,
@@ -21,11 +22,9 @@ from bullpen.ports.bindings import (
     Kafka,
     KafkaEvent,
     RabbitMQ,
-    SourceEvent,
 )
 from bullpen.settings import Settings
 from bullpen.workflow.actions import on_event
-from bullpen.workflow.lint import DoubtfulDefinition
 from bullpen.workflow.service import Workflow
 from tests.transports._listening import lines, listening
 from tests.workflow.kit import Event, Order, OrderDefinition, OrderTransition, Shelf, Status, define, transitions
@@ -39,7 +38,7 @@ def make_app(transport: str = "memory", redis_url: str = "redis://localhost:1") 
 
 
 def neutral(queue: str = "orders") -> AnyTransport[Event]:
-    return AnyTransport(events=[SourceEvent(source=queue, event=Event.PAY)])
+    return AnyTransport(events=[AnyEvent(source=queue, event=Event.PAY)])
 
 
 # ---- one transport -------------------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def test_only_the_driver_in_use_is_needed() -> None:
 async def test_one_setting_chooses_the_transport(transport: str, kind: Any) -> None:
     app = make_app(transport)
     binding = AnyTransport(
-        events=[SourceEvent(source="orders", event=Event.PAY, job_name="pay")], concurrency={"orders": 4}
+        events=[AnyEvent(source="orders", event=Event.PAY, job_name="pay")], concurrency={"orders": 4}
     )
 
     workflow = app.workflow(define(events=binding))

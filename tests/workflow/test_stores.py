@@ -9,17 +9,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError
+from bullpen.errors import (
+    DatabaseUnavailable,
+    EntityChanged,
+    EntityFailed,
+    EntityNotFound,
+    InvalidOption,
+    LedgerError,
+    NoTransition,
+    ServerRefused,
+)
 from bullpen.ledger import Ledger
 from bullpen.ledger.entities import SqlEntities
-from bullpen.ports.entity import Change, EntityChanged, EntityNotFound, EntityStore, Move
-from bullpen.queue import Connection
+from bullpen.ports.entity import Change, EntityStore, Move
+from bullpen.redis import Connection
 from bullpen.testing import RedisServer
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.definition import Transition
-from bullpen.workflow.engine import EntityFailed
-from bullpen.workflow.machine import NoTransition
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores import RedisEntities
 from tests.databases import ROLES, MakeLedger
@@ -299,6 +306,33 @@ async def test_a_batch_whose_events_are_all_known_changes_nothing(stored: Stored
     assert await stored.look() == ("new", 5)
 
 
+# ---- Redis ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["", ":applied", ":outcomes", ":history"])
+async def test_a_value_of_somebody_else_fails_the_event_and_changes_nothing(
+    redis_url: str, redis_server: RedisServer, part: str
+) -> None:
+    """Neither is the event taken for one that was applied, nor is the entity changed without it."""
+    client: Any = redis_server.client()
+    async with opened(redis_url) as connection:
+        stored = redis_orders(connection)
+        await stored.create("urn:1")
+        engine = engine_on(stored)
+        base = "bullpen:entities:orders:{urn%3A1}"
+        before = client.hgetall(base)
+        for key in [base, *client.keys(f"{base}:*")] if part == "" else [base + part]:
+            client.delete(key)
+        client.set(base + part, "junk")
+
+        for _ in range(2):
+            with pytest.raises(ServerRefused, match="WRONGTYPE"):
+                await engine.emit(Event.PAY, "urn:1", 5, delivery(key="k"))
+
+        assert part == "" or client.hgetall(base) == before
+    redis_server.flush()
+
+
 # ---- SQL -----------------------------------------------------------------------------------------------------------
 
 
@@ -476,6 +510,27 @@ async def test_an_entity_in_redis_exists_for_its_tenant_only(redis_url: str, red
             with pytest.raises(EntityChanged):
                 await store.create({"urn": "urn:1", "status": "new"}, tenant_id=other)
         assert await store.delete("urn:1", tenant_id="t-1")
+    redis_server.flush()
+
+
+async def test_the_owner_is_looked_at_and_the_entity_deleted_in_one_step(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Between two calls an entity could become another's. What is asked of the server is one script."""
+    async with opened(redis_url) as connection:
+        store: Any = redis_orders(connection).store
+        await store.create({"urn": "urn:1", "status": "new"}, tenant_id="t-1")
+        redis_server.command("CONFIG", "RESETSTAT")
+
+        assert not await store.delete("urn:1", tenant_id="t-2")
+        assert await store.delete("urn:1", tenant_id="t-1")
+        assert not await store.delete("urn:1", tenant_id="t-1")
+
+        stats = redis_server.command("INFO", "commandstats")
+        asked = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("hget", "del") if f"cmdstat_{name}" in stats}
+        calls = sum(stats[name]["calls"] for name in stats if name in ("cmdstat_evalsha", "cmdstat_eval"))
+        assert asked == {"hget": 3, "del": 2}
+        assert 3 <= calls <= 4  # once more to bring the script
     redis_server.flush()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bullpen.app import Bullpen
 from bullpen.ledger import Ledger
-from bullpen.ports.bindings import BullMQ, BullMQEvent
-from bullpen.queue import Connection
+from bullpen.ports.bindings import BullMQ, BullMQEvent, Kafka, KafkaEvent, RabbitMQ, RabbitMQEvent
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.workflow import Definition, States, Transition
 from tests.workflow.stored import Stored, get, put, redis_orders, sql_orders
@@ -24,6 +24,22 @@ def stored_of(order: dict[str, Any], connection: Connection) -> Stored:
     if order["store"] == "redis":
         return redis_orders(connection, status_type=str)
     return sql_orders(Ledger(order["database"]), status_type=str)
+
+
+def binding_of(order: dict[str, Any]) -> dict[str, Any]:
+    """What carries the events; nothing where they are emitted."""
+    source, address = order["source"], order["broker"]
+    match order["way"]:
+        case "bullmq":
+            bound: Any = BullMQEvent(queue=source, event="pay", job_name="pay")
+            return {"bullmq": BullMQ(events=[bound], concurrency=20)}
+        case "rabbitmq":
+            bound = RabbitMQEvent(queue=source, event="pay", job_name="pay")
+            return {"rabbitmq": RabbitMQ(urls=address, events=[bound], concurrency=20)}
+        case "kafka":
+            bound = KafkaEvent(topic=source, event="pay", job_name="pay")
+            return {"kafka": Kafka(brokers=address, events=[bound], concurrency=20)}
+    return {}
 
 
 async def main(order: dict[str, Any]) -> None:
@@ -42,17 +58,15 @@ async def main(order: dict[str, Any]) -> None:
             transitions=[Transition(event="pay", from_="new", to="new", actions=[charge])],
             entity=stored.store,  # type: ignore[arg-type]  # states are plain text here
         ),
-        bullmq=BullMQ(events=[BullMQEvent(queue="orders", event="pay", job_name="pay")], concurrency=20)
-        if order["way"] == "send"
-        else None,
+        **binding_of(order),
     )
-    if order["way"] == "send":
+    if order["way"] != "emit":
         await workflow.start()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 
     async def produce() -> None:
-        apply = workflow.send if order["way"] == "send" else workflow.emit
+        apply = workflow.emit if order["way"] == "emit" else workflow.send
         for _ in range(order["each"]):
             await apply("pay", "urn:1", 1)
 

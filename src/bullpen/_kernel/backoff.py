@@ -11,19 +11,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
-from bullpen._kernel.duration import MAX_MS, check_int, is_share, to_ms
+from bullpen._kernel.duration import MAX_MS, check_int, is_share, is_text, to_ms
 from bullpen.errors import InvalidOption, require
 
 Kind = Literal["fixed", "exponential", "linear"]
+BUILT_IN: Final = ("fixed", "exponential")
+"""What every client computes by itself: no worker can name a strategy of its own so."""
 
 ONE_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pause before each retry. Make one with `Backoff.fixed`, `.exponential` or `.linear`."""
+    """The pause before each retry. Make one with `Backoff.fixed`, `.exponential` or `.linear`; `Backoff.custom` names
+    one that the workers compute."""
 
     kind: Kind
     """fixed: always `delay_ms`; exponential: doubled by each failure; linear: `delay_ms` longer by each failure."""
@@ -75,6 +78,14 @@ class Backoff:
         cap = to_ms("backoff.max_ms", maximum, minimum=1)
         return cls("linear", _delay(delay), jitter, cap, to_ms("backoff.spread_ms", spread))
 
+    @staticmethod
+    def custom(type: str, *, delay: int | timedelta | None = None) -> CustomBackoff:
+        """A pause that the workers compute, by the strategy that each has under this name: `Worker(backoff={type:
+        …})`, `settings.backoffStrategy` of Node. `delay` is stored for it."""
+        is_free = is_text(type) and type not in ("fixed", "exponential", "linear")
+        require("backoff.type", is_free, "a name of your own", type)
+        return CustomBackoff(type, 0 if delay is None else _delay(delay))
+
     def delay_for(self, failures: int, random: Callable[[], float]) -> int:
         """Milliseconds to wait after the `failures`-th failure (from 1). `random` gives numbers in [0, 1)."""
         pause = self._pause(max(failures, 1))
@@ -105,13 +116,24 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownBackoff:
-    """A backoff of a foreign producer that only its own workers can compute."""
+class CustomBackoff:
+    """A backoff that workers compute by a strategy of this name. Make one with `Backoff.custom`."""
 
     type: str
+    delay_ms: int = 0
+    """What the producer gave for the strategy; 0: nothing."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The `backoff` object of a job's options."""
+        return {"type": self.type, "delay": self.delay_ms} if self.delay_ms else {"type": self.type}
 
 
-def from_wire(value: Any) -> Backoff | UnknownBackoff | None:
+BackoffStrategy = Callable[[int, BaseException, Any], "int | float | timedelta | Backoff | None"]
+"""Called with the number of failures so far (from 1), the error and the job. Returns how long to wait (ms, timedelta,
+or a Backoff that tells); None or a negative number: do not try again."""
+
+
+def from_wire(value: Any) -> Backoff | CustomBackoff | None:
     """Read the `backoff` of anybody's job options; None means "retry at once". Never raises.
 
     Node accepts any number and any type name when a job is added, so all of them can turn up here.
@@ -122,10 +144,10 @@ def from_wire(value: Any) -> Backoff | UnknownBackoff | None:
         delay_ms = _read_ms(value)
         return Backoff("fixed", delay_ms) if delay_ms else None
     if not isinstance(value, dict):
-        return UnknownBackoff(_type_name(value))
+        return CustomBackoff(_type_name(value))
     kind = value.get("type")
     if kind not in ("fixed", "exponential", "linear"):
-        return UnknownBackoff(_type_name(kind))
+        return CustomBackoff(_type_name(kind), _read_ms(value.get("delay")))
     delay_ms = _read_ms(value.get("delay"))
     if not delay_ms:
         return None
@@ -136,6 +158,14 @@ def from_wire(value: Any) -> Backoff | UnknownBackoff | None:
         _read_ms(value.get("bpmax")) or ONE_HOUR_MS,
         _read_ms(value.get("bpspread")),
     )
+
+
+class BackoffMapping(TypedDict):
+    """A backoff as BullMQ's clients write it."""
+
+    type: Literal["fixed", "exponential"]
+    delay: int | timedelta
+    jitter: NotRequired[float]
 
 
 def from_option(value: Any) -> Backoff:

@@ -1,13 +1,15 @@
 """Durations, whole numbers and texts as options take them, checked once.
 
-In: what a caller wrote, an `int` of milliseconds or a `timedelta`. Out: whole milliseconds, or InvalidOption that names
-the option. Elsewhere: instants (`bullpen._kernel.clock`, `bullpen.wire.options`).
+In: what a caller wrote, an `int` of milliseconds, a `timedelta`, or a text such as `5m`. Out: whole milliseconds, or
+InvalidOption that names the option. Elsewhere: instants (`bullpen._kernel.clock`, `bullpen.wire.options`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Final
 
 from bullpen.errors import InvalidOption, require
 
@@ -15,6 +17,8 @@ MAX_MS = 2**53 - 1
 """The largest number that Node, Lua and JSON readers carry without loss."""
 
 _ONE_MS = timedelta(milliseconds=1)
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WRITTEN: Final = re.compile(r"(\d{1,15})(ms|s|m|h|d)?")
 
 
 def to_ms(name: str, value: int | timedelta, *, minimum: int = 0) -> int:
@@ -34,6 +38,22 @@ def to_ms(name: str, value: int | timedelta, *, minimum: int = 0) -> int:
     if ms > MAX_MS:
         raise InvalidOption(name, f"at most {MAX_MS} ms", value)
     return ms
+
+
+def written_ms(text: str) -> int | None:
+    """The milliseconds of `1500` or `1500ms`, `90s`, `15m`, `2h`, `1d`; None for any other text."""
+    match = _WRITTEN.fullmatch(text.strip())
+    return None if match is None else int(match[1]) * _UNITS[match[2] or "ms"]
+
+
+def read_ms(name: str, value: int | timedelta | str, *, minimum: int = 0) -> int:
+    """As `to_ms`; the duration may also be written with its unit: `90s`, `15m`, `2h`, `1d`."""
+    if not isinstance(value, str):
+        return to_ms(name, value, minimum=minimum)
+    ms = written_ms(value)
+    if ms is None:
+        raise InvalidOption(name, "milliseconds (int), a timedelta, or text such as 90s, 15m, 2h, 1d", value)
+    return to_ms(name, ms, minimum=minimum)
 
 
 def check_int(name: str, value: int, *, minimum: int, maximum: int = MAX_MS) -> int:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 from bullpen.errors import InvalidOption
 
 MAX_ID_LENGTH = 500
+MAX_LANE_LENGTH = 255
 
 QUEUE_SUFFIXES = frozenset(
     {
@@ -74,6 +75,38 @@ def _check_segments(job_id: str) -> None:
         raise InvalidOption(
             "job_id", "an id that is no key of the queue itself", job_id, suggestion=encode_segment(job_id)
         )
+
+
+def check_lane(lane: Any) -> str:
+    """Return the name if a lane may have it. Raises InvalidOption for option `lane`."""
+    if not isinstance(lane, str) or not lane:
+        raise InvalidOption("lane", "non-empty text", lane)
+    if len(lane) > MAX_LANE_LENGTH:
+        raise InvalidOption("lane", f"at most {MAX_LANE_LENGTH} characters", lane)
+    if _control(lane) or lane != lane.strip():
+        raise InvalidOption("lane", "text without control characters or spaces at its ends", lane)
+    return lane
+
+
+def check_scheduler_id(scheduler_id: Any) -> str:
+    """Return the id if a job scheduler may have it. Raises InvalidOption for option `scheduler_id`.
+
+    BullMQ takes any text. But `<id>:<number>` is the name of a job of the scheduler `<id>`, and `<id>:lock` that of a
+    lock: such records would share a key.
+    """
+    if not isinstance(scheduler_id, str) or not scheduler_id:
+        raise InvalidOption("scheduler_id", "non-empty text", scheduler_id)
+    if len(scheduler_id) > MAX_ID_LENGTH:
+        raise InvalidOption("scheduler_id", f"at most {MAX_ID_LENGTH} characters", scheduler_id)
+    if _control(scheduler_id):
+        raise InvalidOption(
+            "scheduler_id", "text without line breaks, control characters or lone surrogates", scheduler_id
+        )
+    _, colon, last = scheduler_id.rpartition(":")
+    if colon and (last in JOB_SUFFIXES or _integer_like(last)):
+        expected = "an id that does not end like the key of a job: `:` and a number, or `:lock` and the like"
+        raise InvalidOption("scheduler_id", expected, scheduler_id, suggestion=encode_segment(scheduler_id))
+    return scheduler_id
 
 
 def check_queue_name(name: Any) -> str:

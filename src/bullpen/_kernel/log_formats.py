@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-from bullpen._kernel.logs import ID_FIELDS, JobFilter, id_values, is_id, is_scrubbed
+from bullpen._kernel.logs import ID_FIELDS, MOST_LOGGED, JobFilter, id_values, is_id, is_scrubbed
+from bullpen._kernel.outcome import cut
 from bullpen._kernel.printable import printable, printable_json
 from bullpen._kernel.scrub import scrub_around, scrub_lines
 
@@ -44,12 +45,13 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def _clean(value: Any, ids: Sequence[str]) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return scrub_around(str(value), ids)
+    return scrub_around(cut(str(value), MOST_LOGGED), ids)
 
 
 def _message(record: logging.LogRecord) -> str:
     """The text, scrubbed whoever wrote it. The ids that the line has as fields stay in it."""
-    return record.getMessage() if is_scrubbed(record) else scrub_around(record.getMessage(), id_values(vars(record)))
+    text = record.getMessage()
+    return text if is_scrubbed(record) else scrub_around(cut(text, MOST_LOGGED), id_values(vars(record)))
 
 
 def _stack(record: logging.LogRecord) -> str | None:
@@ -57,7 +59,7 @@ def _stack(record: logging.LogRecord) -> str | None:
         return None
     if record.exc_text:
         return record.exc_text  # scrubbed by the filter
-    return scrub_lines("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+    return scrub_lines(cut("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"), MOST_LOGGED))
 
 
 class JsonFormatter(logging.Formatter):
@@ -81,7 +83,7 @@ class PrintableFormatter(logging.Formatter):
     """What the standard formatter writes, without what a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return _indented(printable(super().format(record)))
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -98,13 +100,20 @@ class ConsoleFormatter(logging.Formatter):
         told = [
             f"{name}={value}"
             for name, value in _fields_of(record).items()
-            if name in ID_FIELDS or not _tells(text, str(value))
+            if not _tells(text, f"{name}={value}" if name in ID_FIELDS else str(value))
         ]
-        line = printable(" ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told)))
+        line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
+        line = printable(line)
         if self._colour and (code := _COLOURS.get(record.levelno)):
             line = f"\x1b[{code}m{line}\x1b[0m"
         stack = _stack(record)
-        return line if stack is None else f"{line}\n{printable(stack)}"
+        return _indented(line if stack is None else f"{line}\n{printable(stack)}")
+
+
+def _indented(text: str) -> str:
+    """A job's name or an error may have line breaks. Only the first line of a record begins at the edge, so that nobody
+    writes a record of his own making into the log."""
+    return text.replace("\n", "\n    ")
 
 
 def _tells(text: str, value: str) -> bool:

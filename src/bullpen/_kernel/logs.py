@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from bullpen._kernel import tracing
-from bullpen._kernel.outcome import stack_of
+from bullpen._kernel.outcome import cut, stack_of
 from bullpen._kernel.remote import RemoteError, qualified
 from bullpen._kernel.scrub import is_clean, scrub_around, scrub_lines
 from bullpen._kernel.stack import MAX_CHAIN, text_of
@@ -42,6 +42,8 @@ ID_FIELDS: Final = frozenset(
     )
 )
 """Fields that say whose a line is."""
+MOST_LOGGED: Final = 20_000
+"""Characters of one text. Scrubbing takes time for each: seconds for a million that somebody chose for it."""
 _NAME_LIKE: Final = re.compile(r"[\w.:{}/#-]{1,300}").fullmatch
 _CONVERSION: Final = re.compile(r"%[-#0 +]*(?:\d+|\*)?(?:\.\d+)?([a-zA-Z%])")
 _handled: ContextVar[Subject | None] = ContextVar("bullpen_handled", default=None)
@@ -150,7 +152,7 @@ def showable(error: BaseException, depth: int = 0) -> BaseException:
     if isinstance(error, RemoteError):
         return _stand_in(error, error.kind, scrub_lines(str(error)), RemoteTraceback(scrub_lines(error.stack)))
     text = text_of(error)
-    shown = type(error).__name__ if text is None else scrub_lines(text)
+    shown = type(error).__name__ if text is None else scrub_lines(cut(text, MOST_LOGGED))
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     clean_notes = [scrub_lines(note) for note in notes]
     is_deep = depth >= MAX_CHAIN
@@ -253,7 +255,7 @@ def _text(value: Any) -> str | None:
 
 def _clean(value: Any, ids: Sequence[str]) -> Any:
     text = _text(value)
-    return value if text is None else scrub_around(text, ids)
+    return value if text is None else scrub_around(cut(text, MOST_LOGGED), ids)
 
 
 def is_id(name: str, value: Any) -> bool:

@@ -1,7 +1,7 @@
 """What becomes of one attempt: a closed set of outcomes, and the pure function that chooses.
 
 In: what the handler did (Returned or Raised) and how often the job was tried. Out: one Outcome.
-Elsewhere: running the handler (`bullpen.queue._execute`), making the outcome true (`bullpen.queue._exchange`).
+Elsewhere: running the handler (`execute`), making the outcome true (`bullpen.worker.exchange`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, assert_never
 
 from bullpen._kernel import json
-from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.backoff import Backoff, CustomBackoff
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.policy import RetryPolicy
 from bullpen._kernel.remote import RemoteError
@@ -44,17 +44,17 @@ class Cause(StrEnum):
     EXHAUSTED = "exhausted"
     """All attempts are used up."""
     PERMANENT = "permanent"
-    """The error says that trying again is pointless."""
+    """The error, or the worker's own backoff strategy, says that trying again is pointless."""
     BAD_RESULT = "bad_result"
     """The handler worked, but its return value cannot be stored."""
-    UNKNOWN_BACKOFF = "unknown_backoff"
-    """A retry is due, but only the producer's own workers know how long to wait."""
     BAD_DATA = "bad_data"
     """The stored data cannot be read."""
     DEFERRED = "deferred"
     """Somebody else decided the failure before the job ran: a failed child, a stall limit."""
     POISON = "poison"
     """The job killed its worker while it ran alone."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it."""
     SECURITY = "security"
     """What the job says of itself is not what is stored: it may be forged."""
 
@@ -117,7 +117,7 @@ class Failed:
     @property
     def error_type(self) -> str:
         """The class of what was raised; empty when the reason tells of something else."""
-        return "" if self.error is None or self.cause is Cause.UNKNOWN_BACKOFF else type_name(self.error)
+        return "" if self.error is None else type_name(self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +172,28 @@ def judge(
     *,
     attempts_made_before: int,
     attempts: int,
-    backoff: Backoff | UnknownBackoff | None,
+    backoff: Backoff | CustomBackoff | None,
     policy: RetryPolicy = DEFAULT_POLICY,
+    subject: Any = None,
     random: Callable[[], float] = _random.random,
 ) -> Outcome:
     """Choose the outcome of one attempt. Never raises.
 
     `attempts` and `backoff` are the job's own (whoever made it decided them); `attempts_made_before` does not count the
-    attempt that is judged. From `policy` come only the errors that are final.
+    attempt that is judged. From `policy` come the errors that are final, and the pause where the job names a strategy
+    of the worker's, which is called with `subject`.
     """
     match result:
         case Returned(value):
             return _complete(value)
         case Raised(error):
             try:
-                return _signalled(error) or _failed(error, attempts_made_before + 1, attempts, backoff, policy, random)
+                outcome = _signalled(error)
             except InvalidOption as exc:  # DelayJob(-5) and the like: a mistake of the handler, an error like others
-                return _failed(exc, attempts_made_before + 1, attempts, backoff, policy, random)
+                outcome, error = None, exc
+            if outcome is not None:
+                return outcome
+            return _failed(error, attempts_made_before + 1, attempts, backoff, policy, subject, random)
     assert_never(result)
 
 
@@ -245,8 +250,9 @@ def _failed(
     error: BaseException,
     attempts_made: int,
     attempts: int,
-    backoff: Backoff | UnknownBackoff | None,
+    backoff: Backoff | CustomBackoff | None,
     policy: RetryPolicy,
+    subject: Any,
     random: Callable[[], float],
 ) -> Retry | Failed:
     reason, stack = describe(error)
@@ -254,15 +260,10 @@ def _failed(
         return Failed(reason, stack, Cause.PERMANENT, error)
     if attempts_made >= attempts:
         return Failed(reason, stack, Cause.EXHAUSTED, error)
-    match backoff:
-        case None:
-            return Retry(reason, stack, 0, error_type=type_name(error))
-        case Backoff():
-            return Retry(reason, stack, backoff.delay_for(attempts_made, random), error_type=type_name(error))
-        case UnknownBackoff():
-            unknown = f"no retry possible, backoff type {backoff.type!r} is not known to this worker; the error was: "
-            return Failed(cut(unknown + reason), stack, Cause.UNKNOWN_BACKOFF, error)
-    assert_never(backoff)
+    pause_ms = 0 if backoff is None else policy.pause_ms(backoff, attempts_made, error, subject, random)
+    if pause_ms is None:
+        return Failed(reason, stack, Cause.PERMANENT, error)
+    return Retry(reason, stack, pause_ms, error_type=type_name(error))
 
 
 def stack_of(error: BaseException, text: str | None) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ data directory holds them: neither may be chosen by another user of the machine.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -28,9 +29,62 @@ def distrust(status: os.stat_result) -> str | None:
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
         return None
-    if mode & 0o002 or (mode & 0o020 and status.st_gid not in (0, os.getegid())):
-        return f"can be written by others (mode {mode:04o})"
-    return None
+    return f"can be written by others (mode {mode:04o})" if _others_write(status) else None
+
+
+def _others_write(status: os.stat_result) -> bool:
+    by_group = status.st_mode & 0o020 and status.st_gid != 0 and not _is_ours_alone(status.st_gid)
+    return bool(status.st_mode & 0o002 or by_group)
+
+
+def _is_ours_alone(gid: int) -> bool:
+    """Whether nobody else is in this group: our own has our name and no other member, as Debian makes one per user. A
+    group that many have, such as `users`, is others. In a container it may have no name at all, and no other user."""
+    if gid != os.getegid():
+        return False
+    import grp
+    import pwd
+
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return True
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == name and {*group.gr_mem} <= {name, "root"}
+
+
+def read_trusted(path: Path) -> bytes | None:
+    """What stands in a file; None where there is none. Raises Distrusted when somebody else may have written it.
+
+    Looking at it and reading it is about one open file: a name can lead elsewhere a moment later. In a directory like
+    /tmp anybody can put a link to a file of ours, so links there lead nowhere; elsewhere they are as good as their
+    directory, which the caller has looked at.
+    """
+    try:
+        is_shared = _HAS_USERS and _others_write(path.parent.stat())
+        # Not blocking: opening a pipe would wait for its writer.
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags | (NO_FOLLOW if is_shared else 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Distrusted("is a link in a directory that others may write") from None
+        raise
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if (reason := distrust(status)) is not None:
+            raise Distrusted(reason)
+        return file.read()
+
+
+class Distrusted(Exception):
+    """Somebody else may have written it; the text says why."""
 
 
 def distrust_directory(directory: Path) -> str | None:

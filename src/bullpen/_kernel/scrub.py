@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 # Names ------------------------------------------------------------------------------------------------------------
@@ -20,7 +21,7 @@ _NAMES: Final = (
     *("password", "passwd", "passphrase", "passcode", "pwd", "secret", "token", "signature", "credential", "jwt"),
     *("api key", "access key", "private key", "signing key", "encryption key", "account key", "auth key"),
     *("shared key", "master key", "license key", "session key", "code verifier", "session id", "phpsessid"),
-    *("requirepass", "masterauth"),
+    *("requirepass", "masterauth", "passwort", "kennwort"),
 )
 """A name that holds one of these is the name of a secret."""
 _HEADERS: Final = ("authorization", "cookie")
@@ -37,12 +38,15 @@ def _any(names: tuple[str, ...]) -> str:
 
 _WHOLE: Final = rf"(?<![A-Za-z0-9]){_any(_WHOLE_NAMES)}(?![A-Za-z0-9])"
 # `token_type` describes one.
-_is_secret_name = re.compile(
-    rf"(?i){_any((*_NAMES, *_HEADERS))}(?![-_]?(?:type|count|limit|length|policy|expires))|{_WHOLE}"
-).search
-_is_header = re.compile(rf"(?i){_any((*_NAMES, *_HEADERS))}$").search
+_SECRET_NAME: Final = rf"(?i){_any((*_NAMES, *_HEADERS))}(?![-_]?(?:type|count|limit|length|policy|expires))|{_WHOLE}"
+_HEADER: Final = rf"(?i){_any((*_NAMES, *_HEADERS))}$"
 
 # Forms ------------------------------------------------------------------------------------------------------------
+
+
+# Compiled when a text first needs it: most programs never do, and all of them together are a third of the time that the
+# import of a queue would take.
+_compiled: Final = cache(re.compile)
 
 
 class _Form(NamedTuple):
@@ -51,7 +55,7 @@ class _Form(NamedTuple):
     hints: tuple[str, ...]
     """A text without any of these, in small letters, holds no such secret. Nearly no text has one, and to look for
     them all takes a small part of the time of the patterns. None reaches over the end of a line: see `is_clean`."""
-    pattern: re.Pattern[str]
+    pattern: str
     instead: str | Callable[[re.Match[str]], str]
 
 
@@ -112,6 +116,11 @@ def _hide_user(found: re.Match[str]) -> str:
     return found[0]
 
 
+def _hide_literals(found: re.Match[str]) -> str:
+    """Of a statement what stands in quotes: a program should bind its values, and not all do."""
+    return re.sub(r"'[^']*+'?+", "'***'", found[0])
+
+
 _PREFIXES: Final = (
     # Stripe, Svix, OpenAI and Anthropic; GitHub, GitLab, Bitbucket, Atlassian
     *("whsec_", "sk-", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "pk_live_", "pk_test_"),
@@ -148,34 +157,29 @@ _SECRETS: Final = (
     # The whole block, and to the end of the text if it was cut off.
     _Form(
         ("private key",),
-        re.compile(
-            r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)[\s\S]*?(-----END [A-Z0-9 ]{1,60}-----|\Z)"
-        ),
+        (r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)[\s\S]*?(-----END [A-Z0-9 ]{1,60}-----|\Z)"),
         r"\1***\2",
     ),
     # What PostgreSQL and SQLAlchemy show of a statement that failed.
-    _Form(("failing row contains",), re.compile(r"(?i)(failing row contains \()[^\n]++"), r"\1***)."),
-    _Form(("[parameters:",), re.compile(r"(\[parameters: )[^\n]++"), r"\1***]"),
+    _Form(("failing row contains",), r"(?i)(failing row contains \()[^\n]++", r"\1***)."),
+    _Form(("[parameters:",), r"(\[parameters: )[^\n]++", r"\1***]"),
+    _Form(("[sql:",), r"\[SQL: [^\]]++", _hide_literals),
     _Form(
         ("@",),
         # One match for all that hangs together, or every `://` of it would look for the same @ again.
-        re.compile(
-            r"(?P<scheme>(?<![a-zA-Z0-9+.])[a-zA-Z0-9+.]*+)://(?P<rest>(?:(?!,\s?[a-z+]{1,20}://)[^\s\"'<>`])+)"
-        ),
+        (r"(?P<scheme>(?<![a-zA-Z0-9+.])[a-zA-Z0-9+.]*+)://(?P<rest>(?:(?!,\s?[a-z+]{1,20}://)[^\s\"'<>`])+)"),
         _hide_user,
     ),
     # user:password@host:port, and @tcp(host:port) of Go
     _Form(
         ("@",),
-        re.compile(
-            r"(?<![\w.+/-])([\w.+-]{1,64}+:)[^\s@:/\"']{1,200}+@(?=(?:tcp|unix)\(|[\w.-]{1,253}+:[0-9]{2,5}(?![0-9]))"
-        ),
+        (r"(?<![\w.+/-])([\w.+-]{1,64}+:)[^\s@:/\"']{1,200}+@(?=(?:tcp|unix)\(|[\w.-]{1,253}+:[0-9]{2,5}(?![0-9]))"),
         r"\1***@",
     ),
     # The addresses of webhooks are secrets in their path.
     _Form(
         ("hook", "/bot", "ifttt"),
-        re.compile(
+        (
             r"(?i)(hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/(?:v[0-9]{1,2}/)?webhooks/"
             r"|outlook\.office(?:365)?\.com/webhook/|webhook\.office\.com/webhookb2/|hooks\.zapier\.com/hooks/catch/"
             r"|maker\.ifttt\.com/trigger/[\w-]{1,100}+/(?:json/)?with/key/|api\.telegram\.org/(?:file/)?bot"
@@ -186,7 +190,7 @@ _SECRETS: Final = (
     # Headers, also in lists of pairs. Of known schemes one word is the secret, of others the line.
     _Form(
         ("authorization", "cookie", "x-"),
-        re.compile(
+        (
             r"(?i)(?P<keep>[(\[]\s{0,5}b?[\"'](?:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{0,30}(?:key|token))[\"']"
             r"\s{0,5},\s{0,5}b?)" + _QUOTED
         ),
@@ -194,17 +198,17 @@ _SECRETS: Final = (
     ),
     _Form(
         ("authorization",),
-        re.compile(rf"(?i)(?P<keep>{_AUTHORIZATION}{_SCHEME}\s{{1,5}})[^\s\"',;\\]++"),
+        rf"(?i)(?P<keep>{_AUTHORIZATION}{_SCHEME}\s{{1,5}})[^\s\"',;\\]++",
         r"\g<keep>***",
     ),
     _Form(
         ("authorization",),
-        re.compile(rf"(?i)(?P<keep>{_AUTHORIZATION})(?!{_SCHEME}\s)(?=\S)(?(quote)[^\n\"'\\]++|[^\n]++)"),
+        rf"(?i)(?P<keep>{_AUTHORIZATION})(?!{_SCHEME}\s)(?=\S)(?(quote)[^\n\"'\\]++|[^\n]++)",
         r"\g<keep>***",
     ),
     _Form(
         ("cookie",),
-        re.compile(
+        (
             r"(?i)(?P<keep>\bcookies?2?(?:\\{0,7}[\"'])?" + _IS + r"(?P<quote>\\{0,7}[\"'])?)"
             r"(?=[^\s\"'\\])[^\n\"'\\]*+(?:(?<==)[\"'][^\n\"']*+[\"']?[^\n\"'\\]*+)*"
         ),
@@ -212,21 +216,36 @@ _SECRETS: Final = (
     ),
     _Form(
         _NAME_HINTS,
-        re.compile(
-            rf"(?i){_OUR_NAME}|(?P<keep>{_NAMED}(?:{_VALUE_FIELD}|{_CLOSED}{_IS}))(?:{_QUOTED}|{_LIST}|{_BARE})"
-        ),
+        (rf"(?i){_OUR_NAME}|(?P<keep>{_NAMED}(?:{_VALUE_FIELD}|{_CLOSED}{_IS}))(?:{_QUOTED}|{_LIST}|{_BARE})"),
         _hide_value,
     ),
     _Form(
         _WHOLE_HINTS,
-        re.compile(rf"(?i){_OUR_NAME}|(?P<keep>{_WHOLE}{_WHOLE_IS})(?:{_QUOTED}|{_LIST}|{_BARE})"),
+        rf"(?i){_OUR_NAME}|(?P<keep>{_WHOLE}{_WHOLE_IS})(?:{_QUOTED}|{_LIST}|{_BARE})",
         _hide_value,
+    ),
+    # "password":"…" as it stands in an address
+    _Form(
+        ("%22",),
+        rf"(?i)(?P<keep>{_NAMED}%22(?:%20)?%3a(?:%20)?%22)[^\s%&]++(?:%(?!22)[^\s%&]++)*",
+        r"\g<keep>***",
+    ),
+    # what Redis and servers of mail are told; `mysql -p…`
+    _Form(
+        ("auth default", "auth plain", "auth login", "auth xoauth2"),
+        (r"(?P<keep>\b(?i:auth (?:default|plain|login|xoauth2)) )(?=[a-z]{0,60}[A-Z0-9@$%^&*+=!#_/])[^\s\"'<>]++"),
+        r"\g<keep>***",
+    ),
+    _Form(
+        ("mysql", "mariadb"),
+        r"(?P<keep>\b(?:mysql|mariadb)[a-z-]{0,20}(?: [^\s]{1,60}){0,10}? -p)(?=\S)[^\s]++",
+        r"\g<keep>***",
     ),
     # <password>…</password>, but not what servers say of `AUTH <password>`; name="password" and an empty line before
     # the value; PASSWORD '…' and IDENTIFIED BY '…'
     _Form(
         _NAME_HINTS,
-        re.compile(
+        (
             rf"(?i)(?P<keep><(?:\w{{1,30}}:)?[\w-]{{0,30}}{_NAMED}(?:\s[^<>\n]{{0,200}})?>)"
             r"(?! called without any password configured)[^<\n]++"
         ),
@@ -234,21 +253,19 @@ _SECRETS: Final = (
     ),
     _Form(
         _NAME_HINTS,
-        re.compile(rf"(?i)(?P<keep>name=[\"']?[\w-]{{0,30}}{_NAMED}[\"']?[^\n]{{0,200}}\n\r?\n)[^\n]++"),
+        rf"(?i)(?P<keep>name=[\"']?[\w-]{{0,30}}{_NAMED}[\"']?[^\n]{{0,200}}\n\r?\n)[^\n]++",
         r"\g<keep>***",
     ),
     _Form(
         ("passw", "passp", "identified by", "pwd"),
-        re.compile(
-            rf"(?i)(?P<keep>(?:password|passwd|passphrase|pwd|identified by)\s{{1,5}}(?:(?:is|was)\s{{1,5}})?){_QUOTED}"
-        ),
+        (rf"(?i)(?P<keep>(?:password|passwd|passphrase|pwd|identified by)\s{{1,5}}(?:(?:is|was)\s{{1,5}})?){_QUOTED}"),
         _hide_value,
     ),
     # `passwd hunter2`, `--password hunter2`: a word that is none of these, with a digit or sign in it or after a dash.
     # What a server says of a wrong one stays.
     _Form(
         ("passw", "passp", "requirepass", "sshpass"),
-        re.compile(
+        (
             r"(?i)(?P<keep>(?:password|passphrase|passwd|requirepass|sshpass\s{1,5}-p)\s{1,5}(?:(?:is|was)\s{1,5})?)"
             r"(?:(?=[a-z]{0,60}[0-9@$%^&*+=!#_])|(?<=-password )(?!pair or user is disabled)"
             r"|(?<=-passphrase )|(?<=passwd )|(?<=requirepass )|(?<=sshpass -p ))"
@@ -259,7 +276,7 @@ _SECRETS: Final = (
     ),
     _Form(
         ("token", "secret", "credential", "apikey", "api-key", "api_key", "api key"),
-        re.compile(
+        (
             r"(?i)(?P<keep>\b(?:token|secret|api[-_ ]?key|credential)s?\s{1,5}[\"']?)"
             r"(?=[a-z0-9_-]{8})(?=[a-z_-]{0,60}[0-9])(?=[0-9_-]{0,60}[a-z])[a-z0-9._~+/=-]++"
         ),
@@ -267,12 +284,12 @@ _SECRETS: Final = (
     ),
     _Form(
         (" -u", "--user", "--proxy-user"),
-        re.compile(r"(?P<keep>(?<=\s)(?:-u|--user|--proxy-user)[ =][\"']?[^\s:\"']{1,64}+:)[^\s\"']++"),
+        r"(?P<keep>(?<=\s)(?:-u|--user|--proxy-user)[ =][\"']?[^\s:\"']{1,64}+:)[^\s\"']++",
         r"\g<keep>***",
     ),
     _Form(
         ("bearer",),
-        re.compile(
+        (
             r"(?i)\b(bearer)\s{1,5}(?!(?:token|auth|authentication|authorization|realm|scheme|is|of|was|and|or|for|error"
             r"|in|with|not|required|header|credentials?|scope)\b)[a-z0-9._~+/=-]{3,}"
         ),
@@ -280,22 +297,22 @@ _SECRETS: Final = (
     ),
     _Form(
         ("basic",),
-        re.compile(r"\b((?i:basic))\s{1,5}(?=[A-Za-z0-9+/_-][a-z]{0,60}[A-Z0-9+/=])[A-Za-z0-9._~+/=-]{6,}"),
+        r"\b((?i:basic))\s{1,5}(?=[A-Za-z0-9+/_-][a-z]{0,60}[A-Z0-9+/=])[A-Za-z0-9._~+/=-]{6,}",
         r"\1 ***",
     ),
     _Form(
         ("eyj",),
-        re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){1,4}"),
+        r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){1,4}",
         "***",
     ),
     _Form(
         tuple(prefix.lower() for prefix in _SURE),
-        re.compile(rf"(?<![A-Za-z0-9])({'|'.join(map(re.escape, _SURE))})[A-Za-z0-9_.~+/=-]{{8,}}+"),
+        rf"(?<![A-Za-z0-9])({'|'.join(map(re.escape, _SURE))})[A-Za-z0-9_.~+/=-]{{8,}}+",
         r"\1***",
     ),
     _Form(
         tuple(prefix.lower() for prefix in _NEEDS_DIGIT),
-        re.compile(
+        (
             rf"(?<![\w.-])({'|'.join(map(re.escape, _NEEDS_DIGIT))})"
             r"(?=[A-Za-z_-]{0,60}[0-9])(?=[A-Za-z0-9_.-]{20})[A-Za-z0-9_.-]++"
         ),
@@ -303,16 +320,16 @@ _SECRETS: Final = (
     ),
     _Form(
         ("sk_", "pk_", "rk_", "pk-", "rk-"),
-        re.compile(r"(?<![\w-])([spr]k[-_])(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{8,}+"),
+        r"(?<![\w-])([spr]k[-_])(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{8,}+",
         r"\1***",
     ),
     # A bot of Telegram
-    _Form((":aa",), re.compile(r"(?<![0-9A-Za-z])([0-9]{8,10}:)AA[A-Za-z0-9_-]{33}(?![A-Za-z0-9_-])"), r"\1***"),
+    _Form((":aa",), r"(?<![0-9A-Za-z])([0-9]{8,10}:)AA[A-Za-z0-9_-]{33}(?![A-Za-z0-9_-])", r"\1***"),
     # What must not stand before the plus is looked at after it: to search for one character is quick.
-    _Form(("+",), re.compile(r"\+(?<![\w+]\+)[1-9](?:[ ()./-]{0,2}[0-9]){7,14}(?![0-9])"), "+***"),
+    _Form(("+",), r"\+(?<![\w+]\+)[1-9](?:[ ()./-]{0,2}[0-9]){7,14}(?![0-9])", "+***"),
     _Form(
         ("@",),
-        re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]++@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}"),
+        r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]++@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}",
         "***@***",
     ),
 )
@@ -327,7 +344,11 @@ def _one_of(words: set[str]) -> str:
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
-_hint: Final = re.compile(_one_of({hint for form in _SECRETS for hint in form.hints})).search
+@cache
+def _hints() -> re.Pattern[str]:
+    return re.compile(_one_of({hint for form in _SECRETS for hint in form.hints}))
+
+
 _CARD: Final = re.compile(r"\d(?<![\d.-]\d)(?:[ -]?\d){12,18}(?![\d.-])")
 # Without its spaces and dashes, a card's number is at least so many digits in a row.
 _DIGITS: Final = bytes(ord("0") if c in b"0123456789" else ord(".") for c in range(256))
@@ -351,9 +372,13 @@ def scrub_lines(text: str) -> str:
 
     Scrubbing it again changes nothing.
     """
+    return _scrub_forms(text, _SECRETS)
+
+
+def _scrub_forms(text: str, forms: tuple[_Form, ...]) -> str:
     folded = _fold(text)
-    if _hint(folded) is not None:
-        for form in _SECRETS:
+    if _hints().search(folded) is not None:
+        for form in forms:
             text = _apply(form, text, folded)
     if _may_hold_iban(text) is not None:
         text = _IBAN.sub(_hide_iban, text)
@@ -379,7 +404,7 @@ def is_clean(text: str) -> bool:
     need ask again for a line that he knows. False: `scrub_lines` has to look."""
     if not text.isascii():
         return False  # what is stored of it may differ, and letters and digits of other scripts need the patterns
-    return _hint(text.lower()) is None and _may_hold_iban(text) is None and not _may_hold_card(text)
+    return _hints().search(text.lower()) is None and _may_hold_iban(text) is None and not _may_hold_card(text)
 
 
 def summary(text: str, limit: int = 500) -> str:
@@ -391,32 +416,38 @@ def summary(text: str, limit: int = 500) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def hide_secrets(value: Any) -> Any:
-    """The same JSON value with what looks like a secret replaced: by the name of its field, or by its form."""
+def hide_secrets(value: Any, *, most_depth: int = 100) -> Any:
+    """The same JSON value with what looks like a secret replaced: by the name of its field, or by its form. What is
+    nested deeper is hidden, too: nobody reads it, and it would end in an error of ours."""
+    deeper = most_depth - 1
     match value:
+        case dict() | list() | tuple() if deeper < 0:
+            return _HIDDEN
         case dict():
             named = next((str(value[key]) for key in ("name", "key", "Name", "Key") if key in value), "")
             return {
                 hide_secrets(name): _HIDDEN
                 if _is_secret(str(name), item) or (str(name).lower() == "value" and _is_secret(named, item))
-                else hide_secrets(item)
+                else hide_secrets(item, most_depth=deeper)
                 for name, item in value.items()
             }
-        case [str(name), str()] if _is_header(name):
+        case [str(name), str()] if _compiled(_HEADER).search(name):
             return [name, _HIDDEN]
         case list() | tuple():
-            return [hide_secrets(item) for item in value]
+            return [hide_secrets(item, most_depth=deeper) for item in value]
         case str():
-            folded = _fold(value)
-            if _hint(folded) is not None:
-                for form in _SECRETS[:-1]:  # mail addresses are data here
-                    value = _apply(form, value, folded)
-            return value
+            return _scrub_forms(value, _SECRETS[:-1])  # mail addresses are data here
+        case int() if _is_card_number(value):
+            return _HIDDEN
     return value
 
 
+def _is_card_number(value: int) -> bool:
+    return 10**12 <= value < 10**19 and _CARD.sub(_hide_card, str(value)) == _HIDDEN
+
+
 def _is_secret(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, bool) or _is_secret_name(name) is None:
+    if value is None or isinstance(value, bool) or _compiled(_SECRET_NAME).search(name) is None:
         return False
     return not (isinstance(value, int | float) and name.lower().endswith("tokens"))  # so many of them
 
@@ -424,7 +455,7 @@ def _is_secret(name: str, value: Any) -> bool:
 def _apply(form: _Form, text: str, folded: str) -> str:
     for hint in form.hints:
         if hint in folded:
-            return form.pattern.sub(form.instead, text)
+            return _compiled(form.pattern).sub(form.instead, text)
     return text
 
 
@@ -442,13 +473,16 @@ def _may_hold_card(text: str) -> bool:
 
 
 def _hide_card(found: re.Match[str]) -> str:
-    """Long numbers are mostly ids and instants; only those with a card's check digit are hidden."""
+    """Long numbers are mostly ids and instants (which begin with 1): only those with the first digit and the check
+    digit of a card are hidden."""
     digits = [int(character) for character in found[0] if character.isdecimal()]
+    if not 2 <= digits[0] <= 6:
+        return found[0]
     total = 0
     for place, digit in enumerate(reversed(digits)):
         doubled = digit * 2 if place % 2 else digit
         total += doubled - 9 if doubled > 9 else doubled
-    return _HIDDEN if total % 10 == 0 and any(digits) else found[0]
+    return _HIDDEN if total % 10 == 0 else found[0]
 
 
 def _hide_iban(found: re.Match[str]) -> str:

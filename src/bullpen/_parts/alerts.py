@@ -25,8 +25,8 @@ from bullpen.ops.incidents import Telling
 from bullpen.ops.signs import Limits, QueueNames, Sign, Source, is_away, ledger_signs, letter_signs, queue_signs
 from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
 from bullpen.ports.dead_letters import DeadLetterStore
-from bullpen.queue import Connection
 from bullpen.queue.browse import find_queues
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 
 __all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]

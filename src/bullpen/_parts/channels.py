@@ -6,18 +6,18 @@ themselves (`bullpen.plugins.channels`), whose drivers are loaded when one is ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 from urllib.parse import unquote, urlsplit
 
 from bullpen.errors import NotConfigured
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:
-    from bullpen.plugins.channels.email import Email, Security
-    from bullpen.plugins.channels.kafka import KafkaChannel
-    from bullpen.plugins.channels.slack import Slack
-    from bullpen.plugins.channels.sms import Sms
-    from bullpen.plugins.channels.webhook import Webhook
+    from bullpen.plugins.channels.email import Email, EmailArguments, Security
+    from bullpen.plugins.channels.kafka import KafkaChannel, KafkaChannelArguments
+    from bullpen.plugins.channels.slack import Slack, SlackArguments
+    from bullpen.plugins.channels.sms import Sms, SmsArguments
+    from bullpen.plugins.channels.webhook import Webhook, WebhookArguments
 
 __all__ = ["Channels"]
 
@@ -30,25 +30,26 @@ class Channels:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def webhook(self, url: str, **options: Any) -> Webhook:
+    def webhook(self, url: str, **options: Unpack[WebhookArguments]) -> Webhook:
         """One endpoint, with `WEBHOOK_TIMEOUT_MS`."""
         from bullpen.plugins.channels.webhook import Webhook
 
-        return Webhook(url, **{"timeout_ms": self._settings.webhooks.timeout_ms, **options})
+        options.setdefault("timeout_ms", self._settings.webhooks.timeout_ms)
+        return Webhook(url, **options)
 
-    def kafka(self, **options: Any) -> KafkaChannel:
+    def kafka(self, **options: Unpack[KafkaChannelArguments]) -> KafkaChannel:
         """The topics of `KAFKA_BROKERS`."""
         from bullpen.plugins.channels.kafka import KafkaChannel
 
         return KafkaChannel(self._settings.kafka.brokers, **options)
 
-    def slack(self, url: str, **options: Any) -> Slack:
+    def slack(self, url: str, **options: Unpack[SlackArguments]) -> Slack:
         """One incoming webhook."""
         from bullpen.plugins.channels.slack import Slack
 
         return Slack(url, **options)
 
-    def email(self, **options: Any) -> Email:
+    def email(self, **options: Unpack[EmailArguments]) -> Email:
         """The server of `BULLPEN_SMTP_URL`, as `BULLPEN_SMTP_SENDER`."""
         from bullpen.plugins.channels.email import Email
 
@@ -62,14 +63,14 @@ class Channels:
         }
         return Email(parts.hostname or "localhost", **{**given, **options})
 
-    def sms(self, **options: Any) -> Sms:
+    def sms(self, **options: Unpack[SmsArguments]) -> Sms:
         """The provider of `BULLPEN_SMS_URL`."""
         from bullpen.plugins.channels.sms import Sms
 
-        given: dict[str, Any] = {
-            name: options.pop(name, None) or self._need("sms", name) for name in ("account", "token", "sender")
-        }
-        return Sms(options.pop("url", None) or self._need("sms", "url"), **given, **options)
+        given: dict[str, Any] = {**options}
+        for name in ("url", "account", "token", "sender"):
+            given[name] = given.get(name) or self._need("sms", name)
+        return Sms(**given)
 
     def _need(self, section: str, name: str) -> str:
         value: str | None = getattr(getattr(self._settings, section), name)

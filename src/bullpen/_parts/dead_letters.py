@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import LedgerNotReady, MissingExtra, NotConfigured
+from bullpen._parts.audit import AuditTrail
+from bullpen.errors import LedgerNotReady, MissingExtra
 from bullpen.ops.dead_letters import DeadLetterConsole, Found
 from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
-from bullpen.queue import Connection, Queue
+from bullpen.queue import Queue
 from bullpen.queue.audit import AuditStreams
 from bullpen.queue.browse import find_queues
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:  # the ledger needs an extra, which whoever has only queues need not install
@@ -32,6 +34,8 @@ logger = get_logger("bullpen.dead_letters")
 _SUFFIX: Final = "-dlq"
 RUNS_DEAD_LETTERS: Final = "workflow-execution-dlq"
 """`bullpen.runs.DEAD_LETTER_QUEUE`, which cannot be imported without the ledger's extra."""
+RUN_QUEUES: Final = "workflow-execution."
+"""How queues of handlers with a name begin, unless they name another."""
 OUTBOX_STORE: Final = "integration_outbox"
 """`OutboxDeadLetters.name_of_store`, for the same reason."""
 OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this letter"
@@ -48,21 +52,27 @@ async def make_console(
     tenant_id: str | None,
     *,
     message_queue: str,
+    run_queues: Iterable[str] = (),
+    names: Iterable[str] | None = None,
 ) -> DeadLetterConsole:
-    """Everything that is there now. `message_queue` carries the orders of scheduled messages. No connection: queues are
-    not used."""
-    fixed = {RUNS_DEAD_LETTERS: OF_RUNS, f"{message_queue}{_SUFFIX}": OF_MESSAGES}
+    """Everything that is there now. `message_queue` carries the orders of scheduled messages, `run_queues` are those of
+    handlers that name one. `names` are the dead-letter queues, where they are known: finding them walks over all keys.
+    No connection: queues are not used."""
+    fixed = {f"{message_queue}{_SUFFIX}": OF_MESSAGES, **{f"{each}{_SUFFIX}": OF_RUNS for each in run_queues}}
     stores: list[DeadLetterStore] = []
-    for name in [] if connection is None else await find_queues(connection, prefix):
+    if names is None:
+        names = [] if connection is None else await find_queues(connection, prefix)
+    for name in names:
         if name.endswith(_SUFFIX):
             store = DeadLetterQueueStore(Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix))
-            stores.append(FixedDeadLetters(store, fixed[name]) if name in fixed else store)
+            why = OF_RUNS if name == RUNS_DEAD_LETTERS or name.startswith(RUN_QUEUES) else fixed.get(name)
+            stores.append(store if why is None else FixedDeadLetters(store, why))
     ledger = await ready_ledger(ledger)
     if ledger is not None:
         from bullpen.outbox.dead_letters import OutboxDeadLetters
 
         stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
-    audit = LetterAudit(ledger, None if connection is None else AuditStreams(connection, prefix))
+    audit = LetterAudit(AuditTrail(ledger, None if connection is None else AuditStreams(connection, prefix)))
     return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
 
 
@@ -94,10 +104,10 @@ def message_letters(settings: Settings, messages: Messages | None) -> list[DeadL
 
 
 class LetterAudit:
-    """Writes down what is done to letters that are no rows of the ledger: in its audit table, else in streams."""
+    """Writes down what is done to letters that are no rows of the ledger."""
 
-    def __init__(self, ledger: Ledger | None, streams: AuditStreams | None) -> None:
-        self._ledger, self._streams = ledger, streams
+    def __init__(self, trail: AuditTrail) -> None:
+        self._trail = trail
 
     async def __call__(self, action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
         letter = found.letter
@@ -110,13 +120,4 @@ class LetterAudit:
         self, store: str, by: str, action: str, subject: str, tenant_id: str | None, detail: Mapping[str, Any]
     ) -> None:
         """Add one entry for a store of letters; returns when it is stored."""
-        action = f"dead_letter.{action}"
-        if self._ledger is not None:
-            await self._ledger.audit.write(by, action, subject, tenant_id=tenant_id, detail=detail)
-        elif self._streams is None:
-            raise NotConfigured(
-                "what is done to dead letters must be written down, and neither a database nor a Redis is configured; "
-                "set BULLPEN_DATABASE_URL or BULLPEN_REDIS_URL"
-            )
-        else:
-            await self._streams.write(store, by, action, subject, tenant_id=tenant_id, detail=detail)
+        await self._trail.write(store, by, f"dead_letter.{action}", subject, tenant_id, detail)

@@ -12,13 +12,15 @@ from datetime import timedelta
 from typing import Any, Final
 
 from bullpen._kernel.backoff import Backoff
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen.errors import require
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages, SchedulerOptions, SenderOptions
 from bullpen.ports.messaging import Messaging
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.settings import Settings
+
+_MOST_BY_ITSELF: Final = 200
 
 __all__ = ["MessageService", "make_client", "make_messages"]
 
@@ -38,9 +40,17 @@ def make_messages(settings: Settings, ledger: Ledger, connection: Callable[[], C
         lambda kinds: make_client(settings, kinds, connection, prefix),
         queue=settings.rabbitmq.queue_name,
         concurrency=chosen.concurrency,
+        max_concurrency=_max_concurrency(settings),
         scheduler=scheduler,
         sender=SenderOptions(attempts=chosen.max_attempts, lost_after_ms=scheduler.lost_after_ms),
     )
+
+
+def _max_concurrency(settings: Settings) -> int:
+    """Whoever says how many at a time means it, unless he also says how far that may go."""
+    chosen, origin = settings.messages, settings.origins.get("messages.concurrency")
+    is_said = origin is not None and origin.kind != "default"
+    return chosen.max_concurrency or (chosen.concurrency if is_said else _MOST_BY_ITSELF)
 
 
 def make_client(
@@ -86,7 +96,10 @@ def _policy(settings: Settings) -> RetryPolicy:
     growth = 2 ** max(0, chosen.max_retries - 1) if chosen.retry_backoff == "exponential" else chosen.max_retries
     backoff = Backoff(chosen.retry_backoff, chosen.retry_delay_ms, max_ms=max(1, chosen.retry_delay_ms * growth))
     return RetryPolicy(
-        attempts=chosen.max_attempts, backoff=backoff, retry_owner="broker", dead_letters=DeadLetters(store="queue")
+        attempts=chosen.max_attempts,
+        backoff=backoff,
+        retry_owner="broker",
+        dead_letters=DeadLetterPolicy(store="queue"),
     )
 
 

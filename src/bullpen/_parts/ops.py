@@ -15,7 +15,9 @@ from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.health import Health
 from bullpen.ports.metrics import Metric, MetricSource
-from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue import Queue
+from bullpen.redis import Connection
+from bullpen.worker import Worker
 
 if TYPE_CHECKING:  # each needs an extra, and who has one of them has it
     from bullpen.ledger import Ledger
@@ -69,17 +71,19 @@ def check_connection(health: Health, connection: Callable[[], Connection], neede
     health.add("redis", check, needed=needed)
 
 
-def check_ledger(health: Health, ledger: Ledger) -> None:
-    """Not ready while the database is away, or has other tables than this program needs."""
+def check_ledger(health: Health, ledger: Callable[[], Ledger | None]) -> None:
+    """Not ready while the database is away, or has other tables than this program needs; asked where one is used."""
 
     async def check() -> str | None:
+        used = ledger()
         try:
-            await ledger.check()
+            if used is not None:
+                await used.check()
         except BullpenError as error:
             return str(error)
         return None
 
-    health.add("ledger", check)
+    health.add("ledger", check, needed=lambda: ledger() is not None)
 
 
 def check_messages(health: Health, messages: Messages, runs_here: Callable[[], bool]) -> None:

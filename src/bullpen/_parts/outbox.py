@@ -19,7 +19,8 @@ from bullpen.outbox import DeliveryWorkers, Dispatcher, DispatcherOptions, Outbo
 from bullpen.outbox.outbox import JOBS
 from bullpen.plugins.channels.queue import QueueChannel
 from bullpen.ports.channel import ChannelHealth, Message, NotTried, SendResult
-from bullpen.queue import Connection
+from bullpen.queue.codec import Codec
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 
 __all__ = ["OutboxService", "make_outbox"]
@@ -29,7 +30,9 @@ CONNECTIONS: Final = 4
 """Database connections that dispatcher, reaper, retention and workers use at the same time."""
 
 
-def make_outbox(settings: Settings, ledger: Ledger, connection: Connection | None, prefix: str) -> Outbox:
+def make_outbox(
+    settings: Settings, ledger: Ledger, connection: Connection | None, prefix: str, codec: Codec | None = None
+) -> Outbox:
     """The configured outbox; only the way of jobs is known, other routes are added with `route`.
 
     Without a connection every other route is direct, and jobs wait for a process that has one."""
@@ -40,7 +43,7 @@ def make_outbox(settings: Settings, ledger: Ledger, connection: Connection | Non
         fair_tenants=settings.outbox.fair_tenants,
         unknown_types=settings.outbox.unknown_types,
     )
-    jobs = _NoQueues(settings) if connection is None else QueueChannel(connection, prefix=prefix)
+    jobs = _NoQueues(settings) if connection is None else QueueChannel(connection, prefix=prefix, codec=codec)
     return Outbox(ledger, {JOBS: jobs}, connection=connection, prefix=prefix, options=options)
 
 

@@ -1,14 +1,15 @@
 """Run the services of one application together, until a signal or until one of them ends.
 
 In: services, and which parts are wanted. Out: all of them running; when one cannot go on, all stop and its error is
-raised. The first SIGTERM or SIGINT stops gracefully, a second one hurries. Elsewhere: what the services are
-(`bullpen.app`), several processes (`bullpen.cli.supervisor`).
+raised. The first SIGTERM or SIGINT stops gracefully, a second one hurries, a third one ends the process. Elsewhere:
+what the services are (`bullpen.app`), several processes (`bullpen.cli.supervisor`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -27,9 +28,9 @@ ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
 """Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
 _HINTS: Final = {
     "worker": "register a handler with @app.handler(queue)",
-    "outbox": "name app.outbox",
+    "outbox": "call app.use_outbox()",
     "projector": "say app.projector(routes)",
-    "messages": "name app.messages",
+    "messages": "call app.use_messages()",
     "alerts": "say who is told: BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS",
 }
 
@@ -61,6 +62,7 @@ class Services:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = self._began_stopped = False
+        self._signals_seen = 0
 
     @property
     def all(self) -> tuple[Service, ...]:
@@ -89,7 +91,7 @@ class Services:
         chosen = [service for service in self._all if not roles or role_of(service) in wanted]
         if not any(role_of(service) != "http" for service in self._all):
             raise NotConfigured(
-                "the app has nothing to run; register a handler with @app.handler(queue), or name app.outbox"
+                "the app has nothing to run; register a handler with @app.handler(queue), or call app.use_outbox()"
             )
         if not any(role_of(service) != "http" for service in chosen):
             hints = "; ".join(_HINTS[role] for role in roles)
@@ -152,6 +154,16 @@ class Services:
 
     def _on_signal(self, group: asyncio.TaskGroup, number: signal.Signals) -> None:
         running = self._count_running()
+        self._signals_seen += 1
+        if self._signals_seen > 2:
+            # Whoever asks three times does not wait for a server that is away. Locks run out, nothing is lost.
+            logger.warning(
+                "%s once more: ended at once; the check for stalled jobs gives %d running jobs back when their locks "
+                "have run out",
+                number.name,
+                running,
+            )
+            os._exit(128 + number)
         if self._is_stopping:
             logger.warning("%s again: %d running jobs are cancelled and given back", number.name, running)
             group.create_task(self.stop(0))

@@ -1,7 +1,7 @@
 """The runs of an application, and what of them this process does.
 
-In: settings, ledger, connection. Out: `Runs` that the container knows, and one service for `run`: a worker if there is
-a handler, and maintenance. With row-level security a process does one of the two, by the role it has: workers see one
+In: settings, ledger, connection. Out: `Runs` that the container knows, and one service for `run`: a worker for each
+handler, and maintenance. With row-level security a process does one of the two, by the role it has: workers see one
 tenant at a time, maintenance sees all. Elsewhere: the parts themselves (`bullpen.runs`).
 """
 
@@ -13,12 +13,22 @@ from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel.container import Container
+from bullpen._kernel.logs import get_logger
 from bullpen.ledger import Ledger
-from bullpen.queue import Connection, Worker
+from bullpen.redis import Connection
 from bullpen.runs import RunMaintenance, RunOptions, RunProcessor, Runs, RunService, RunWorker
 from bullpen.settings import Settings
+from bullpen.worker import Worker
 
 __all__ = ["RunsService", "make_runs"]
+
+logger = get_logger("bullpen.runs")
+
+_DUTIES: Final = {
+    "service": "runs are dispatched and looked after here; processes with BULLPEN_DATABASE_DUTY=worker handle them",
+    "worker": "runs are handled here; a process with BULLPEN_DATABASE_DUTY=service dispatches and looks after them",
+    "tenant": "runs are submitted here; processes with the duties service and worker dispatch and handle them",
+}
 
 
 def make_runs(settings: Settings, ledger: Ledger, connection: Connection, prefix: str, container: Container) -> Runs:
@@ -32,40 +42,52 @@ def make_runs(settings: Settings, ledger: Ledger, connection: Connection, prefix
 
 
 class RunsService:
-    """Runs and looks after runs until closed. The worker is made when a handler is registered."""
+    """Runs and looks after runs until closed. A worker is made when a handler is registered."""
 
     uses_redis: Final = True
 
     def __init__(self, runs: Runs, prepare: Callable[[], Awaitable[None]], workers: dict[str, Worker]) -> None:
         self._runs, self._prepare, self._workers = runs, prepare, workers
-        self._worker: RunWorker | None = None
+        self._run_workers: dict[str | None, RunWorker] = {}
         self._maintenance: RunMaintenance | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._is_closed = False
         self._closed = asyncio.Event()
         runs.on_handler = self._make_worker
 
-    def _make_worker(self) -> None:
-        self._worker = self._runs.worker()
-        self._workers[self._runs.queue.name] = self._worker.worker
+    def _make_worker(self, name: str | None) -> None:
+        ledger = self._runs.ledger
+        if ledger.roles is not None and ledger.duty != "worker":
+            return  # as with deliveries: a process does what its role may
+        is_new = name not in self._run_workers
+        made = self._run_workers[name] = self._runs.worker(name)
+        self._workers[made.worker.queue_name] = made.worker
+        if is_new and self._group is not None and not self._is_closed:
+            self._group.create_task(made.run(signals=False))
 
     async def run(self, *, signals: bool | None = None) -> None:
         await self._prepare()
         ledger = self._runs.ledger
         if self._is_closed:
             return
+        if ledger.roles is not None:
+            logger.info(_DUTIES[ledger.duty])
         try:
             async with asyncio.TaskGroup() as group:
                 if not ledger.database.tenant_required:
                     self._maintenance = self._runs.maintenance()
                     group.create_task(self._maintenance.run())
-                if self._worker is not None:
-                    group.create_task(self._worker.run(signals=False))
+                self._group = group  # a handler that is registered later is run at once
+                for worker in self._run_workers.values():
+                    group.create_task(worker.run(signals=False))
                 await self._closed.wait()  # whatever parts this process has, it serves until it is closed
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            self._group = None
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         self._is_closed = True
-        parts = [part for part in (self._worker, self._maintenance) if part is not None]
+        parts = [part for part in (*self._run_workers.values(), self._maintenance) if part is not None]
         await asyncio.gather(*(part.close(timeout) for part in parts))
         self._closed.set()

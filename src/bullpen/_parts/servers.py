@@ -17,7 +17,7 @@ from typing import Final
 
 from bullpen.embedded import EmbeddedServer, Sync, acquire
 from bullpen.errors import InvalidOption
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 
 __all__ = ["CommandLine", "command_line", "connect", "connect_to_configured", "obeying"]

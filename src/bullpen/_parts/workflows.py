@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, Unpack, cast
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import is_text
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.policy import DEFAULT_LOCK_MS
-from bullpen.errors import InvalidOption, require
+from bullpen.errors import InvalidOption, TwoTransports, require
 from bullpen.plugins import transports
 from bullpen.ports.bindings import (
     AnyTransport,
@@ -26,13 +26,12 @@ from bullpen.ports.bindings import (
     Memory,
     RabbitMQ,
     RedisAddress,
-    TwoTransports,
     choose_binding,
 )
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.ports.entity import UrnLocks
 from bullpen.ports.messaging import Messaging
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.definition import Definition
@@ -40,7 +39,7 @@ from bullpen.workflow.locks import RedisLocks, locks_of
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores.direct import DirectStore, as_store
 
-__all__ = ["BullMQRegistration", "KafkaRegistration", "WorkflowOptions", "Workflows"]
+__all__ = ["BullMQRegistration", "KafkaRegistration", "RegisterOptions", "WorkflowOptions", "Workflows"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -70,13 +69,9 @@ class BullMQRegistration(TypedDict):
     `BullMQ`, such as that of the definition. None: nothing to add."""
 
 
-class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
-    """What `Bullpen.workflow` takes besides the definition."""
+class RegisterOptions(TypedDict, Generic[T, P, E, S], total=False):
+    """What `Bullpen.register` takes besides what it is there for."""
 
-    name: str | None
-    """None: that of the definition."""
-    bullmq: BullMQ[E] | None
-    kafka: Kafka[E] | None
     rabbitmq: RabbitMQ[E] | None
     events: AnyTransport[E] | None
     """The one transport, unless the definition names it."""
@@ -91,6 +86,15 @@ class WorkflowOptions(TypedDict, Generic[T, P, E, S], total=False):
     """A subclass of `Workflow` to make."""
     strict: bool
     """Refuse what lint only warns of."""
+
+
+class WorkflowOptions(RegisterOptions[T, P, E, S], Generic[T, P, E, S], total=False):
+    """What `Bullpen.workflow` takes besides the definition."""
+
+    name: str | None
+    """None: that of the definition."""
+    bullmq: BullMQ[E] | None
+    kafka: Kafka[E] | None
 
 
 class Workflows:
@@ -177,7 +181,7 @@ class Workflows:
         providers: Mapping[type[Any], Any] | None = None,
         kafka: KafkaRegistration | None = None,
         bullmq: BullMQRegistration | None = None,
-        **options: Any,
+        **options: Unpack[RegisterOptions[T, P, E, S]],
     ) -> Workflow[T, P, E, S]:
         """See `Bullpen.register`."""
         container = Container([self._container, *imports])

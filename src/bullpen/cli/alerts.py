@@ -58,7 +58,7 @@ def send_test(
             if not opened.settings.alerts.has_target:
                 raise WrongCommand("nobody is to be told: set BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS")
             await opened.prepare()
-            return await opened.alerts.send_test(by or whoami())
+            return await opened.use_alerts().send_test(by or whoami())
 
     ids = common.wait_for(send())
     if as_json:

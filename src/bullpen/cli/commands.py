@@ -28,11 +28,13 @@ _COMMANDS: Final = {
     "run": "run_app:run",
     "exporter": "exporter:exporter",
     "serve": "serve:serve",
+    "dashboard": "dashboard:dashboard",
     "top": "top.command:top",
     "queues": "queues:app",
     "jobs": "jobs:app",
     "schedules": "schedules:app",
     "dead-letters": "dead_letters:app",
+    "payloads": "payloads:app",
     "outbox": "outbox:app",
     "projector": "projector:app",
     "workflows": "workflows:app",
@@ -47,7 +49,7 @@ _COMMANDS: Final = {
 }
 # Commands of a group that another module has: each adds its own.
 _ADDED: Final = {
-    "queues": ("follow:add_to_queues", "upkeep:add_to"),
+    "queues": ("follow:add_to_queues", "upkeep:add_to", "lanes:add_to"),
     "jobs": ("follow:add_to_jobs",),
     "outbox": ("destinations:add_to", "watch:add_to_outbox"),
     "workflows": ("entities:add_to",),

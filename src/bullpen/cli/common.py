@@ -10,7 +10,6 @@ import asyncio
 import difflib
 import json
 import logging
-import re
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -26,11 +25,15 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from bullpen import embedded
+from bullpen._kernel.duration import written_ms
 from bullpen._kernel.log_formats import PrintableFormatter
 from bullpen._kernel.printable import printable, printable_json
 from bullpen.app import Bullpen
+from bullpen.ops.actions import Actions, Actor
 from bullpen.ops.logs import configure
+from bullpen.queue.actor import who
 from bullpen.queue.browse import find_queues
+from bullpen.wire.envelope import seal_words
 
 T = TypeVar("T")
 
@@ -92,6 +95,11 @@ async def opened(redis: str | None, prefix: str | None) -> AsyncIterator[Bullpen
         wire = await app.connection.open()
         wire.close()
         yield app
+
+
+async def acting(app: Bullpen) -> Actions:
+    """What this person does to queues and jobs: written to the audit trail before it is done."""
+    return await app.actions(Actor(who()))
 
 
 async def must_exist(app: Bullpen, queue: str) -> None:
@@ -191,17 +199,15 @@ class QueueFirst(TyperGroup):
 
 # Reading arguments --------------------------------------------------------------------------------------------------
 
-_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 
 def duration(option: str, text: str) -> timedelta:
     """`1500` or `1500ms`, `90s`, `15m`, `2h`, `1d`."""
-    match = re.fullmatch(r"(\d{1,15})(ms|s|m|h|d)?", text.strip())
-    if match is None:
+    ms = written_ms(text)
+    if ms is None:
         raise typer.BadParameter(
             f"{text!r} is no duration; write 1500 (milliseconds), 90s, 15m, 2h or 1d", param_hint=f"'{option}'"
         )
-    return timedelta(milliseconds=int(match[1]) * _UNITS[match[2] or "ms"])
+    return timedelta(milliseconds=ms)
 
 
 def parse_json(option: str, text: str) -> Any:
@@ -256,7 +262,9 @@ def when(epoch_ms: int) -> str:
 
 
 def short(value: Any, limit: int = 80) -> str:
-    """JSON on one line, cut to what fits beside other columns."""
+    """JSON on one line, cut to what fits beside other columns; of a sealed payload only how it is sealed."""
+    if (words := seal_words(value)) is not None:
+        return printable(words)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = printable(" ".join(text.split()))
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -6,7 +6,7 @@ import typer
 
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, RedisOption
-from bullpen.settings import Setting, Settings
+from bullpen.settings import Setting, Settings, misspelt_variables
 
 app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
 
@@ -20,6 +20,8 @@ def config() -> None:
 def show(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
     """Print every setting, its value (passwords hidden), where it came from, and the variable that sets it."""
     settings = list(Settings.load(redis_url=redis, redis_prefix=prefix).describe())
+    for name, meant in misspelt_variables().items():
+        common.err.print(f"{name} is no setting and does nothing; did you mean {meant}?", markup=False)
     if as_json:
         common.print_json(
             [

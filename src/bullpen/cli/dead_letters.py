@@ -11,17 +11,19 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from bullpen._parts.dead_letters import OUTBOX_STORE, LetterAudit, installed_ledger, ready_ledger
+from bullpen._parts.audit import AuditTrail
+from bullpen._parts.dead_letters import LetterAudit, installed_ledger, ready_ledger
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.cli.edit import edit
+from bullpen.cli.letters import ProgramOption, StoredLetters, letters_of, opened, warn_of_brokers
 from bullpen.cli.outbox import whoami
-from bullpen.errors import JobNotFound, JobStateConflict
-from bullpen.ops.dead_letters import Group, Wanted
+from bullpen.errors import ConnectionLost, DeadLetterNotFound, JobNotFound, JobStateConflict
+from bullpen.ops.dead_letters import ConsoleFilter, Group
 from bullpen.queue import DeadLetter
 from bullpen.queue.audit import AuditStreams
-from bullpen.queue.dead_letter import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
+from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
 
 app = typer.Typer(
     cls=QueueFirst,
@@ -52,28 +54,52 @@ def dead_letters() -> None:
 
 @app.command()
 def overview(
-    tenant: TenantOption = None, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+    tenant: TenantOption = None,
+    program: ProgramOption = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Count the dead letters of all queues and of the outbox."""
+    """Count the dead letters of all queues, of the outbox, of messages, and with --app those of the program's
+    workflows on RabbitMQ and Kafka."""
 
-    async def ask() -> dict[str, int]:
-        async with common.opened(redis, prefix) as opened:
-            return await (await opened.dead_letters(tenant_id=tenant)).depths()
+    away: dict[str, ConnectionLost] = {}
 
-    depths = common.wait_for(ask())
+    async def ask() -> tuple[dict[str, int], bool]:
+        async with opened(program, redis, prefix) as app:
+            depths = await (await app.dead_letters(tenant_id=tenant)).depths(away=away)
+            if tenant is None:
+                await _tell_of_parked(app)
+            return depths, warn_of_brokers(app, program)
+
+    depths, is_partial = common.wait_for(ask())
     if as_json:
         common.print_json(depths)
     elif not any(depths.values()):
-        common.err.print("no dead letters anywhere")
+        if not away:
+            common.err.print("no dead letters " + ("in Redis and the ledger" if is_partial else "anywhere"))
     else:
         rows = [(store, depth) for store, depth in sorted(depths.items(), key=lambda pair: -pair[1]) if depth]
         common.print_table(("store", "dead letters"), rows, numbers=["dead letters"])
+    if away:
+        # After the others: while one broker is away, people look for what fails elsewhere.
+        raise ConnectionLost("; ".join(f"{store} is not counted: {error}" for store, error in away.items()))
+
+
+async def _tell_of_parked(app: Bullpen) -> None:
+    """Events of projectors are no letters, and somebody must look at them all the same."""
+    ledger = await ready_ledger(installed_ledger(lambda: app.ledger)) if app.settings.has_ledger() else None
+    if ledger is None or "projector" not in await ledger.parts():
+        return
+    if parked := await ledger.parked.count():
+        common.err.print(f"parked events of projectors: {parked}; bullpen projector parked list shows them")
 
 
 @app.command()
 def groups(
     store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as overview names it.")] = None,
     tenant: TenantOption = None,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -81,8 +107,9 @@ def groups(
     """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
 
     async def ask() -> list[Group]:
-        async with common.opened(redis, prefix) as opened:
-            return await (await opened.dead_letters(tenant_id=tenant)).groups(Wanted(store=store))
+        async with opened(program, redis, prefix) as app:
+            warn_of_brokers(app, program)
+            return await (await app.dead_letters(tenant_id=tenant)).groups(ConsoleFilter(store=store))
 
     found = common.wait_for(ask())
     if as_json:
@@ -104,13 +131,14 @@ def list_(
     error: ErrorOption = None,
     tenant: TenantOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List entries, oldest first."""
     where = DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
-    depth, found = common.wait_for(_list(queue, where, limit, redis, prefix))
+    depth, found = common.wait_for(_list(queue, where, limit, program, redis, prefix))
     if as_json:
         common.print_json([_to_json(letter) for letter in found])
     elif not found:
@@ -132,12 +160,13 @@ def show(
     queue: QueueArgument,
     entry: EntryArgument,
     tenant: TenantOption = None,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one entry with its payload, error and stack."""
-    letter = common.wait_for(_get(queue, entry, tenant, redis, prefix))
+    letter = common.wait_for(_get(queue, entry, tenant, program, redis, prefix))
     if as_json:
         common.print_json(_to_json(letter))
         return
@@ -158,6 +187,7 @@ def redrive(
     rate: Annotated[float | None, typer.Option(help="At most so many a second.")] = None,
     dry_run: DryRunOption = False,
     by: Annotated[str | None, typer.Option(metavar="WHO", help="Noted with the job.", show_default="you")] = None,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -165,7 +195,7 @@ def redrive(
     """Send jobs back to their queue with their id and idempotency key; attempts start again."""
     where = _which(entries, everything, name, error, tenant)
 
-    async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
+    async def work(letters: DeadLetters | StoredLetters, on_progress: OnProgress) -> RedriveReport:
         if where is not None:
             options: dict[str, Any] = {"limit": limit, "rate": rate, "by": by}
             return await letters.redrive_all(where, dry_run=dry_run, on_progress=on_progress, **options)
@@ -183,7 +213,11 @@ def redrive(
 
     asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
     written = None if dry_run else ("redrive", by or whoami(), asked)
-    _tell("redriven", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
+    _tell(
+        "redriven",
+        common.wait_for(_with_letters(queue, (program, redis, prefix), tenant, work, as_json, written)),
+        as_json,
+    )
 
 
 @app.command()
@@ -197,6 +231,7 @@ def discard(
     limit: LimitOption = None,
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -209,7 +244,7 @@ def discard(
         whose = "" if tenant is None else f" and tenant {tenant!r}"
         common.ask(f"Delete all dead letters of {queue!r}{whose} for good?")
 
-    async def work(letters: DeadLetters, on_progress: OnProgress) -> RedriveReport:
+    async def work(letters: DeadLetters | StoredLetters, on_progress: OnProgress) -> RedriveReport:
         if where is not None:
             return await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
         report = RedriveReport(is_dry_run=dry_run)
@@ -221,7 +256,11 @@ def discard(
 
     asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
     written = None if dry_run else ("discard", whoami(), asked)
-    _tell("discarded", common.wait_for(_with_letters(queue, redis, prefix, work, as_json, written)), as_json)
+    _tell(
+        "discarded",
+        common.wait_for(_with_letters(queue, (program, redis, prefix), tenant, work, as_json, written)),
+        as_json,
+    )
 
 
 app.command("edit")(edit)
@@ -237,14 +276,14 @@ def _which(
     return None if entries else DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
 
 
-async def _is_of(letters: DeadLetters, entry: str, tenant: str | None) -> bool:
-    if tenant is None:
+async def _is_of(letters: DeadLetters | StoredLetters, entry: str, tenant: str | None) -> bool:
+    if tenant is None or isinstance(letters, StoredLetters):
         return True
     letter = await letters.get(entry)
     return letter is not None and DeadLetterFilter(tenant_id=tenant).matches(letter)
 
 
-async def _must_be_of(letters: DeadLetters, entry: str, tenant: str | None) -> None:
+async def _must_be_of(letters: DeadLetters | StoredLetters, entry: str, tenant: str | None) -> None:
     if not await _is_of(letters, entry, tenant):
         raise JobNotFound(letters.queue_name, entry, is_letter=True)
 
@@ -269,59 +308,57 @@ def _tell(verb: str, report: RedriveReport, as_json: bool) -> None:
 
 
 async def _list(
-    queue: str, where: DeadLetterFilter, limit: int, redis: str | None, prefix: str | None
+    queue: str, where: DeadLetterFilter, limit: int, program: str | None, redis: str | None, prefix: str | None
 ) -> tuple[int, list[DeadLetter]]:
-    async with common.opened(redis, prefix) as app:
-        letters = _letters_of(app, queue)
+    async with opened(program, redis, prefix) as app:
+        letters = await letters_of(app, queue, where.tenant_id, whoami())
         found: list[DeadLetter] = []
         async for letter in letters.find(where):
             found.append(letter)
             if len(found) == limit:
                 break
-        if not found:
+        if not found and isinstance(letters, DeadLetters):
+            warn_of_brokers(app, program)
             await common.must_exist(app, queue.removesuffix(_SUFFIX))
         return await letters.depth(), found
 
 
-async def _get(queue: str, entry: str, tenant: str | None, redis: str | None, prefix: str | None) -> DeadLetter:
-    async with common.opened(redis, prefix) as app:
-        letters = _letters_of(app, queue)
+async def _get(
+    queue: str, entry: str, tenant: str | None, program: str | None, redis: str | None, prefix: str | None
+) -> DeadLetter:
+    async with opened(program, redis, prefix) as app:
+        letters = await letters_of(app, queue, tenant, whoami())
         letter = await letters.get(entry)
-        if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
+        if isinstance(letters, StoredLetters):
+            if letter is None:
+                raise DeadLetterNotFound(letters.queue_name, entry)
+        elif letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
             await common.must_exist(app, queue.removesuffix(_SUFFIX))
             raise JobNotFound(letters.queue_name, entry, is_letter=True)
         return letter
 
 
-def _letters_of(app: Bullpen, named: str) -> DeadLetters:
-    """Those of a queue, which may also be named as `overview` names their store."""
-    if named == OUTBOX_STORE:
-        raise WrongCommand(
-            "these are rows of the outbox: bullpen outbox list --status DEAD, redrive, discard; here they can be edited"
-        )
-    return app.queue(named.removesuffix(_SUFFIX)).dead_letters
-
-
 async def _write_down(app: Bullpen, action: str, letters: DeadLetters, by: str, asked: dict[str, Any]) -> None:
     """Who asked for what, in the ledger's audit table, else in the stream beside the letters; before it is done."""
     ledger = installed_ledger(lambda: app.ledger) if app.settings.has_ledger() else None
-    audit = LetterAudit(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix))
+    audit = LetterAudit(AuditTrail(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix)))
     chosen = {name: value for name, value in asked.items() if value not in (None, False)}
     await audit.write(letters.queue_name, by, action, letters.queue_name, None, chosen)
 
 
 async def _with_letters(
     queue: str,
-    redis: str | None,
-    prefix: str | None,
+    where: tuple[str | None, str | None, str | None],
+    tenant: str | None,
     work: Any,
     as_json: bool,
     written: tuple[str, str, dict[str, Any]] | None,
 ) -> RedriveReport:
-    """`written`: the action, who asks for it, and for what; None when nothing is changed."""
-    async with common.opened(redis, prefix) as app:
-        letters = _letters_of(app, queue)
-        if written is not None:
+    """`where`: program, server and prefix. `written`: the action, who asks for it, and for what; None when nothing is
+    changed."""
+    async with opened(*where) as app:
+        letters = await letters_of(app, queue, tenant, whoami() if written is None else written[1])
+        if written is not None and isinstance(letters, DeadLetters):
             action, by, asked = written
             await _write_down(app, action, letters, by, asked)
         with _bar(await letters.depth(), as_json) as on_progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,8 +57,10 @@ def disable(
     as_json: JsonOption = False,
 ) -> None:
     """Send nothing to a destination any more. Its rows wait and lose no attempt."""
-    common.wait_for(_disable(database, integration_type, reason))
+    unknown = common.wait_for(_disable(database, integration_type, reason))
     _tell("disabled", integration_type, as_json)
+    if unknown is not None:
+        common.err.print(f"no row has this type yet{unknown}", markup=False)
 
 
 def enable(integration_type: TypeArgument, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
@@ -121,9 +124,15 @@ async def _troubled(database: str | None) -> list[Destination]:
         return list((await ledger.destinations.troubled()).values())
 
 
-async def _disable(database: str | None, integration_type: str, reason: str) -> None:
+async def _disable(database: str | None, integration_type: str, reason: str) -> str | None:
+    """None: rows have this type. Else what it may be a misspelling of: one may also be switched off beforehand."""
     async with open_ledger(settings_for(database)) as ledger:
         await ledger.destinations.disable(integration_type, by=whoami(), reason=reason)
+        if await ledger.outbox.find(integration_type=integration_type, limit=1):
+            return None
+        known = {row.integration_type for row in await ledger.outbox.find(limit=1_000)}
+        near = difflib.get_close_matches(integration_type, known, 3)
+        return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 async def _enable(database: str | None, integration_type: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,24 +12,35 @@ from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
 from bullpen.cli.config import taken_from
+from bullpen.cli.letters import app_of, brokers_of
+from bullpen.errors import BullpenError
 from bullpen.ops.doctor import Advice, Level, examine
-from bullpen.settings import Settings
+from bullpen.plugins import transports
+from bullpen.settings import Settings, misspelt_variables
 
+_TIMEOUT_S: Final = 10.0
+_MEND: Final = "start the broker, or mend the way to it: BULLPEN_RABBITMQ_URL, BULLPEN_KAFKA_BROKERS"
 _STYLES = {Level.GOOD: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.BROKEN: "bold red"}
 
 
 def doctor(
     everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            "--app", metavar="MODULE:APP", help="Program whose brokers are looked at too, with their dead letters."
+        ),
+    ] = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the server, all queues and the ledger. Changes nothing.
+    """Look at the server, all queues, the brokers that settings or a program name, and the ledger. Changes nothing.
 
     The exit code is 1 if something is broken, such as jobs that wait without a worker; with --strict also for warnings.
     """
-    found = common.wait_for(_ask(redis, prefix))
+    found = common.wait_for(_ask(program, redis, prefix))
     if as_json:
         common.print_json([advice.to_json() for advice in found])
     else:
@@ -38,15 +50,63 @@ def doctor(
         raise Done("")
 
 
-async def _ask(redis: str | None, prefix: str | None) -> list[Advice]:
-    async with Bullpen(redis, prefix=prefix) as app:
+async def _ask(program: str | None, redis: str | None, prefix: str | None) -> list[Advice]:
+    async with app_of(program, redis, prefix) as app:
         ledger = app.ledger if app.settings.has_ledger() else None
-        connection = app.connection if app.settings.has_redis() or ledger is None else None
-        found = [*_settings(app.settings), *await examine(connection, app.prefix, ledger)]
+        is_needed = app.settings.has_redis() or redis is not None or (ledger is None and not brokers_of(app))
+        found = [*_settings(app.settings), *[each async for each in _brokers(app)]]
+        found += await examine(app.connection if is_needed else None, app.prefix, ledger)
         return sorted(found, key=lambda advice: -advice.level)
 
 
+async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
+    """Whether each broker answers, and what waits in its dead letters."""
+    clients: dict[str, Any] = {f"workflow {each.name}": each.client for each in app.workflows.all}
+    if app.settings.messages.transport == "rabbitmq" and app.settings.has_ledger():
+        clients["messages"] = app.use_messages().messaging
+    asked = {type(client) for client in clients.values()}
+    ours = [_of_settings(name, app.settings) for name in brokers_of(app) if transports.load(name) not in asked]
+    clients |= {f"transport {client.label}": client for client in ours}
+    for subject, client in clients.items():
+        transport = getattr(client, "transport", None)
+        if transport is not None and transport.label not in ("BullMQ", "Memory"):
+            reason = await _away_because(transport)
+            yield (
+                Advice(Level.GOOD, subject, transport.label, "the broker answers")
+                if reason is None
+                else Advice(Level.BROKEN, subject, transport.label, reason, _MEND)
+            )
+    for client in ours:
+        await client.close()
+    for store in app.other_letters():
+        try:
+            depth = await store.depth()
+        except BullpenError:
+            continue  # of its broker we have told
+        if depth:
+            text = f"{depth} wait for somebody"
+            fix = f"bullpen dead-letters {store.name} --app MODULE:APP"
+            yield Advice(Level.WARNING, f"store {store.name}", "dead letters", text, fix)
+
+
+def _of_settings(name: str, settings: Settings) -> Any:
+    """A client for where the settings say the broker is, when no program says more."""
+    kind = transports.load(name)
+    return kind(settings.kafka.brokers, workflow="doctor") if name == "kafka" else kind(settings.rabbitmq.urls)
+
+
+async def _away_because(transport: Any) -> str | None:
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            health = await transport.check()
+    except TimeoutError:
+        return f"no answer within {_TIMEOUT_S:g} s"
+    return None if health.ok else str(health.reason)
+
+
 def _settings(settings: Settings) -> Iterator[Advice]:
+    for name, meant in misspelt_variables().items():
+        yield Advice(Level.WARNING, "settings", name, "no setting has this name: it does nothing", f"set {meant}")
     for setting in settings.describe():
         if setting.is_general:
             fix = f"set {setting.variable}, which wins, or nothing if it is meant"

@@ -22,8 +22,9 @@ from rich.text import Text
 
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption, WrongCommand
+from bullpen.cli.letters import ProgramOption, name_of_store, opened
 from bullpen.cli.outbox import whoami
-from bullpen.ops.dead_letters import DeadLetterConsole, Found
+from bullpen.ops.dead_letters import Found
 from bullpen.ports.edits import KEEP, Edit, make_edit, payload_fingerprint
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -49,6 +50,7 @@ def edit(
     tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only if it is this tenant's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference, send nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    program: ProgramOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -64,7 +66,7 @@ def edit(
         raise WrongCommand("say --data or --merge where nobody can edit")
     if not (may_ask or yes or dry_run):
         raise WrongCommand("sending an edited payload needs --yes where nobody can be asked; --dry-run shows it")
-    found = common.wait_for(_get(store, entry, tenant, redis, prefix))
+    found = common.wait_for(_get(store, entry, tenant, program, redis, prefix))
     change: dict[str, Any] = {name: common.read_json(f"--{name}", text) for name, text in
                               (("data", data), ("merge", merge)) if text is not None}  # fmt: skip
     if not change:
@@ -76,25 +78,30 @@ def edit(
         _show(found.letter.data, made.data)
     if may_ask and not yes and not dry_run:
         common.ask(f"Send {entry} back to {found.letter.source!r} with this payload?")
-    identity = None if dry_run else common.wait_for(_send(found, made, by or whoami(), tenant, redis, prefix))
+    identity = None if dry_run else common.wait_for(_send(found, made, by or whoami(), tenant, program, redis, prefix))
     _tell(found, made, identity, as_json)
 
 
-async def _get(store: str, entry: str, tenant: str | None, redis: str | None, prefix: str | None) -> Found:
-    async with common.opened(redis, prefix) as app:
+async def _get(
+    store: str, entry: str, tenant: str | None, program: str | None, redis: str | None, prefix: str | None
+) -> Found:
+    async with opened(program, redis, prefix) as app:
         console = await app.dead_letters(tenant_id=tenant)
         return await console.get_editable(name_of_store(console, store), entry)
 
 
-async def _send(found: Found, made: Edit, by: str, tenant: str | None, redis: str | None, prefix: str | None) -> str:
-    async with common.opened(redis, prefix) as app:
+async def _send(
+    found: Found,
+    made: Edit,
+    by: str,
+    tenant: str | None,
+    program: str | None,
+    redis: str | None,
+    prefix: str | None,
+) -> str:
+    async with opened(program, redis, prefix) as app:
         console = await app.dead_letters(tenant_id=tenant)
         return await console.redrive_edited(found.store, found.letter.id, made, by=by)
-
-
-def name_of_store(console: DeadLetterConsole, named: str) -> str:
-    """A store by its own name, or by that of the queue whose dead letters it holds."""
-    return named if named in console.stores or f"{named}-dlq" not in console.stores else f"{named}-dlq"
 
 
 def _from_editor(found: Found) -> Any:

@@ -16,7 +16,7 @@ from bullpen.cli.common import Done, JsonOption, TimeUp, WrongCommand
 from bullpen.cli.run_app import load_app
 from bullpen.cli.watch import IntervalOption, LinesOption, TimeoutOption
 from bullpen.cli.workflows import NameArgument, TargetArgument, TenantOption, UrnArgument, find, move_json
-from bullpen.ports.entity import EntityNotFound, word
+from bullpen.errors import EntityNotFound, word
 
 EventArgument = Annotated[str, typer.Argument(metavar="EVENT", help="Name of the event.", show_default=False)]
 PayloadOption = Annotated[

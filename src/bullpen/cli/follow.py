@@ -27,6 +27,7 @@ from bullpen.errors import JobNotFound
 from bullpen.ops.follow import Followed, Happening, Outcome, Waited, Wanted, follow, follow_logs, position_at
 from bullpen.queue import JobState, Queue
 from bullpen.queue.browse import find_queues
+from bullpen.wire.envelope import seal_words
 from bullpen.wire.events import EventName
 
 EventOption = Annotated[
@@ -312,7 +313,7 @@ def _detail(data: Any) -> str:
     fields = {key: value for key, value in data.items() if key not in ("name", "prev", "stacktrace")}
     if len(fields) == 1:
         ((key, value),) = fields.items()
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else seal_words(value) or json.dumps(value, ensure_ascii=False)
         return text if key in ("returnvalue", "failedReason", "data") else f"{key} {text}"
     return ", ".join(f"{key} {value}" for key, value in fields.items())
 

@@ -1,4 +1,4 @@
-"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote and remove them."""
+"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote, cancel and remove them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption
 from bullpen.errors import JobNotFound, JobStateConflict
-from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.ops.actions import Actions
+from bullpen.ops.explain import IdleCause, JobExplanation, why
+from bullpen.queue import Added, Job, JobState
 from bullpen.queue.browse import list_jobs
 
 app = typer.Typer(
@@ -62,12 +64,15 @@ def list_(
 def show(
     queue: QueueArgument,
     job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open sealed data and return value with the configured codec.")
+    ] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show everything that is stored about one job."""
-    state, job, logs = common.wait_for(_read(queue, job_id, redis, prefix))
+    state, job, logs = common.wait_for(_read(queue, job_id, redis, prefix, opened=opened))
     if as_json:
         common.print_json({"state": state.value, **job.to_json(), "logs": logs})
         return
@@ -130,8 +135,8 @@ def retry(
         _tell_count("retried", count, dry_run, as_json)
         return
 
-    async def act(opened: Queue, job_id: str) -> None:
-        await opened.retry(job_id, reset_attempts=True)
+    async def act(actions: Actions, job_id: str) -> None:
+        await actions.do("job.retry", queue, job_id, reset=True)
 
     _tell("retried", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
 
@@ -156,8 +161,8 @@ def promote(
         _tell_count("promoted", common.wait_for(_promote_all(queue, dry_run, redis, prefix)), dry_run, as_json)
         return
 
-    async def act(opened: Queue, job_id: str) -> None:
-        await opened.promote(job_id)
+    async def act(actions: Actions, job_id: str) -> None:
+        await actions.do("job.promote", queue, job_id)
 
     _tell("promoted", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
 
@@ -181,13 +186,30 @@ def change(
         raise common.WrongCommand("say --delay, --priority or both")
     wait = None if delay is None else common.duration("--delay", delay)
 
-    async def act(opened: Queue, job_id: str) -> None:
+    async def act(actions: Actions, job_id: str) -> None:
         if wait is not None:
-            await opened.change_delay(job_id, wait)
+            await actions.do("job.delay", queue, job_id, delay=delay)
         if priority is not None:
-            await opened.change_priority(job_id, priority)
+            await actions.do("job.priority", queue, job_id, priority=priority)
 
     _tell("changed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+@app.command()
+def cancel(
+    queue: QueueArgument,
+    ids: IdsArgument,
+    reason: Annotated[str | None, typer.Option(help="For whoever waits for the result.")] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End jobs: those that wait fail now, workers are asked to end those that run."""
+
+    async def act(actions: Actions, job_id: str) -> None:
+        await actions.do("job.cancel", queue, job_id, why=reason)
+
+    _tell("cancelled", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
 
 
 @app.command()
@@ -200,11 +222,36 @@ def remove(
 ) -> None:
     """Delete jobs for good, with their children if they have any. Running ones are refused."""
 
-    async def act(opened: Queue, job_id: str) -> None:
-        if not await opened.remove(job_id):
-            raise JobNotFound(queue, job_id)
+    async def act(actions: Actions, job_id: str) -> None:
+        await actions.do("job.remove", queue, job_id)
 
     _tell("removed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+
+
+@app.command()
+def explain(
+    queue: QueueArgument,
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a job is not running, and what to do about it."""
+
+    async def ask() -> JobExplanation:
+        async with common.opened(redis, prefix) as app:
+            await common.must_exist(app, queue)
+            return await why(app.queue(queue), job_id)
+
+    found = common.wait_for(ask())
+    if as_json:
+        common.print_json(found.to_json())
+    else:
+        common.out.print(found.text, markup=False)
+        if found.command:
+            common.out.print(found.command, markup=False)
+    if found.cause is IdleCause.NOT_HERE:
+        raise common.Done("")
 
 
 def _one_way(ids: list[str] | None, everything: bool) -> None:
@@ -237,18 +284,18 @@ async def _each(
     ids: list[str],
     redis: str | None,
     prefix: str | None,
-    act: Callable[[Queue, str], Awaitable[None]],
+    act: Callable[[Actions, str], Awaitable[None]],
 ) -> dict[str, str | None]:
     """Do it to one job after the other; what cannot be done to one keeps nobody else from being done."""
     problems: dict[str, str | None] = {}
     async with common.opened(redis, prefix) as app:
+        await common.must_exist(app, queue)  # before anything is written down about a queue that is not there
+        actions = await common.acting(app)
         for job_id in ids:
             problems[job_id] = None
             try:
-                await act(app.queue(queue), job_id)
+                await act(actions, job_id)
             except (JobNotFound, JobStateConflict) as error:
-                if isinstance(error, JobNotFound):
-                    await common.must_exist(app, queue)
                 problems[job_id] = str(error)
     return problems
 
@@ -264,6 +311,7 @@ async def _retry_all(
             wanted = min(wanted, limit)
         if dry_run or not wanted:
             return wanted
+        await (await common.acting(app)).note("queue.retry-all", queue, "", {"count": wanted, "rate": rate})
         # Only what has failed by now: with a rate, jobs that fail again meanwhile would come round for ever.
         seconds, micros = await app.connection.shared_door(opened.keys.base).call("TIME")
         until = datetime.fromtimestamp(int(seconds) + int(micros) / 1e6, UTC)
@@ -284,7 +332,11 @@ async def _promote_all(queue: str, dry_run: bool, redis: str | None, prefix: str
     async with common.opened(redis, prefix) as app:
         await common.must_exist(app, queue)
         opened = app.queue(queue)
-        return (await opened.counts()).delayed if dry_run else await opened.promote_all()
+        delayed = (await opened.counts()).delayed
+        if dry_run:
+            return delayed
+        await (await common.acting(app)).note("queue.promote-all", queue, "", {"count": delayed})
+        return await opened.promote_all()
 
 
 async def _list(
@@ -297,9 +349,13 @@ async def _list(
         return found
 
 
-async def _read(queue: str, job_id: str, redis: str | None, prefix: str | None) -> tuple[JobState, Job, list[str]]:
+async def _read(
+    queue: str, job_id: str, redis: str | None, prefix: str | None, *, opened: bool = False
+) -> tuple[JobState, Job, list[str]]:
     async with common.opened(redis, prefix) as app:
-        job = await app.queue(queue).get_job(job_id)
+        if opened and app.codec is None:
+            raise common.WrongCommand("--open needs a codec; set BULLPEN_CODEC_KEYS or BULLPEN_CODEC_STORE")
+        job = await app.queue(queue).get_job(job_id, open=opened)
         if job is None:
             await common.must_exist(app, queue)
             raise JobNotFound(queue, job_id)
@@ -315,7 +371,9 @@ def _note(job: Job) -> str:
     """The most telling thing about a job: why it failed, what it returned, else its data."""
     if job.failed_reason:
         return common.short(job.failed_reason)
-    return common.short(job.return_value if job.finished_on else job.record.raw_data.decode("utf-8", "replace"))
+    if job.finished_on:
+        return common.short(job.return_value)
+    return job.record.seal_words or common.short(job.record.raw_data.decode("utf-8", "replace"))
 
 
 def _fields(job: Job) -> list[tuple[str, str]]:

@@ -15,8 +15,11 @@ from rich.progress import Progress
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, WrongCommand
+from bullpen.cli.letters import name_of_store
 from bullpen.cli.outbox import DatabaseOption, open_ledger, settings_for
 from bullpen.cli.run_app import load_app
+from bullpen.errors import BullpenError, InvalidOption, UnsafeDatabaseRole
+from bullpen.ops.dead_letters import ConsoleFilter, Found
 
 if TYPE_CHECKING:
     from bullpen.messages import Doubt, Imported, MessageRow, Messages, MessageStatus, Recipient
@@ -25,7 +28,11 @@ app = typer.Typer(help="Import recipients, see what will be sent and what was, m
 
 AppOption = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:APP", help="Program that registers further kinds of occasions."),
+    typer.Option(
+        "--app",
+        metavar="MODULE:APP",
+        help="Program whose kinds of occasions hold; else those of the app that ran last on this ledger.",
+    ),
 ]
 TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Only this tenant.")]
 LimitOption = Annotated[int, typer.Option(min=1, help="At most so many.")]
@@ -63,7 +70,7 @@ def import_(
     except OSError as error:
         raise Done(f"{file} cannot be read: {error.strerror}") from None
     with _bar(total, as_json) as on_progress:
-        done = common.wait_for(_import(file, channel, tenant, dry_run, program, database, on_progress))
+        done = common.wait_for(_import(file, channel, tenant, dry_run, program, database, as_json, on_progress))
     if as_json:
         problems = [{"line": each.line, "reason": each.reason} for each in done.problems]
         common.print_json({"saved": 0 if dry_run else done.saved, "good": done.saved, "problems": problems})
@@ -85,7 +92,7 @@ def recipients(
     """List recipients with their dates."""
 
     async def find() -> list[Recipient]:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return await opened.recipients.find(tenant_id=tenant, limit=limit)
 
     found = common.wait_for(find())
@@ -108,7 +115,7 @@ def remove(
     """Forget recipients and cancel what is planned for them."""
 
     async def work() -> int:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return await opened.recipients.remove(ids, tenant_id=tenant)
 
     _tell("removed", common.wait_for(work()), len(ids), as_json)
@@ -126,7 +133,7 @@ def preview(
     """Show what a recipient will get, and when."""
 
     async def work() -> list[tuple[str, str, Any]]:
-        async with _opened(database, program) as opened:
+        async with _planning(database, program, as_json) as opened:
             found = await opened.recipients.get(recipient, tenant_id=tenant)
             if found is None:
                 raise Done(f"there is no recipient {recipient!r}")
@@ -168,12 +175,13 @@ def lint(
     """List recipients whose local time does not exist, or comes twice, because clocks change that day.
 
     With --app also what the program cannot send: a channel that is not registered, a text whose names have no value.
+    That ends with 1; a local time that the clocks skip does not, because its message leaves all the same.
     """
 
     from bullpen.messages import Doubts
 
     async def work() -> tuple[list[Any], list[Doubt]]:
-        async with _opened(database, program) as opened:
+        async with _planning(database, program, as_json) as opened:
             now, after = await opened.store.now(), ("", "")
             found: list[Any] = []
             doubts = Doubts(opened.occasions, opened.routes)
@@ -189,13 +197,16 @@ def lint(
     if as_json:
         listed = [{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found]
         common.print_json([*listed, *({"code": each.code, "text": each.text} for each in doubts)])
-        return
-    for each in doubts:
-        common.out.print(str(each), markup=False)
-    if not found:
-        common.out.print(f"no local time of the next {days} days is missing or comes twice")
     else:
-        common.print_table(("recipient", "occasion", "finding"), [(one.who, one.occasion, one.text) for one in found])
+        for each in doubts:
+            common.out.print(str(each), markup=False)
+        if not found:
+            common.out.print(f"no local time of the next {days} days is missing or comes twice")
+        else:
+            rows = [(one.who, one.occasion, one.text) for one in found]
+            common.print_table(("recipient", "occasion", "finding"), rows)
+    if doubts:
+        raise Done("" if as_json else f"{len(doubts)} findings that keep messages from being sent")
 
 
 # Messages -----------------------------------------------------------------------------------------------------------
@@ -214,7 +225,7 @@ def list_(
     """List messages in the order of their instants."""
 
     async def find() -> list[MessageRow]:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return await opened.store.find(
                 status=_status(status), occasion=occasion, recipient_id=recipient, tenant_id=tenant, limit=limit
             )
@@ -260,7 +271,7 @@ def stats(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Count messages by kind and status."""
 
     async def count() -> list[Any]:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return await opened.store.counts()
 
     found = common.wait_for(count())
@@ -286,7 +297,7 @@ def health(database: DatabaseOption = None, as_json: JsonOption = False) -> None
     """Tell whether the scheduler keeps up. Ends with 1 when a run was missed."""
 
     async def ask() -> Any:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return await opened.health()
 
     found = common.wait_for(ask())
@@ -312,11 +323,14 @@ def health(database: DatabaseOption = None, as_json: JsonOption = False) -> None
 def plan(program: AppOption = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Compute again what is planned for everybody, then plan what comes near.
 
-    For new rules: after an update of the time zone database, or when a kind is sent at another time.
+    For new rules: after an update of the time zone database. An app that starts does it for a kind that it sends at
+    another time than before.
     """
 
     async def work() -> int:
-        async with _opened(database, program) as opened:
+        async with _planning(database, program, as_json) as opened:
+            if program is not None:
+                await opened.kinds.write()
             done = await opened.recipients.replan()
             await opened.planner().run_until_done()
             return done
@@ -326,11 +340,14 @@ def plan(program: AppOption = None, database: DatabaseOption = None, as_json: Js
 
 @app.command()
 def retry(ids: IdsArgument, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Send again what failed, expired, was skipped or parked; however late it is."""
+    """Send again what failed, expired, was skipped or parked; however late it is. Its dead letter is discarded."""
 
     async def work() -> int:
-        async with _opened(database, None) as opened:
-            return len(await opened.store.retry(ids, by=_whoami()))
+        async with _opened(database) as opened:
+            retried = await opened.store.retry(ids, by=_whoami())
+        if retried:
+            await _discard_letters(database, retried)
+        return len(retried)
 
     _tell("retried", common.wait_for(work()), len(ids), as_json)
 
@@ -340,7 +357,7 @@ def resolve(ids: IdsArgument, database: DatabaseOption = None, as_json: JsonOpti
     """Declare parked messages sent, because you have asked the provider."""
 
     async def work() -> int:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return len(await opened.store.resolve(ids, by=_whoami()))
 
     _tell("resolved", common.wait_for(work()), len(ids), as_json)
@@ -351,7 +368,7 @@ def cancel(ids: IdsArgument, database: DatabaseOption = None, as_json: JsonOptio
     """Take messages back that are not being sent yet."""
 
     async def work() -> int:
-        async with _opened(database, None) as opened:
+        async with _opened(database) as opened:
             return len(await opened.store.cancel(ids, by=_whoami()))
 
     _tell("cancelled", common.wait_for(work()), len(ids), as_json)
@@ -361,27 +378,90 @@ def cancel(ids: IdsArgument, database: DatabaseOption = None, as_json: JsonOptio
 
 
 @asynccontextmanager
-async def _opened(database: str | None, program: str | None) -> AsyncIterator[Messages]:
-    """The messages of the configured ledger, with the kinds of a program if one is named. Reaches no broker."""
+async def _opened(database: str | None) -> AsyncIterator[Messages]:
+    """The messages of the configured ledger. Reaches no broker."""
     from bullpen._parts.ledger import prepare
     from bullpen._parts.messages import make_messages
 
     settings = settings_for(database)
-    kinds = None if program is None else _program(program).messages.occasions
     async with open_ledger(settings) as ledger:
         if settings.ledger.url is None:  # the file beside the embedded server is ours: its tables are made on first use
             await prepare(ledger, settings)
         opened = make_messages(settings, ledger, _no_connection, settings.redis.prefix)
-        for kind in kinds or ():
-            opened.occasions.register(kind)
         try:
             yield opened
         finally:
             await opened.aclose()
 
 
+@asynccontextmanager
+async def _planning(database: str | None, program: str | None, as_json: bool) -> AsyncIterator[Messages]:
+    """The same for whoever must know when each kind is sent: as the named program says, else as the app that runs on
+    this ledger has stored it there."""
+    given = None if program is None else _program(program).messages
+    async with _opened(database) as opened:
+        if given is not None:
+            for kind in given.occasions:
+                opened.occasions.register(kind)
+            opened.routes.update(given.routes)
+        is_known = given is not None or await _read_kinds(opened)
+        try:
+            yield opened
+        except InvalidOption as error:
+            if error.option not in ("occasion", "column") or program is not None:
+                raise
+            raise WrongCommand(f"{error}; name the program that registers it: --app MODULE:APP") from None
+        finally:
+            opened.routes.clear()  # they belong to the program
+        if not is_known and not as_json:
+            common.err.print(
+                "no app has run on this ledger yet: birthdays and anniversaries are planned for 09:00, and again when "
+                "an app starts; --app MODULE:APP plans as yours does",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+async def _discard_letters(database: str | None, ids: set[str]) -> None:
+    """The messages are on their way again: nobody needs to look at the orders that failed."""
+    settings = settings_for(database)
+    by_rabbit = settings.messages.transport == "rabbitmq"
+    by_redis = settings.messages.transport == "bullmq" and (
+        settings.redis.url is not None or (settings.has_redis() and settings.embedded.data_dir.exists())
+    )
+    if not (by_rabbit or by_redis):
+        return
+    try:
+        async with Bullpen(settings=settings) as app:
+            if by_rabbit:
+                app.use_messages()
+            console = await app.dead_letters()
+            queue = settings.rabbitmq.queue_name
+            store = settings.rabbitmq.dlq_name if by_rabbit else name_of_store(console, queue)
+            if store in console.stores:
+                found = [each async for each in console.find(ConsoleFilter(store=store)) if _message_of(each) in ids]
+                for each in found:
+                    await console.discard(store, each.letter.id, by=_whoami())
+    except BullpenError as error:
+        common.err.print(f"their dead letters stay where they are: {error}", markup=False)
+
+
+def _message_of(found: Found) -> str | None:
+    """The message that an order names."""
+    data = found.letter.data
+    payload = data.get("payload") if isinstance(data, dict) else None
+    return payload.get("messageId") if isinstance(payload, dict) else None
+
+
+async def _read_kinds(opened: Messages) -> bool:
+    try:
+        return await opened.kinds.read()
+    except UnsafeDatabaseRole:  # a tenant's role, which may not see what belongs to all
+        raise WrongCommand("this role may not read when the app sends; name the program: --app MODULE:APP") from None
+
+
 async def get(database: str | None, message_id: str) -> MessageRow:
-    async with _opened(database, None) as opened:
+    async with _opened(database) as opened:
         row = await opened.store.get(message_id)
         if row is None:
             raise Done(f"there is no message {message_id}")
@@ -403,9 +483,10 @@ async def _import(
     dry_run: bool,
     program: str | None,
     database: str | None,
+    as_json: bool,
     on_progress: Callable[[Imported], None],
 ) -> Imported:
-    async with _opened(database, program) as opened:
+    async with _planning(database, program, as_json) as opened:
         # Bytes that are no UTF-8 become characters that the check of a line refuses with its number.
         with file.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
             return await opened.import_csv(

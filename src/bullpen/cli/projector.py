@@ -106,6 +106,7 @@ def list_(
             (
                 each.id,
                 each.projector,
+                each.route or "",
                 each.event.type,
                 each.event.stream,
                 each.event.id,
@@ -115,7 +116,7 @@ def list_(
             )
             for each in found
         ]
-        columns = ("event", "projector", "type", "stream", "id", "tries", "retry", "error")
+        columns = ("event", "projector", "route", "type", "stream", "id", "tries", "retry", "error")
         common.print_table(columns, rows, numbers=["event", "tries"])
 
 

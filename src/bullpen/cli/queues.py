@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from bullpen.queue.browse import find_queues
 
 app = typer.Typer(help="List queues with their counts; show, pause and resume one.")
 
+ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
 _COLUMNS = ("queue", "waiting", "prioritized", "delayed", "active", "completed", "failed", "dead letters", "")
 
 
@@ -51,19 +52,27 @@ def show(
 
 @app.command()
 def pause(
-    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+    queue: QueueArgument,
+    reason: ReasonOption = "",
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let workers of all clients take nothing more; running jobs finish."""
-    common.wait_for(_switch(queue, redis, prefix, paused=True))
+    common.wait_for(_switch(queue, reason, redis, prefix, paused=True))
     _tell_paused(queue, True, as_json)
 
 
 @app.command()
 def resume(
-    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+    queue: QueueArgument,
+    reason: ReasonOption = "",
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let workers take again."""
-    common.wait_for(_switch(queue, redis, prefix, paused=False))
+    common.wait_for(_switch(queue, reason, redis, prefix, paused=False))
     _tell_paused(queue, False, as_json)
 
 
@@ -110,10 +119,11 @@ async def _one(queue: str, redis: str | None, prefix: str | None) -> dict[str, A
         return await _describe(app, queue)
 
 
-async def _switch(queue: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:
+async def _switch(queue: str, reason: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:
     async with common.opened(redis, prefix) as app:
         await common.must_exist(app, queue)
-        await (app.queue(queue).pause() if paused else app.queue(queue).resume())
+        actions = await common.acting(app)
+        await actions.do("queue.pause" if paused else "queue.resume", queue, reason=reason)
 
 
 async def _describe(app: Bullpen, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
 import typer
@@ -34,6 +34,8 @@ from bullpen.cli.common import (
 )
 from bullpen.cli.supervisor import Supervisor
 from bullpen.errors import BullpenError
+from bullpen.ports.bindings import Binding, Kafka, RabbitMQ
+from bullpen.settings import misspelt_variables
 
 logger = get_logger("bullpen.run")
 
@@ -57,12 +59,18 @@ def run(
         ),
     ] = None,
     http_public: HttpPublicOption = False,
+    dashboard: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PART", help="Run only this part: worker, outbox, projector, messages or alerts. May be repeated."
         ),
     ] = None,
+    prune_schedules: Annotated[
+        bool, typer.Option("--prune-schedules", help="Remove schedulers that no task declares any more.")
+    ] = False,
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "console",
     redis: RedisOption = None,
@@ -73,7 +81,7 @@ def run(
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
-    The first signal lets running jobs finish, a second one gives them back, a third one kills worker processes.
+    The first signal lets running jobs finish, a second one gives them back, a third one ends at once (exit code 143).
     """
     speak_as_told(log_level, log_format)
     # Through the environment as well: for queues that the module makes itself, and for child processes, whose command
@@ -87,6 +95,8 @@ def run(
         options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
         options += ["--http", http] if http else []
         options += ["--http-public"] if http_public else []
+        options += ["--dashboard", dashboard] if dashboard else []
+        options += ["--prune-schedules"] if prune_schedules else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
         raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
@@ -99,7 +109,11 @@ def run(
         app = load_app(target)
     if http is not None:
         _serve(app, http, slot, public=http_public)
-    _run_here(app, concurrency, lifeline, only or [])
+    if dashboard is not None and slot == 1:  # one is enough for all processes
+        from bullpen.cli.dashboard import make_service
+
+        app.add(make_service(app, dashboard, public=http_public))
+    _run_here(app, concurrency, lifeline, only or [], prune_schedules=prune_schedules)
 
 
 def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
@@ -151,14 +165,18 @@ def _import(name: str) -> Any:
         raise Done(f"importing {name!r} failed: {error}") from None
 
 
-def _run_here(app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str]) -> None:
+def _run_here(
+    app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str], *, prune_schedules: bool
+) -> None:
     async def main() -> None:
         if lifeline is not None:
             _stop_without(lifeline, app)
         told = _what_runs(app, only)
+        for name, meant in misspelt_variables().items():
+            logger.warning("%s is no setting and does nothing; did you mean %s?", name, meant)
         # In a thread: the embedded server may have to be started before it has an address.
         logger.info("%s%s", told, await asyncio.to_thread(_where, app))
-        await app.run(concurrency=concurrency, only=only)
+        await app.run(concurrency=concurrency, only=only, prune_schedules=prune_schedules)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
@@ -181,12 +199,32 @@ def _where(app: Bullpen) -> str:
     """The servers that are used: whoever reads the first line knows whether they are the right ones."""
     servers = [_redis(app)] if app.uses_redis else []
     roles = {role_of(service) for service in app.services}
+    brokers = [
+        (binding.label, address)
+        for binding in [workflow.binding for workflow in app.workflows.all if "worker" in roles]
+        if binding is not None
+        for address in _addresses(binding)
+    ]
     if "messages" in roles and app.settings.messages.transport == "rabbitmq":
-        servers.append(f"RabbitMQ {', '.join(map(show_address, app.settings.rabbitmq.urls))}")
+        brokers += [("RabbitMQ", url) for url in app.settings.rabbitmq.urls]
+    for label in dict.fromkeys(label for label, _ in brokers):
+        found = dict.fromkeys(show_address(address) for each, address in brokers if each == label)
+        servers.append(f"{label} {', '.join(found)}")
     if app.made_ledger is not None:
         # Without the driver, which nobody wrote down.
         servers.append("ledger " + re.sub(r"^([a-z]+)[+][a-z0-9]+:", r"\1:", app.made_ledger.database.address))
     return f" on {', '.join(servers)}" if servers else ""
+
+
+def _addresses(binding: Binding[Any]) -> Iterable[str]:
+    """Where a workflow's broker is, if that is another server than that of the queues."""
+    match binding:
+        case RabbitMQ():
+            return [binding.urls] if isinstance(binding.urls, str) else binding.urls
+        case Kafka():
+            return binding.broker_list()
+        case _:
+            return ()
 
 
 def _redis(app: Bullpen) -> str:

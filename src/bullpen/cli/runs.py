@@ -16,6 +16,7 @@ from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption, WrongCommand
 from bullpen.cli.outbox import DatabaseOption
+from bullpen.cli.run_app import load_app
 from bullpen.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ app = typer.Typer(help="Look at runs, start, cancel and retry them; credits.", n
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show_default=False)]
 RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs.", show_default=False)]
 TenantOption = Annotated[str, typer.Option("--tenant", metavar="ID", help="Whose runs.", show_default=False)]
+HandlerOption = Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Only runs of this handler.")]
+AppOption = Annotated[
+    str | None, typer.Option("--app", metavar="MODULE:APP", help="Program that registers handlers with names.")
+]
 AnyTenantOption = Annotated[
     str | None, typer.Option("--tenant", metavar="ID", help="Only this tenant's; else those of all.")
 ]
@@ -40,22 +45,27 @@ def runs() -> None:
 def list_(
     tenant: AnyTenantOption = None,
     status: Annotated[str | None, typer.Option(help="QUEUED, RUNNING, COMPLETED, FAILED or CANCELLED.")] = None,
+    handler: HandlerOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    found = common.wait_for(_find(database, tenant, _status(status), limit))
+    found = common.wait_for(_find(database, tenant, _status(status), handler, limit))
     if as_json:
         common.print_json([to_json(row) for row in found])
     elif not found:
         common.err.print("no such runs")
     else:
         rows = [
-            (row.id, row.tenant_id, row.status.value, row.attempts, _when(row.created_at), row.error_message or "")
+            (
+                *(row.id, row.tenant_id, row.handler or "", row.status.value, row.attempts),
+                *(_when(row.created_at), row.error_message or ""),
+            )
             for row in found
         ]
-        common.print_table(("run", "tenant", "status", "attempts", "created", "error"), rows, numbers=["attempts"])
+        columns = ("run", "tenant", "handler", "status", "attempts", "created", "error")
+        common.print_table(columns, rows, numbers=["attempts"])
 
 
 @app.command()
@@ -79,7 +89,11 @@ def start(
     definition: Annotated[str, typer.Option(metavar="JSON", help="What to run; - reads stdin.", show_default=False)],
     inputs: Annotated[str, typer.Option(metavar="JSON", help="Context inputs.")] = "{}",
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="The same key is the same run.")] = None,
-    cost: Annotated[int, typer.Option(min=0, help="Credits that it costs.")] = 0,
+    handler: Annotated[
+        str | None, typer.Option("--handler", metavar="NAME", help="Who runs it; needs --app. Else who has no name.")
+    ] = None,
+    cost: Annotated[int | None, typer.Option(min=0, help="Credits that it costs; else the handler's price.")] = None,
+    program: AppOption = None,
     test: Annotated[bool, typer.Option("--test", help="A test run: nothing is charged.")] = False,
     database: DatabaseOption = None,
     redis: RedisOption = None,
@@ -90,10 +104,12 @@ def start(
     context = common.parse_json("--inputs", inputs)
     if not isinstance(context, dict):
         raise WrongCommand("--inputs must be a JSON object")
+    if handler is not None and program is None:
+        raise WrongCommand("--handler needs --app: the program knows queue, price and limits of the handler")
     row, created = common.wait_for(
         _start(
             (database, redis, prefix), tenant, version, common.parse_json("--definition", definition), context, key,
-            cost=cost, is_test_run=test,
+            program=program, handler=handler, cost=cost, is_test_run=test,
         )
     )  # fmt: skip
     if as_json:
@@ -163,17 +179,23 @@ def sweep(
 @app.command("dead-letters")
 def dead_letters(
     tenant: AnyTenantOption = None,
+    handler: HandlerOption = None,
+    program: AppOption = None,
     database: DatabaseOption = None,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How many runs failed finally and wait for somebody; with --tenant also which, secrets hidden."""
-    depth, letters = common.wait_for(_dead_letters((database, redis, prefix), tenant))
+    """How many runs failed finally and wait for somebody; with --tenant also which, secrets hidden.
+
+    Each handler has a dead-letter queue. One whose handler names a queue of its own is found with --app.
+    """
+    queue, depth, letters = common.wait_for(_dead_letters((database, redis, prefix), tenant, handler, program))
     if as_json:
-        common.print_json({"depth": depth, **({} if tenant is None else {"deadLetters": letters})})
+        about = {} if handler is None else {"handler": handler}
+        common.print_json({**about, "depth": depth, **({} if tenant is None else {"deadLetters": letters})})
         return
-    common.out.print(f"depth of workflow-execution-dlq: {depth}")
+    common.out.print(f"depth of {queue}: {depth}", markup=False)
     if letters:
         rows = [(each["runId"], each["failedAt"], each["attemptsMade"], each["error"]) for each in letters]
         common.print_table(("run", "failed", "attempts", "error"), rows, numbers=["attempts"])
@@ -207,20 +229,28 @@ _Where = tuple[str | None, str | None, str | None]
 
 
 @asynccontextmanager
-async def _opened(where: _Where, *, needs_redis: bool = True) -> AsyncIterator[Bullpen]:
+async def _opened(where: _Where, *, needs_redis: bool = True, program: str | None = None) -> AsyncIterator[Bullpen]:
     database, redis, prefix = where
     settings = Settings.load(ledger_url=database, redis_url=redis, redis_prefix=prefix)
     async with Bullpen(settings=settings) as opened:
         if needs_redis:
             (await opened.connection.open()).close()  # a person at a prompt learns at once that nobody answers
+        if program is not None:
+            async with load_app(program) as known:
+                for route in known.runs.routes.all:
+                    opened.use_runs().routes.set(route.name, route.name and route.queue.name, route.options)
         yield opened
 
 
-async def _find(database: str | None, tenant: str | None, status: RunStatus | None, limit: int) -> list[RunRow]:
+async def _find(
+    database: str | None, tenant: str | None, status: RunStatus | None, handler: str | None, limit: int
+) -> list[RunRow]:
     async with _opened((database, None, None), needs_redis=False) as opened:
         if tenant is None:
-            return await opened.ledger.runs.find(status=status, limit=limit)
-        return await opened.ledger.transactions.run(tenant, lambda runs: runs.find(status=status, limit=limit))
+            return await opened.ledger.runs.find(status=status, handler=handler, limit=limit)
+        return await opened.ledger.transactions.run(
+            tenant, lambda runs: runs.find(status=status, handler=handler, limit=limit)
+        )
 
 
 async def get(database: str | None, tenant: str | None, run_id: str) -> tuple[RunRow, list[str]]:
@@ -245,6 +275,8 @@ async def _start(
     definition: Any,
     inputs: dict[str, Any],
     key: str | None,
+    *,
+    program: str | None = None,
     **options: Any,
 ) -> tuple[RunRow, bool]:
     from bullpen.runs import RunPayload, run_id_for
@@ -253,14 +285,14 @@ async def _start(
     payload = RunPayload(
         run_id=run_id, tenant_id=tenant, version_id=version, definition=definition, context_inputs=inputs
     )
-    async with _opened(where, needs_redis=False) as opened:
-        submitted = await opened.runs.service.submit(payload, actor=_whoami(), **options)
+    async with _opened(where, needs_redis=False, program=program) as opened:
+        submitted = await opened.use_runs().service.submit(payload, actor=_whoami(), **options)
         return submitted.run, submitted.created
 
 
 async def _cancel(where: _Where, tenant: str, run_id: str) -> RunRow:
     async with _opened(where) as opened:
-        return await opened.runs.service.cancel(tenant, run_id, actor=_whoami())
+        return await opened.use_runs().service.cancel(tenant, run_id, actor=_whoami())
 
 
 async def _retry(
@@ -272,7 +304,7 @@ async def _retry(
     done: list[str] = []
     refused: dict[str, str] = {}
     async with _opened(where) as opened:
-        service = opened.runs.service
+        service = opened.use_runs().service
         if given is None:
             failed = await service.find(tenant, status=RunStatus.FAILED, limit=limit)
             given = [row.id for row in failed if error is None or error in (row.error_message or "")]
@@ -288,18 +320,24 @@ async def _retry(
 
 async def _sweep(where: _Where, idle_ms: int) -> tuple[int, int, int]:
     async with _opened(where) as opened:
-        swept = await opened.runs.maintenance().sweep(idle_ms=idle_ms)
+        swept = await opened.use_runs().maintenance().sweep(idle_ms=idle_ms)
         return swept.examined, swept.failed, swept.given_jobs
 
 
-async def _dead_letters(where: _Where, tenant: str | None) -> tuple[int, list[dict[str, Any]]]:
-    async with _opened(where) as opened:
-        service = opened.runs.service
-        letters = [] if tenant is None else await service.dead_letters(tenant, actor=_whoami())
+async def _dead_letters(
+    where: _Where, tenant: str | None, handler: str | None, program: str | None
+) -> tuple[str, int, list[dict[str, Any]]]:
+    async with _opened(where, program=program) as opened:
+        service, routes = opened.use_runs().service, opened.use_runs().routes
+        if handler is not None and program is None:
+            opened.use_runs().declare(handler)
+        queue = routes.get(handler).queue.dead_letters.queue_name
+        letters = [] if tenant is None else await service.dead_letters(tenant, actor=_whoami(), handler=handler)
         found = [
             {
                 "id": letter.id,
                 "runId": letter.job_id,
+                "handler": handler,
                 "failedAt": letter.failed_at,
                 "attemptsMade": letter.attempts_made,
                 "cause": letter.cause,
@@ -308,14 +346,14 @@ async def _dead_letters(where: _Where, tenant: str | None) -> tuple[int, list[di
             }
             for letter in letters
         ]
-        return await service.dead_letter_depth(), found
+        return queue, await service.dead_letter_depth(handler), found
 
 
 async def _credits(
     database: str | None, tenant: str, grant: int | None, reference: str | None
 ) -> tuple[int, bool | None]:
     async with _opened((database, None, None), needs_redis=False) as opened:
-        service, granted = opened.runs.service, None
+        service, granted = opened.use_runs().service, None
         if grant is not None and reference is not None:
             granted = await service.grant(tenant, grant, reference=reference, actor=_whoami())
         return await service.balance(tenant), granted
@@ -352,6 +390,7 @@ def to_json(row: RunRow) -> dict[str, Any]:
         "id": row.id,
         "tenantId": row.tenant_id,
         "versionId": row.version_id,
+        "handler": row.handler,
         "status": row.status.value,
         "isTestRun": row.is_test_run,
         "cost": row.cost,

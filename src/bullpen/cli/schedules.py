@@ -1,46 +1,60 @@
-"""`bullpen schedules`: the job schedulers of a queue, when they fire next, and firing one now.
+"""`bullpen schedules`: the job schedulers of a queue: see, add, change, pause, run and remove them.
 
-Schedulers are made by the programs that own them (Node's `upsertJobScheduler`); here they are looked at. Elsewhere: the
-rules of cron (`bullpen._kernel.cron`), storing the next iteration (`bullpen.queue`).
+Elsewhere: when they run (`bullpen.wire.schedules`), storing them (`bullpen.queue.schedulers`), tasks that declare their
+schedule in code (`bullpen run`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from itertools import islice
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from bullpen._kernel.cron import LOCAL, next_after
 from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
-from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict
-from bullpen.queue import JobState, Queue
-from bullpen.queue.browse import SchedulerRecord
+from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
+from bullpen.errors import SchedulerNotFound
+from bullpen.ops.actions import Actions
+from bullpen.queue import Queue, SchedulerRecord, next_runs
 
-app = typer.Typer(
-    cls=QueueFirst,
-    help="See job schedulers and when they fire, fire one now. The queue may stand first: bullpen schedules emails.",
-    no_args_is_help=True,
+T = TypeVar("T")
+_HELP = (
+    "See job schedulers and when they fire; add, pause, run and remove them. The queue may stand first: "
+    "bullpen schedules emails."
 )
+
+app = typer.Typer(cls=QueueFirst, help=_HELP, no_args_is_help=True)
 
 ScheduleArgument = Annotated[
     str, typer.Argument(metavar="SCHEDULE", help="Id of the scheduler, as listed.", show_default=False)
 ]
 CountOption = Annotated[int, typer.Option(min=1, max=1_000, help="How many instants.")]
+EveryOption = Annotated[str | None, typer.Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")]
+ZoneOption = Annotated[str | None, typer.Option("--tz", metavar="ZONE", help="Time zone of the pattern; else UTC.")]
+StartOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="No run before this instant (ISO: 2026-05-01T00:00:00Z).")
+]
+EndOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="None after this instant (ISO: 2026-05-01T00:00:00Z).")
+]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="So many runs, then no more.")]
+OffsetOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="With --every: so long after each full interval of the clock.")
+]
 
 
 @app.callback()
 def schedules() -> None:
-    """See job schedulers and when they fire, fire one now. The queue may stand first: bullpen schedules emails."""
+    """See job schedulers and when they fire; add, pause, run and remove them. The queue may stand first:
+    bullpen schedules emails."""
 
 
 @app.command("list")
 def list_(
     queue: QueueArgument,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    last: Annotated[bool, typer.Option("--last-first", help="The last to fire first.")] = False,
     redis: RedisOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
@@ -51,7 +65,8 @@ def list_(
         async with common.opened(redis, prefix) as opened:
             await common.must_exist(opened, queue)
             asked = opened.queue(queue)
-            return [(each, await _why_ended(asked, each)) for each in await asked.schedulers(count=limit)]
+            page = await asked.schedulers(count=limit, descending=last)
+            return [(each, await asked.why_ended(each)) for each in page]
 
     found = common.wait_for(ask())
     if as_json:
@@ -74,16 +89,14 @@ def show(
 ) -> None:
     """Show one scheduler and the instants at which it will fire."""
 
-    async def ask() -> tuple[SchedulerRecord, str | None] | None:
-        async with common.opened(redis, prefix) as opened:
-            found = await opened.queue(queue).scheduler(schedule)
-            return None if found is None else (found, await _why_ended(opened.queue(queue), found))
+    async def ask(asked: Queue) -> tuple[SchedulerRecord, str | None]:
+        found = await asked.get_scheduler(schedule)
+        if found is None:
+            raise SchedulerNotFound(queue, schedule)
+        return found, await asked.why_ended(found)
 
-    answer = common.wait_for(ask())
-    if answer is None:
-        raise Done(f"there is no scheduler {schedule!r} in {queue!r}; `bullpen schedules {queue}` lists what there is")
-    found, ended = answer
-    instants = [] if ended else [common.when(instant) for instant in islice(_instants(found), count)]
+    found, ended = _on(queue, redis, prefix, ask)
+    instants = [] if ended else [_when(run) for run in found.next_runs(count)]
     if as_json:
         common.print_json({**_to_json(found, ended), "instants": instants})
         return
@@ -91,8 +104,102 @@ def show(
     common.print_table(("field", "value"), rows)
     if ended:
         common.out.print(f"\nfires no more: {ended}", markup=False)
+    elif found.is_paused:
+        common.out.print(f"\nis paused; `bullpen schedules resume {queue} {schedule}` lets it go on", markup=False)
     else:
         common.out.print("\nfires at:", *instants, sep="\n", markup=False)
+
+
+@app.command()
+def add(
+    queue: QueueArgument,
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Id of the scheduler.", show_default=False)],
+    cron: Annotated[str | None, typer.Option(metavar="PATTERN", help="A cron pattern, in quotes.")] = None,
+    every: EveryOption = None,
+    zone: ZoneOption = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its jobs; else the id.")] = None,
+    data: Annotated[str, typer.Option(metavar="JSON", help="Data of its jobs; - reads it from stdin.")] = "{}",
+    start: StartOption = None,
+    end: EndOption = None,
+    limit: LimitOption = None,
+    offset: OffsetOption = None,
+    immediately: Annotated[bool, typer.Option("--immediately", help="With --cron: the first run is now.")] = False,
+    overlap: Annotated[
+        Literal["queue", "one", "skip"] | None,
+        typer.Option(help="A run that is due while one has not ended: beside it, after it, or not at all."),
+    ] = None,
+    catch_up: Annotated[
+        str | None, typer.Option(metavar="HOW", help="Runs that were missed: once, skip, or how many of the newest.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --catch-up skip: how late a run may begin.")
+    ] = None,
+    jitter: Annotated[str | None, typer.Option(metavar="TIME", help="Up to so much later, by chance.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Of its jobs: 0 before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, typer.Option(help="Of its jobs: all tries, the first included.")] = None,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a scheduler, or change the one with this id."""
+    options: Any = {
+        **_rule_options(cron, every, zone, start, end, limit, offset),
+        "immediately": immediately or None,
+        "overlap": overlap,
+        "catch_up": int(catch_up) if catch_up is not None and catch_up.isdigit() else catch_up,
+        "grace": None if grace is None else common.duration("--grace", grace),
+        "jitter": None if jitter is None else common.duration("--jitter", jitter),
+        "priority": priority,
+        "attempts": attempts,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    body = common.parse_json("--data", data)
+    made = _on(queue, redis, prefix, lambda asked: asked.upsert_scheduler(schedule, name, body, **given), new=True)
+    if as_json:
+        common.print_json(_to_json(made, None))
+    elif made.is_paused:
+        common.out.print(f"{schedule} is stored, and paused as before", markup=False)
+    else:
+        common.out.print(f"{schedule} fires next at {common.when(made.next_ms)}", markup=False)
+
+
+@app.command()
+def remove(
+    queue: QueueArgument,
+    schedule: ScheduleArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a scheduler and its next job; one that is in line or runs already is the last."""
+    _do("remove", queue, schedule, redis, prefix)
+    _print_done("removed", schedule, as_json=as_json)
+
+
+@app.command()
+def pause(
+    queue: QueueArgument,
+    schedule: ScheduleArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a scheduler make no jobs until it is resumed; it stays listed, and a job that runs goes on."""
+    _do("pause", queue, schedule, redis, prefix)
+    _print_done("paused", schedule, as_json=as_json)
+
+
+@app.command()
+def resume(
+    queue: QueueArgument,
+    schedule: ScheduleArgument,
+    redis: RedisOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a paused scheduler go on at its next time; what it has missed is not made up for."""
+    _do("resume", queue, schedule, redis, prefix)
+    _print_done("resumed", schedule, as_json=as_json)
 
 
 @app.command()
@@ -100,27 +207,22 @@ def preview(
     pattern: Annotated[
         str | None, typer.Argument(metavar="[PATTERN]", help="A cron pattern, in quotes.", show_default=False)
     ] = None,
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")] = None,
-    zone: Annotated[str | None, typer.Option("--tz", metavar="ZONE", help="Time zone of the pattern.")] = None,
+    every: EveryOption = None,
+    zone: ZoneOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    limit: LimitOption = None,
+    offset: OffsetOption = None,
     count: CountOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Print when a cron pattern would fire, clock changes included. Needs no server and stores nothing."""
-    if (pattern is None) == (every is None):
-        raise WrongCommand("give a cron pattern, or --every")
-    now_ms = int(time.time() * 1000)
-    if every is not None:
-        every_ms = int(common.duration("--every", every).total_seconds() * 1000)
-        if every_ms < 1:
-            raise WrongCommand("--every: at least 1 ms")
-        instants = [now_ms + every_ms * number for number in range(1, count + 1)]
-    else:
-        assert pattern is not None
-        instants = list(islice(_matches(pattern, zone, now_ms), count))
+    """Print when a schedule would fire, clock changes included. Needs no server and stores nothing."""
+    options = _rule_options(pattern, every, zone, start, end, limit, offset)
+    instants = [_when(run) for run in next_runs(count=count, **options)]
     if as_json:
-        common.print_json([common.when(instant) for instant in instants])
+        common.print_json(instants)
     else:
-        common.out.print(*map(common.when, instants), sep="\n", markup=False)
+        common.out.print(*instants, sep="\n", markup=False)
 
 
 @app.command("run")
@@ -133,74 +235,99 @@ def run_now(
 ) -> None:
     """Let the next job of a scheduler run now; the one after it comes at its own time."""
 
-    async def work() -> str:
-        async with common.opened(redis, prefix) as opened:
-            found = await opened.queue(queue).scheduler(schedule)
-            if found is None:
-                raise Done(f"there is no scheduler {schedule!r} in {queue!r}")
-            job_id = _next_job(found)
-            if (ended := await _why_ended(opened.queue(queue), found)) is not None:
-                again = "upsert it again where it is made"
-                raise Done(f"the scheduler {schedule!r} has ended ({ended}) and fires no more; {again}")
-            try:
-                await opened.queue(queue).promote(job_id)
-            except JobStateConflict:
-                raise Done(f"the job {job_id!r} of this scheduler is due already") from None
-            except JobNotFound:
-                raise Done(
-                    f"the scheduler {schedule!r} has no job in line: it has ended, or its chain was cut; "
-                    "upsert it again where it is made"
-                ) from None
-            return job_id
+    async def run(asked: Queue, actions: Actions) -> str:
+        found = await asked.get_scheduler(schedule)
+        await actions.do("schedule.run", queue, schedule)
+        return "" if found is None else found.job_id
 
-    job_id = common.wait_for(work())
+    job_id = _acting(queue, redis, prefix, run)
     if as_json:
         common.print_json({"promoted": job_id})
     else:
         common.out.print(f"runs now: {job_id}", markup=False)
 
 
-def _next_job(found: SchedulerRecord) -> str:
-    return f"repeat:{found.id}:{found.next_ms}"
+def _do(verb: str, queue: str, schedule: str, redis: str | None, prefix: str | None) -> None:
+    async def act(_asked: Queue, actions: Actions) -> None:
+        await actions.do(f"schedule.{verb}", queue, schedule)
+
+    _acting(queue, redis, prefix, act)
 
 
-async def _why_ended(queue: Queue, found: SchedulerRecord) -> str | None:
-    """Why a scheduler fires no more, or None: the job that its record names is over, and no other came after it."""
-    state = await queue.state_of(_next_job(found))
-    is_over = state in (JobState.COMPLETED, JobState.FAILED)
-    if is_over or state is JobState.UNKNOWN:
-        if found.limit is not None and found.iterations >= found.limit:
-            return f"limit of {found.limit} reached"
-        if found.ends_ms is not None and found.ends_ms < time.time() * 1000:
-            return "its end date has passed"
-    return "no further time" if is_over else None
+def _acting(queue: str, redis: str | None, prefix: str | None, act: Callable[[Queue, Actions], Awaitable[T]]) -> T:
+    """What is written to the audit trail before it is done."""
+
+    async def work() -> T:
+        async with common.opened(redis, prefix) as opened:
+            await common.must_exist(opened, queue)
+            return await act(opened.queue(queue), await common.acting(opened))
+
+    return common.wait_for(work())
 
 
-def _instants(found: SchedulerRecord) -> Iterator[int]:
-    """When it fires, the stored next time first; as far as its end and its limit allow."""
-    instant, number = found.next_ms, max(1, found.iterations)
-    while (found.limit is None or number <= found.limit) and (found.ends_ms is None or instant <= found.ends_ms):
-        yield instant
-        number += 1
-        if found.every_ms:
-            instant += found.every_ms
-        elif found.pattern:
-            # Without a zone as workers compute it: the machine's, as Node's do.
-            instant = next_after(found.pattern, found.zone or LOCAL, instant, seed=f"{found.id} {found.pattern}")
-        else:
-            return
+def _on(
+    queue: str, redis: str | None, prefix: str | None, act: Callable[[Queue], Awaitable[T]], *, new: bool = False
+) -> T:
+    """`new`: the queue may be one that nobody has used yet."""
+
+    async def work() -> T:
+        async with common.opened(redis, prefix) as opened:
+            if not new:
+                await common.must_exist(opened, queue)
+            return await act(opened.queue(queue))
+
+    return common.wait_for(work())
 
 
-def _matches(pattern: str, zone: str | None, after_ms: int) -> Iterator[int]:
-    while True:
-        try:
-            after_ms = next_after(pattern, zone, after_ms)
-        except InvalidOption as error:
-            raise WrongCommand(str(error)) from None
-        yield after_ms
+def _rule_options(
+    cron: str | None,
+    every: str | None,
+    zone: str | None,
+    start: str | None,
+    end: str | None,
+    limit: int | None,
+    offset: str | None,
+) -> Any:
+    """As `next_runs` and `upsert_scheduler` take them."""
+    if (cron is None) == (every is None):
+        raise WrongCommand("give a cron pattern, or --every")
+    if every is not None and common.duration("--every", every).total_seconds() <= 0:
+        raise WrongCommand("--every: at least 1 ms")
+    return {
+        "cron": cron,
+        "every": None if every is None else common.duration("--every", every),
+        "tz": zone,
+        "start": None if start is None else _instant("--start", start),
+        "end": None if end is None else _instant("--end", end),
+        "limit": limit,
+        "offset": None if offset is None else common.duration("--offset", offset),
+    }
+
+
+def _when(instant: datetime) -> str:
+    return common.when(round(instant.timestamp() * 1000))
+
+
+def _instant(option: str, text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise WrongCommand(f"{option}: {text!r} is no instant with a zone; write 2026-05-01T00:00:00Z")
+    return found
+
+
+def _print_done(what: str, schedule: str, *, as_json: bool) -> None:
+    if as_json:
+        common.print_json({what: schedule})
+    else:
+        common.out.print(f"{what}: {schedule}", markup=False)
 
 
 def _when_next(found: SchedulerRecord, ended: str | None) -> str:
+    if found.is_paused:
+        return "paused"
     return f"ended: {ended}" if ended else common.when(found.next_ms)
 
 
@@ -221,7 +348,12 @@ def _to_json(found: SchedulerRecord, ended: str | None) -> dict[str, Any]:
         "limit": found.limit,
         "startDate": common.when(found.starts_ms or 0) or None,
         "endDate": common.when(found.ends_ms or 0) or None,
-        "next": None if ended else common.when(found.next_ms),
+        "overlap": None if found.overlap == "queue" else found.overlap,
+        "catchUp": None if found.catch_up == "once" else found.catch_up,
+        "jitter": found.jitter_ms or None,
+        "declared": found.is_declared or None,
+        "paused": common.when(found.paused_ms or 0) or None,
+        "next": None if ended or found.is_paused else common.when(found.next_ms),
         "ended": ended,
         "iterations": found.iterations,
         "data": found.data,

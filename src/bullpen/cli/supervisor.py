@@ -104,7 +104,12 @@ class Supervisor:
                 for child in self._children.values():
                     self._send(child, signal.SIGTERM)
             case _:
-                logger.warning("%s once more: worker processes are killed", number.name)
+                logger.warning(
+                    "%s once more: worker processes are killed; the check for stalled jobs gives their running jobs "
+                    "back when their locks have run out",
+                    number.name,
+                )
+                self._exit_code = 128 + number
                 for child in self._children.values():
                     self._send(child, signal.SIGKILL)
 

@@ -47,6 +47,8 @@ def clean(
                     newest = (seconds - int(grace.total_seconds())) * 1000 + 999
                     return int(await door.call("ZCOUNT", getattr(keys, state.value), "-inf", newest))
                 return _of_state(await opened.counts(), state)
+            detail = {"state": state.value, "older": older, "limit": limit}
+            await (await common.acting(app)).note("queue.clean", queue, "", detail)
             return len(await opened.clean(grace, state=state, limit=limit))
 
     found = common.wait_for(work(None))
@@ -73,6 +75,7 @@ def drain(
         async with common.opened(redis, prefix) as app:
             await common.must_exist(app, queue)
             if do_it:
+                await (await common.acting(app)).note("queue.drain", queue, "", {"delayed": delayed})
                 return await app.queue(queue).drain(delayed=delayed)
             counts = await app.queue(queue).counts()
             return counts.waiting + counts.prioritized + (counts.delayed if delayed else 0)
@@ -98,6 +101,7 @@ def obliterate(
         async with common.opened(redis, prefix) as app:
             await common.must_exist(app, queue)
             if do_it:
+                await (await common.acting(app)).note("queue.obliterate", queue, "", {"force": force})
                 return await app.queue(queue).obliterate(force=force)
             counts = await app.queue(queue).counts()
             return sum(_of_state(counts, state) for state in JobState if state is not JobState.UNKNOWN)

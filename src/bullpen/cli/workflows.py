@@ -12,8 +12,8 @@ from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, WrongCommand
 from bullpen.cli.run_app import load_app
-from bullpen.errors import NotConfigured
-from bullpen.ports.entity import HistoryEntry, word
+from bullpen.errors import NotConfigured, word
+from bullpen.ports.entity import HistoryEntry
 from bullpen.workflow.service import Workflow
 
 app = typer.Typer(help="List the workflows of an application; show, lint, draw, simulate; look at their entities.")

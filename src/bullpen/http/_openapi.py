@@ -40,6 +40,7 @@ def describe(root_path: str = "") -> bytes:
     query = [
         _query("status", {"type": "string", "enum": [status.value for status in RunStatus]}),
         _query("limit", {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}),
+        _query("handler", {"type": "string"}),
         _query("cursor", {"type": "string"}),
     ]
     document = {

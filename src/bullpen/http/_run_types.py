@@ -23,6 +23,8 @@ class StartRun(_Wire, forbid_unknown_fields=True):
 
     version_id: Version
     definition: Any
+    handler: str | None = None
+    """Who runs it; null: the handler without a name."""
     context_inputs: dict[str, Any] = msgspec.field(default_factory=dict)
     subject_file: Any = None
     subject_files: list[Any] | None = None
@@ -45,6 +47,7 @@ class RunView(_Wire):
     id: str
     status: RunStatus
     version_id: str
+    handler: str | None
     is_test_run: bool
     cost: int
     attempts: int
@@ -64,6 +67,7 @@ class RunView(_Wire):
             id=row.id,
             status=row.status,
             version_id=row.version_id,
+            handler=row.handler,
             is_test_run=row.is_test_run,
             cost=row.cost,
             attempts=row.attempts,
@@ -92,6 +96,7 @@ class DeadLetterView(_Wire):
 
     id: str
     run_id: str
+    handler: str | None
     failed_at: str
     attempts_made: int
     cause: str | None
@@ -99,10 +104,11 @@ class DeadLetterView(_Wire):
     payload: Any
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> DeadLetterView:
+    def of(cls, letter: DeadLetter, handler: str | None = None) -> DeadLetterView:
         return cls(
             id=letter.id,
             run_id=letter.job_id,
+            handler=handler,
             failed_at=letter.failed_at,
             attempts_made=letter.attempts_made,
             cause=letter.cause,
@@ -112,11 +118,11 @@ class DeadLetterView(_Wire):
 
 
 class DeadLetterPage(_Wire):
-    """Dead letters of the tenant, newest first."""
+    """Dead letters of the tenant and one handler, newest first."""
 
     dead_letters: list[DeadLetterView]
     depth: int
-    """How many the tenant has, on all pages."""
+    """How many the tenant has of this handler, on all pages."""
     next: str | None
     """The `cursor` of the next page; null on the last one."""
 

@@ -15,14 +15,14 @@ import binascii
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ending import to_its_end
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import (
@@ -109,17 +109,21 @@ def runs_api(
     authenticate: Authenticate,
     *,
     price: Callable[[RunPayload], int] | None = None,
+    handlers: Iterable[str] | None = None,
     poll_ms: int = 500,
     followers: int = 10,
     all_followers: int = 100,
 ) -> Starlette:
-    """The application. `price` tells what a run costs in credits (None: nothing); clients cannot say it themselves.
+    """The application. `price` tells what a run of the handler without a name costs in credits (None: what that handler
+    says); clients cannot say it themselves. Runs of named handlers have the price of their handler.
 
+    `handlers` are the named handlers that clients may start runs for; None: all that the service knows.
     `poll_ms` is how often a followed run is looked at. `followers` is how many runs a principal may follow at the same
     time, `all_followers` how many all of them may: each holds a connection and asks the database again and again.
     """
     places = _Places(check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1))
-    api = _Api(service, authenticate, price, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
+    allowed = None if handlers is None else frozenset(check_texts("handlers", handlers))
+    api = _Api(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
         Route("/runs", api.start, methods=["POST"]),
         Route("/runs", api.list, methods=["GET"]),
@@ -130,8 +134,8 @@ def runs_api(
         Route("/dead-letters", api.dead_letters, methods=["GET"]),
         Route("/openapi.json", api.openapi, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {kind: _on_error for kind, _, _ in _STATUS_OF}
-    return Starlette(routes=routes, exception_handlers={**handlers, HTTPException: _on_http, BullpenError: _on_error})
+    on_errors: dict[Any, Any] = {kind: _on_error for kind, _, _ in _STATUS_OF}
+    return Starlette(routes=routes, exception_handlers={**on_errors, HTTPException: _on_http, BullpenError: _on_error})
 
 
 class _Places:
@@ -178,10 +182,11 @@ class _Api:
         service: RunService,
         authenticate: Authenticate,
         price: Callable[[RunPayload], int] | None,
+        handlers: frozenset[str] | None,
         poll_s: float,
         places: _Places,
     ) -> None:
-        self._service, self._authenticate = service, authenticate
+        self._service, self._authenticate, self._handlers = service, authenticate, handlers
         self._price, self._poll_s, self._places = price, poll_s, places
 
     async def start(self, request: Request) -> Response:
@@ -202,14 +207,21 @@ class _Api:
             subject_files=wanted.subject_files,
             knowledge_context=wanted.knowledge_context,
         )
-        cost = 0 if self._price is None else self._price(payload)
-        submitted = await self._service.submit(
-            payload,
-            cost=cost,
-            is_test_run=wanted.is_test_run,
-            payload_in_job=wanted.payload_in_job,
-            actor=who.actor,
-        )
+        handler = wanted.handler
+        if handler is not None and self._handlers is not None and handler not in self._handlers:
+            raise HTTPException(403, "runs of this handler cannot be started here")
+        try:
+            submitted = await self._service.submit(
+                payload,
+                handler=handler,
+                cost=None if handler is not None or self._price is None else self._price(payload),
+                is_test_run=wanted.is_test_run,
+                payload_in_job=wanted.payload_in_job,
+                actor=who.actor,
+            )
+        except RowStateConflict:
+            text = "this Idempotency-Key has started a run with another body; send the same body, or a new key"
+            return _json(Problem(error="conflict", message=text), 409)
         return _json(RunView.of(submitted.run), 201 if submitted.created else 200)
 
     async def list(self, request: Request) -> Response:
@@ -221,6 +233,7 @@ class _Api:
         rows = await self._service.find(
             who.tenant_id,
             status=None if status is None else RunStatus(status),
+            handler=query.get("handler"),
             before=_read_cursor(query.get("cursor")),
             limit=limit,
         )
@@ -274,13 +287,20 @@ class _Api:
         who = await self._identify(request, writes=True)  # payloads: not for those who may only look at statuses
         query = request.query_params
         before, limit = query.get("cursor"), _limit(query.get("limit", "50"))
-        if before is not None and not (before.isascii() and before.isdigit() and 0 < int(before[:16]) < 2**53):
+        if before is not None and not (
+            before.isascii() and before.isdigit() and len(before) <= 16 and 0 < int(before) < 2**53
+        ):
             raise InvalidOption("cursor", "what an earlier page gave as `next`", before)
+        handler = query.get("handler")
         found = await self._service.dead_letter_page(
-            who.tenant_id, actor=who.actor, before=None if before is None else int(before[:16]), limit=limit
+            who.tenant_id,
+            actor=who.actor,
+            handler=handler,
+            before=None if before is None else int(before),
+            limit=limit,
         )
         page = DeadLetterPage(
-            dead_letters=[DeadLetterView.of(letter) for letter in found.letters],
+            dead_letters=[DeadLetterView.of(letter, handler) for letter in found.letters],
             depth=found.depth,
             next=None if found.next is None else str(found.next),
         )
@@ -308,15 +328,17 @@ def _run_id(request: Request) -> str:
 
 async def _body(request: Request) -> bytes:
     """The whole body, unless it is larger than any run may be."""
-    found = b""
+    found = bytearray()
     async for chunk in request.stream():
         found += chunk
         if len(found) > PAYLOAD_LIMIT:
             raise PayloadTooLarge("the request is larger than 10 MiB", size_bytes=len(found), limit_bytes=PAYLOAD_LIMIT)
-    return found
+    return bytes(found)
 
 
 def _decode(body: bytes, kind: type[StartRun]) -> StartRun:
+    if _holds_more_values(body, _MOST_VALUES):
+        raise InvalidOption("body", f"JSON with at most {_MOST_VALUES:,} values", f"{len(body)} bytes")
     try:
         decoded = msgspec.json.decode(body, type=kind)
         if _is_deeper(decoded, _MOST_DEPTH):
@@ -328,6 +350,26 @@ def _decode(body: bytes, kind: type[StartRun]) -> StartRun:
 
 _MOST_DEPTH: Final = 100
 """Of a body. What reads the value later does so by recursion, and would end in an error of ours."""
+
+
+_MOST_VALUES: Final = 100_000
+"""In a body. Each costs time on the loop that all clients share, however small it is: 10 MiB of `[],` are 3,300,000,
+and took six seconds, for a token without credits too."""
+
+
+def _holds_more_values(body: bytes, most: int) -> bool:
+    """Whether more values stand in it, before any of them is made. Each follows a comma or the beginning of a list or
+    table; those inside of texts do not count."""
+    if _count(body, b",[{") <= most:
+        return False
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * most + 100:  # a name and a text for each
+        return True
+    return _count(b"".join(bare.split(b'"')[::2]), b",[{") > most
+
+
+def _count(text: bytes, characters: bytes) -> int:
+    return sum(text.count(character) for character in characters)
 
 
 def _is_deeper(value: object, most: int) -> bool:
@@ -346,7 +388,7 @@ def _is_deeper(value: object, most: int) -> bool:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 200):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= 200):
         raise InvalidOption("limit", "a number from 1 to 200", text)
     return int(text)
 

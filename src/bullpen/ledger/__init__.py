@@ -21,6 +21,7 @@ from bullpen.ledger.records import (
     Died,
     Enqueued,
     Lane,
+    OutboxFields,
     OutboxItem,
     OutboxRow,
     OutboxStatus,
@@ -28,7 +29,7 @@ from bullpen.ledger.records import (
     Retried,
     RowOutcome,
     Sent,
-    Settled,
+    SettledRow,
     Settlement,
 )
 from bullpen.ledger.repository import OutboxRepository
@@ -50,6 +51,7 @@ __all__ = [
     "Lane",
     "Ledger",
     "NewRun",
+    "OutboxFields",
     "OutboxItem",
     "OutboxRepository",
     "OutboxRow",
@@ -63,7 +65,7 @@ __all__ = [
     "RunRow",
     "RunStatus",
     "Sent",
-    "Settled",
+    "SettledRow",
     "Settlement",
     "StepRow",
     "TenantRuns",

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from bullpen.errors import InvalidOption, LedgerNotReady, NotInTransaction
 from bullpen.ledger.database import DialectName, lacks_tables
+from bullpen.ledger.parts import command_that_makes
 
 Rows = Sequence[Sequence[Any]]
 
@@ -62,8 +63,8 @@ def _explaining() -> Iterator[None]:
             raise
         text = str(driver).strip().partition("\n")[0]
         raise LedgerNotReady(
-            f"the database of this connection has no ledger tables, or older ones: {text}; run `bullpen migrate "
-            "--database URL` for the database that holds your own data"
+            f"the database of this connection has no ledger tables, or older ones: {text}; run "
+            f"`{command_that_makes(text)} --database URL` for the database that holds your own data"
         ) from error
 
 

@@ -11,11 +11,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from bullpen.errors import InsufficientCredits
-from bullpen.ledger.runs import ACTOR, COLUMNS, JSON_COLUMNS, NewRun, RunRow, TenantRuns, to_row
+from bullpen.ledger.runs import ACTOR, COLUMNS, JSON_COLUMNS, NewRun, RunRow, TenantRuns, to_row, used_before
 
 __all__ = ["FunctionRuns"]
 
 _TOO_FEW_CREDITS: Final = "BP001"
+_USED_BEFORE: Final = "BP002"
 _FIELDS: Final = ", ".join(
     f"CAST({column.name} AS text) AS {column.name}" if column.name in JSON_COLUMNS else column.name
     for column in COLUMNS
@@ -35,6 +36,9 @@ class FunctionRuns(TenantRuns):
             (run.is_test_run, "boolean"),
             (run.cost, "bigint"),
             (actor, "text"),
+            (run.handler, "text"),
+            (run.queue, "text"),
+            (run.job_options_json, "jsonb"),
         )
 
     async def get(self, run_id: str, *, lock: bool = False) -> RunRow | None:
@@ -91,7 +95,7 @@ class FunctionRuns(TenantRuns):
         return None if row is None else to_row(row)
 
     async def _call(self, function: str, query: str, *arguments: tuple[Any, str]) -> sa.CursorResult[Any]:
-        """Call a function for this tenant. Raises InsufficientCredits."""
+        """Call a function for this tenant. Raises InsufficientCredits, or InvalidOption for an id that was used."""
         given = [(self.tenant_id, "text"), *arguments]
         values = {f"a{number}": value for number, (value, _) in enumerate(given)}
         names = ", ".join(f"CAST(:a{number} AS {kind})" for number, (_, kind) in enumerate(given))
@@ -101,7 +105,10 @@ class FunctionRuns(TenantRuns):
         try:
             result: sa.CursorResult[Any] = await self._connection.execute(statement, values)
         except sa.exc.DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != _TOO_FEW_CREDITS:
+            state = getattr(error.orig, "sqlstate", None)
+            if state == _USED_BEFORE:
+                raise used_before(str(values["a1"])) from None
+            if state != _TOO_FEW_CREDITS:
                 raise
             detail: Any = getattr(error.orig, "diag", None)
             needed, balance = str(detail.message_detail).split()

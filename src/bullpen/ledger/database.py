@@ -31,6 +31,7 @@ from bullpen.errors import (
     UnsafeDatabaseRole,
     require,
 )
+from bullpen.ledger.parts import command_that_makes
 from bullpen.ledger.tables import SCHEMA, SQLITE_NOW
 
 DialectName = Literal["postgresql", "sqlite"]
@@ -63,7 +64,7 @@ class Database:
         url: str,
         *,
         schema: str = SCHEMA,
-        pool_size: int = 10,
+        pool_size: int = 20,
         timeout_ms: int = 30_000,
         prepared_statements: bool = True,
         make_directory: bool = False,
@@ -168,7 +169,8 @@ class Database:
             return error
         text, state = str(error.orig).strip().partition("\n")[0], getattr(error.orig, "sqlstate", None)
         if lacks_tables(error.orig):
-            return LedgerNotReady(f"{self.address}: {text}; run `bullpen migrate`")
+            command = command_that_makes(text)
+            return LedgerNotReady(f"{self.address}: {text}; run `{command}`", command=command)
         if state == "42501":
             return UnsafeDatabaseRole(f"{self.address}: {text}; the role lacks a right, or the row is another tenant's")
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
@@ -200,10 +202,10 @@ _SET_TENANT: Final = sa.text("SELECT set_config('app.current_tenant', :tenant, t
 
 
 def lacks_tables(error: BaseException | None) -> bool:
-    """Whether a driver says that a table, a schema or a column is not there."""
+    """Whether a driver says that a table, a schema, a column or a function is not there."""
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     text = str(error)
-    return state in ("42P01", "3F000", "42703") or "no such table" in text or "no such column" in text
+    return state in ("42P01", "3F000", "42703", "42883") or "no such table" in text or "no such column" in text
 
 
 def now_sql(dialect: str, offset_ms: int = 0) -> str:

@@ -17,11 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import attributes
 from sqlalchemy.orm.exc import StaleDataError
 
-from bullpen.errors import InvalidOption, require
+from bullpen.errors import EntityChanged, InvalidOption, require, word
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
 from bullpen.ledger.turns import Turns
-from bullpen.ports.entity import AllowedStates, Applied, Change, EntityChanged, HistoryEntry, Loaded, word
+from bullpen.ports.entity import AllowedStates, Applied, Change, HistoryEntry, Loaded
 
 __all__ = ["SqlEntities"]
 
@@ -71,6 +71,7 @@ class SqlEntities(Generic[T, S]):
     ) -> None:
         """`urn`, `status` and `version` name attributes of the class. `status_type` makes a status of a column's text;
         without it the column holds the status itself. `new` makes a blank object; by default the class does."""
+        ledger.use("workflows")
         self._model, self._ledger, self._database = model, ledger, ledger.database
         self._urn, self._status, self._version = urn, status, version
         self._status_type, self._options = status_type, tuple(options)

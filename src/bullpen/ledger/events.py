@@ -19,14 +19,14 @@ import sqlalchemy as sa
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
-from bullpen.errors import InvalidOption, require
+from bullpen.errors import EventIdTaken, InvalidOption, WrongVersion, require
 from bullpen.ledger import tables, wakeups
 from bullpen.ledger._callers import Rows, async_caller, sync_caller
 from bullpen.ledger.database import Database, DialectName, qualified
 from bullpen.ledger.outbox import encode_rows
 from bullpen.ledger.records import _json_text, check_text
 from bullpen.ledger.tables import to_datetime
-from bullpen.ports.source import BEGINNING, NO_STREAM, EventIdTaken, NewEvent, SourceEvent, WrongVersion
+from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent, SourceEvent
 
 MAX_LENGTHS: Final = {"stream": 200, "id": 100, "type": 120}
 _COLUMNS: Final = {

@@ -66,7 +66,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IncidentVerdict:
     """What is to be written."""
 
     changed: Collection[Incident]
@@ -90,8 +90,8 @@ class Incidents:
         return None if row is None else Turn(int(row.position), _instant(row.now_at))
 
     async def apply(
-        self, turn: Turn, decide: Callable[[Mapping[IncidentKey, Incident], datetime], Verdict]
-    ) -> Verdict | None:
+        self, turn: Turn, decide: Callable[[Mapping[IncidentKey, Incident], datetime], IncidentVerdict]
+    ) -> IncidentVerdict | None:
         """Show the incidents to `decide` and write what it says; None when another turn has begun meanwhile.
 
         `decide` gets all that are open or were resolved, and the database's now; it does no input or output.

@@ -6,7 +6,7 @@ process makes before it starts. Elsewhere: enqueueing, dispatching and deliverin
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,7 @@ from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.incidents import Incidents
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
+from bullpen.ledger.parts import Part, check_parts
 from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
@@ -47,7 +48,7 @@ class Ledger:
         schema: str = SCHEMA,
         roles: Roles | None = None,
         duty: Duty = "service",
-        pool_size: int = 10,
+        pool_size: int = 20,
         timeout_ms: int = 30_000,
         prepared_statements: bool = True,
         notify: bool = True,
@@ -96,20 +97,33 @@ class Ledger:
         self.turns = Turns(self.database)
         """Whose turn it is to change an entity of a workflow."""
         self._inbox = Inbox(schema)
+        self._used: set[Part] = set()
 
-    async def migrate(self, *, create_roles: bool = False) -> None:
-        """Make the tables, or bring them up to date; with `roles` also policies and grants."""
+    def use(self, part: Part) -> None:
+        """Say that this process uses a part: `check` then refuses a ledger without its tables."""
+        self._used.add(part)
+
+    async def parts(self) -> frozenset[Part]:
+        """The parts whose tables are there."""
+        return await version.installed(self.database)
+
+    async def migrate(self, *, create_roles: bool = False, parts: Iterable[str] | None = None) -> None:
+        """Make the tables, or bring them up to date; with `roles` also policies and grants.
+
+        `parts` are those to make (None: all); the outbox always is, and parts that are there stay.
+        """
+        wanted = None if parts is None else check_parts(parts)
         # Loaded by who migrates: a process that only works would carry 15 MB for nothing.
         from bullpen.ledger import migrate
 
-        await migrate.migrate(self.database, roles=self.roles, create_roles=create_roles)
+        await migrate.migrate(self.database, roles=self.roles, create_roles=create_roles, parts=wanted)
 
     async def check(self, *, connections: int = 1) -> None:
         """Refuse to start on tables that are missing or old, with an unsafe role, or with too small a pool.
 
         `connections` is how many this process uses at the same time.
         """
-        await version.check_version(self.database)
+        await version.check_version(self.database, self._used)
         if self.roles is not None:
             await security.check(self.database, self.roles, self.duty)
         if connections > self.database.pool_size:

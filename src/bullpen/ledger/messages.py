@@ -81,10 +81,10 @@ class SqlMessages:
     # ---- recipients ---------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def changing(self, keys: Sequence[Key], *, tenant_id: str = "") -> AsyncIterator[Change]:
+    async def changing(self, keys: Sequence[Key], *, tenant_id: str = "") -> AsyncIterator[MessageChange]:
         """One transaction in which some recipients are saved or removed, and what was planned for them moved."""
         async with self.database.transaction(tenant=tenant_id or None) as connection:
-            yield await Change.begin(connection, self.sql, keys)
+            yield await MessageChange.begin(connection, self.sql, keys)
 
     async def find_recipients(
         self, *, ids: Sequence[str] | None = None, tenant_id: str | None = None, after: Key = ("", ""), limit: int = 100
@@ -348,7 +348,7 @@ class Plan:
         await self._connection.execute(sa.text(self._sql.plan_next), {"rows": rows})
 
 
-class Change:
+class MessageChange:
     """Recipients that are being changed: what is known of them, and what shall be."""
 
     def __init__(
@@ -368,7 +368,7 @@ class Change:
         """Messages that can still be moved: their occasion with `next_due` as the message's instant; period; id."""
 
     @classmethod
-    async def begin(cls, connection: AsyncConnection, sql: MessageSql, keys: Sequence[Key]) -> Change:
+    async def begin(cls, connection: AsyncConnection, sql: MessageSql, keys: Sequence[Key]) -> MessageChange:
         now = _instant((await connection.execute(sa.text(sql.read_now))).scalar_one())
         known = {row.key: row for row in await _occasions(connection, sql.occasions_of, rows=_keys(keys))}
         rows = (await connection.execute(sa.text(sql.open_messages), {"rows": _keys(keys)})).all()

@@ -39,7 +39,7 @@ from bullpen.ledger.records import (
     Released,
     Retried,
     Sent,
-    Settled,
+    SettledRow,
     Settlement,
     one_line,
 )
@@ -187,7 +187,7 @@ class SqlOutbox(OutboxRepository):
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
-    async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[Settled]:
+    async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[SettledRow]:
         given = {settlement.row.id: settlement for settlement in settlements}
         if not given:
             return []
@@ -214,9 +214,9 @@ class SqlOutbox(OutboxRepository):
             if unparked or any(row.status in ("PENDING", "FAILED") for row in changed):
                 await self._notify(connection)
             await self._announce(connection, [given[row.id] for row in changed if row.status == "DEAD"])
-        written = {row.id: Settled(row.id, OutboxStatus(row.status), row.attempts) for row in changed}
+        written = {row.id: SettledRow(row.id, OutboxStatus(row.status), row.attempts) for row in changed}
         return [
-            written.get(settlement.row.id, Settled(settlement.row.id, None, settlement.row.attempts))
+            written.get(settlement.row.id, SettledRow(settlement.row.id, None, settlement.row.attempts))
             for settlement in settlements
         ]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
@@ -68,6 +68,24 @@ _COMMON_WORDS: Final = {
     OutboxStatus.FAILED: "retrying",
     OutboxStatus.DEAD: "dead",
 }
+
+
+class OutboxFields(TypedDict, total=False):
+    """What `Outbox.enqueue` takes besides type, event and payload: the other fields of `OutboxItem`."""
+
+    source_stream_id: str | None
+    source_event_id: str | None
+    route_key: str | None
+    headers: Mapping[str, Any] | None
+    tenant_id: str | None
+    user_id: str | None
+    correlation_id: str | None
+    ordering_key: str | None
+    due_at: datetime | None
+    delay: int | timedelta
+    max_attempts: int | None
+    backoff: Backoff | int | timedelta | None
+    idempotency_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +323,7 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledRow:
     """What a settlement did. `status` None: the claim no longer held, and nothing was written."""
 
     id: str

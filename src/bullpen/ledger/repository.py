@@ -23,7 +23,7 @@ from bullpen.ledger.records import (
     Released,
     Retried,
     Sent,
-    Settled,
+    SettledRow,
     Settlement,
     one_line,
 )
@@ -92,24 +92,24 @@ class OutboxRepository(ABC):
     # ---- settling -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[Settled]:
+    async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[SettledRow]:
         """Write outcomes, one attempts entry each, and the announcements of new dead rows, in one transaction."""
 
-    async def mark_sent(self, row: OutboxRow) -> Settled:
+    async def mark_sent(self, row: OutboxRow) -> SettledRow:
         return await self._settle_one(row, Sent())
 
-    async def mark_failed(self, row: OutboxRow, error: str, *, delay_ms: int, code: str = "FAILED") -> Settled:
+    async def mark_failed(self, row: OutboxRow, error: str, *, delay_ms: int, code: str = "FAILED") -> SettledRow:
         """Count a failed attempt; the row is due again after `delay_ms`, or DEAD when that was the last."""
         return await self._settle_one(row, Retried(one_line(error), code, delay_ms))
 
-    async def dead_letter(self, row: OutboxRow, error: str, *, code: str = "PERMANENT") -> Settled:
+    async def dead_letter(self, row: OutboxRow, error: str, *, code: str = "PERMANENT") -> SettledRow:
         return await self._settle_one(row, Died(one_line(error), code))
 
-    async def release(self, row: OutboxRow, *, delay_ms: int = 0) -> Settled:
+    async def release(self, row: OutboxRow, *, delay_ms: int = 0) -> SettledRow:
         """Give a row back without counting anything."""
         return await self._settle_one(row, Released(delay_ms))
 
-    async def _settle_one(self, row: OutboxRow, outcome: Sent | Retried | Died | Released) -> Settled:
+    async def _settle_one(self, row: OutboxRow, outcome: Sent | Retried | Died | Released) -> SettledRow:
         (settled,) = await self.settle([Settlement(row, outcome, row.locked_by or "")])
         return settled
 

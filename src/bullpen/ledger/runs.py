@@ -40,6 +40,7 @@ __all__ = [
     "check_run_id",
     "read_ledger_id",
     "to_row",
+    "used_before",
 ]
 
 _runs, _steps = tables.runs, tables.run_steps
@@ -80,6 +81,10 @@ class NewRun:
     payload_in_job: bool = True
     is_test_run: bool = False
     cost: int = 0
+    handler: str | None = None
+    """None: the one without a name."""
+    queue: str | None = None
+    job_options_json: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,12 @@ class RunRow:
     error_message: str | None
     retry_history: list[dict[str, Any]]
     updated_at: datetime
+    handler: str | None
+    """Which handler runs it; None: the one without a name."""
+    queue: str | None
+    """Where its job is; None: the queue of the handler without a name."""
+    job_options: dict[str, Any] | None
+    """Options of its job, as `options_to_json` made them; None: those of the handler without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ class StepRow:
     """What of the run's cost is spent with it, whatever becomes of the run."""
 
 
-JSON_COLUMNS: Final = frozenset({"progress", "result", "retry_history"})
+JSON_COLUMNS: Final = frozenset({"progress", "result", "retry_history", "job_options"})
 
 
 def _as_json(text: str) -> Any:
@@ -142,6 +153,11 @@ ACTOR: Final = "bullpen.runs"
 """Who acts when nobody is named."""
 _IS_OPEN: Final = "status IN ('QUEUED', 'RUNNING')"  # as text: PostgreSQL proves a partial index by literals only
 _TERMINAL: Final = tuple(status.value for status in RunStatus if status.is_terminal)
+
+
+def used_before(run_id: str) -> InvalidOption:
+    """A run of this id was paid and deleted: it would begin again for what that one paid."""
+    return InvalidOption("run_id", "an id that was never used", run_id)
 
 
 class TenantRuns:
@@ -164,6 +180,9 @@ class TenantRuns:
             "payload_in_job": run.payload_in_job,
             "is_test_run": run.is_test_run,
             "cost": run.cost,
+            "handler": run.handler,
+            "queue": run.queue,
+            "job_options": sa.null() if run.job_options_json is None else _as_json(run.job_options_json),
         }
         # No target named: the only constraint that can be hit is the key.
         insert = self._insert(_runs).values(**values).on_conflict_do_nothing().returning(*COLUMNS)
@@ -194,12 +213,19 @@ class TenantRuns:
         return json.decode(text)
 
     async def find(
-        self, *, status: RunStatus | None = None, before: tuple[datetime, str] | None = None, limit: int = 50
+        self,
+        *,
+        status: RunStatus | None = None,
+        handler: str | None = None,
+        before: tuple[datetime, str] | None = None,
+        limit: int = 50,
     ) -> list[RunRow]:
         """Newest first; `before` is creation time and id of the last run of the page before."""
         query = sa.select(*COLUMNS).where(_runs.c.tenant_id == self.tenant_id)
         if status is not None:
             query = query.where(_runs.c.status == status.value)
+        if handler is not None:
+            query = query.where(_runs.c.handler == handler)
         if before is not None:
             query = query.where(_is_older(before))
         found = await self._execute(query.order_by(_runs.c.created_at.desc(), _runs.c.id.desc()).limit(limit))
@@ -387,7 +413,8 @@ class TenantRuns:
         amount = 0 if run.is_test_run else run.cost - await self._taken(run)
         if amount and not await self._move(-amount):
             raise InsufficientCredits(self.tenant_id, needed=amount, balance=await self.balance())
-        await self._book("reserve", -amount, run_id=run.id, round=run.redrives)
+        if not await self._book("reserve", -amount, run_id=run.id, round=run.redrives):
+            raise used_before(run.id)
 
     async def _give_back(self, run: RunRow) -> None:
         """The run came to nothing: what was reserved goes back, less the prices of its steps. Once per round."""
@@ -510,10 +537,17 @@ class AllRuns:
         return await self._rows(query.order_by(_runs.c.id).limit(limit))
 
     async def find(
-        self, *, status: RunStatus | None = None, tenant_id: str | None = None, limit: int = 50
+        self,
+        *,
+        status: RunStatus | None = None,
+        handler: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 50,
     ) -> list[RunRow]:
         """Newest first."""
         query = sa.select(*COLUMNS)
+        if handler is not None:
+            query = query.where(_runs.c.handler == handler)
         if status is not None:
             query = query.where(_runs.c.status == status.value)
         if tenant_id is not None:

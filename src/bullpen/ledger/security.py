@@ -13,7 +13,7 @@ mean nothing. Elsewhere: setting the tenant of a transaction (`database`), the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from bullpen.errors import LedgerNotReady, UnsafeDatabaseRole, require
 from bullpen.ledger import tables
 from bullpen.ledger.database import Database, check_identifier
+from bullpen.ledger.parts import PARTS, Part, table_part
 
 Duty = Literal["tenant", "worker", "service"]
 
@@ -47,6 +48,11 @@ TENANT_TABLES: Final = (
 DELIVERY_COLUMNS: Final = (
     *("due_at", "attempts", "max_attempts", "status", "parked", "fence", "locked_at", "locked_by", "locked_until"),
     *("started_at", "sent_at", "dead_at", "last_error", "error_code", "updated_at"),
+)
+# Columns by which a planned message is moved or cancelled: not whose it is, what it is about, what became of it.
+_MOVED: Final = (
+    *("status", "number", "channel", "zone", "local_at", "due_at", "late_at", "fence", "publish_again_at"),
+    *("error_code", "updated_at"),
 )
 _CURRENT_TENANT: Final = "nullif(current_setting('app.current_tenant', true), '')"
 _OWN: Final = f"tenant_id = {_CURRENT_TENANT}"
@@ -103,8 +109,11 @@ class Roles:
         return name
 
 
-def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iterator[str]:
-    """Roles if asked for, grants, policies. Idempotent: running them again changes nothing."""
+def statements(
+    schema: str, roles: Roles, *, create_roles: bool = False, parts: Collection[Part] = PARTS
+) -> Iterator[str]:
+    """Roles if asked for, grants, policies; of the tables of these parts. Idempotent: running them again changes
+    nothing."""
     everybody = f"{roles.tenant}, {roles.worker}, {roles.service}"
     if create_roles:
         for role in (roles.tenant, roles.worker, roles.service):
@@ -115,17 +124,24 @@ def statements(schema: str, roles: Roles, *, create_roles: bool = False) -> Iter
             )
     yield f"GRANT USAGE ON SCHEMA {schema} TO {everybody}"
     # What an earlier version granted too much.
-    all_tables = ", ".join(f"{schema}.{table.name}" for table in tables.metadata.sorted_tables)
-    yield f"REVOKE ALL ON {all_tables} FROM {everybody}"
-    yield from _grants(schema, roles)
+    there = [table.name for table in tables.metadata.sorted_tables if table_part(table.name) in parts]
+    yield f"REVOKE ALL ON {', '.join(f'{schema}.{name}' for name in there)} FROM {everybody}"
+    for rights, granted, to in _grants(roles):
+        names = [f"{schema}.{name}" for name in granted if name in there or name == VERSION_TABLE]
+        if names:
+            yield f"GRANT {rights} ON {', '.join(names)} TO {to}"
+    if "runs" in parts:
+        yield from _functions(schema, roles)
     for name in TENANT_TABLES:
-        yield from _policies(f"{schema}.{name}", name, roles)
+        if name in there:
+            yield from _policies(f"{schema}.{name}", name, roles)
 
 
-def _grants(schema: str, roles: Roles) -> Iterator[str]:
-    def grant(rights: str, granted: Iterable[sa.Table | str], to: str) -> str:
-        names = ", ".join(f"{schema}.{each if isinstance(each, str) else each.name}" for each in granted)
-        return f"GRANT {rights} ON {names} TO {to}"
+def _grants(roles: Roles) -> Iterator[tuple[str, list[str], str]]:
+    """Rights, on which tables, to whom."""
+
+    def grant(rights: str, granted: Iterable[sa.Table | str], to: str) -> tuple[str, list[str], str]:
+        return rights, [each if isinstance(each, str) else each.name for each in granted], to
 
     # All that an API may do, a worker may do too: handlers submit runs and store messages.
     both, everybody = f"{roles.tenant}, {roles.worker}", f"{roles.tenant}, {roles.worker}, {roles.service}"
@@ -143,7 +159,7 @@ def _grants(schema: str, roles: Roles) -> Iterator[str]:
     yield grant("SELECT, INSERT, DELETE", [tables.inbox], both)
     yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions], both)
     # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.
-    yield grant("SELECT, UPDATE", [tables.messages], both)
+    yield grant(f"SELECT, UPDATE ({', '.join(_MOVED)})", [tables.messages], both)
     # No tenant's data: digests. Whoever removed one would only let two events of an entity run side by side.
     yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.turns], both)
     yield grant(f"UPDATE ({', '.join(DELIVERY_COLUMNS)})", [tables.outbox], roles.worker)
@@ -151,8 +167,11 @@ def _grants(schema: str, roles: Roles) -> Iterator[str]:
     # No tenant's data either: a worker sees that a destination is switched off, and tells that it is broken.
     broken = "broken_until, trips, updated_at"
     yield grant(f"SELECT, INSERT (integration_type, {broken}), UPDATE ({broken})", [tables.destinations], roles.worker)
+
+
+def _functions(schema: str, roles: Roles) -> Iterator[str]:
     for functions, to in (
-        (TENANT_FUNCTIONS, everybody),
+        (TENANT_FUNCTIONS, f"{roles.tenant}, {roles.worker}, {roles.service}"),
         (WORKER_FUNCTIONS, f"{roles.worker}, {roles.service}"),
         (SERVICE_FUNCTIONS, roles.service),
     ):

@@ -538,6 +538,10 @@ runs = sa.Table(
     sa.Column("error_message", sa.Text),
     sa.Column("retry_history", Json),
     _now_column("updated_at"),
+    # Also identity: which handler runs it, in which queue its job is, with which options. NULL: those without a name.
+    sa.Column("handler", sa.String(60)),
+    sa.Column("queue", sa.String(200)),
+    sa.Column("job_options", Json),
     sa.CheckConstraint("status IN ('QUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED')", name="ck_runs_status"),
     sa.CheckConstraint("cost >= 0 AND attempts >= 0", name="ck_runs_numbers"),
 )

@@ -6,13 +6,13 @@ it. Elsewhere: local times that do not exist (`calendar`), asking about everybod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from bullpen._kernel.duration import check_texts
 from bullpen.messages.occasions import Occasions
-from bullpen.messages.recipients import Recipient, missing_names
+from bullpen.messages.recipients import Recipient, missing_names, wrong_address
+from bullpen.messages.routes import ChannelRoute
 
 __all__ = ["BUILT_IN", "Doubt", "Doubts"]
 
@@ -24,7 +24,7 @@ BUILT_IN: Final = ("name", "occasion", "label", "number", "date")
 class Doubt:
     """Messages that will not be sent as things are."""
 
-    code: Literal["unregistered-channel", "unknown-name"]
+    code: Literal["unregistered-channel", "unknown-name", "bad-address"]
     text: str
 
     def __str__(self) -> str:
@@ -34,16 +34,19 @@ class Doubt:
 class Doubts:
     """Collects what is doubtful about one recipient after the other."""
 
-    def __init__(self, occasions: Occasions, channels: Collection[str]) -> None:
-        """Without channels nothing is said about them: the program does not send."""
-        self._occasions, self._channels = occasions, frozenset(check_texts("channels", channels))
+    def __init__(self, occasions: Occasions, routes: Mapping[str, ChannelRoute]) -> None:
+        """Without routes nothing is said about channels: the program does not send."""
+        self._occasions, self._channels = occasions, routes
         self._by_channel: dict[str, list[str]] = {}
+        self._by_address: dict[tuple[str, str], list[str]] = {}
         self._by_name: dict[tuple[str, str], list[str]] = {}
 
     def look_at(self, recipients: Iterable[Recipient]) -> None:
         for recipient in recipients:
             if self._channels and recipient.channel not in self._channels and recipient.occasions:
                 self._by_channel.setdefault(recipient.channel, []).append(recipient.id)
+            if recipient.occasions and (expected := wrong_address(recipient, self._channels)) is not None:
+                self._by_address.setdefault((recipient.channel, expected), []).append(recipient.id)
             for kind in recipient.occasions:
                 if kind in self._occasions:
                     for name in missing_names(self._occasions.get(kind), recipient):
@@ -67,7 +70,14 @@ class Doubts:
             )
             for (kind, name), ids in self._by_name.items()
         ]
-        return [*channels, *names]
+        addresses = [
+            Doubt(
+                "bad-address",
+                f"{_people(ids)} have an address that the channel {channel!r} cannot reach: expected {expected}",
+            )
+            for (channel, expected), ids in self._by_address.items()
+        ]
+        return [*channels, *addresses, *names]
 
 
 def _people(ids: list[str]) -> str:

@@ -6,8 +6,8 @@ its instant; rows QUEUED, with the broker's confirm noted. One life of a row her
     claim (QUEUED, lease) ──▶ publish with delay ──▶ broker confirms ──▶ note it (lease of a day)
 
 Dying between two of these steps leaves a lease that ends: the row is published again, and the second order finds the
-message sent. A broker that refuses leaves the row CREATED for the next run. Any number of schedulers may run; one never
-overlaps itself. A transport without delays gets rows only when they are due.
+message sent. A broker that refuses leaves the row CREATED for the next run; one that was published before stays QUEUED.
+Any number of schedulers may run; one never overlaps itself. A transport without delays gets rows when they are due.
 Elsewhere: making the rows (`planner`), what becomes of an order (`sender`).
 """
 
@@ -23,15 +23,16 @@ from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
-from bullpen.errors import BullpenError, InvalidOption, require
+from bullpen.errors import BullpenError, InvalidOption, PublishFailed, require
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.message_records import ToPublish
 from bullpen.ledger.messages import SqlMessages
+from bullpen.messages.kinds import StoredKinds
 from bullpen.messages.orders import make_order
 from bullpen.messages.planner import Planner
-from bullpen.ports.messaging import Messaging, Outgoing, PublishFailed
+from bullpen.ports.messaging import Messaging, Outgoing
 
-__all__ = ["Enqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions", "read_health"]
+__all__ = ["MessageEnqueuer", "Scheduler", "SchedulerHealth", "SchedulerOptions", "read_health"]
 
 logger = get_logger("bullpen.messages")
 
@@ -74,7 +75,7 @@ class SchedulerOptions:
         require("horizon_ms", fits, f"at least the look-ahead of {self.look_ahead_ms}", self.horizon_ms)
 
 
-class Enqueuer:
+class MessageEnqueuer:
     """Publishes rows that are near their instant."""
 
     def __init__(self, store: SqlMessages, messaging: Messaging[Any], *, queue: str, options: SchedulerOptions) -> None:
@@ -88,9 +89,9 @@ class Enqueuer:
             logger.warning("%d messages of %s by %s were too late and are %s", count, occasion, channel, status)
             telemetry.emit("messages.late", status=str(status), occasion=occasion, channel=channel, count=count)
         found, published = 0, 0
-        for claim in (self._claim_due, self._claim_again):
+        for claim, may_be_there in ((self._claim_due, False), (self._claim_again, True)):
             while batch := await claim():
-                confirmed = await self._publish(batch)
+                confirmed = await self._publish(batch, may_be_there=may_be_there)
                 found, published = found + len(batch), published + confirmed
                 if confirmed < len(batch) // 2 or len(batch) < self.options.batch:
                     # Done; or the broker is full or away, and the next run will see whether it has recovered.
@@ -107,7 +108,7 @@ class Enqueuer:
             logger.warning("%d messages are published again: they are late, or nobody knows where they are", len(found))
         return found
 
-    async def _publish(self, batch: Sequence[ToPublish]) -> int:
+    async def _publish(self, batch: Sequence[ToPublish], *, may_be_there: bool) -> int:
         telemetry.emit("messages.claimed", count=len(batch))
         problems = await self._produce(batch)
         confirmed = [message for message, problem in zip(batch, problems, strict=True) if problem is None]
@@ -118,7 +119,10 @@ class Enqueuer:
                 confirmed, lost_after_ms=self.options.lost_after_ms, late_after_ms=self.options.late_after_ms
             )
         if refused:
-            await self._store.unclaim(refused)
+            if not may_be_there:
+                # Else it stays QUEUED, and comes round after the lease: an earlier order, which the broker may have,
+                # would find it CREATED and pass it over.
+                await self._store.unclaim(refused)
             logger.warning(
                 "%d of %d messages were not taken by the broker: %s", len(refused), len(batch), refused[0][1]
             )
@@ -173,17 +177,30 @@ class SchedulerHealth:
 class Scheduler:
     """Plans and enqueues on a cron pattern in UTC. An app runs it; `run_once` is one tick."""
 
-    def __init__(self, store: SqlMessages, planner: Planner, enqueuer: Enqueuer, *, checkpoints: Checkpoints) -> None:
-        self._store, self._planner, self._enqueuer, self._checkpoints = store, planner, enqueuer, checkpoints
+    def __init__(
+        self,
+        store: SqlMessages,
+        kinds: StoredKinds,
+        planner: Planner,
+        enqueuer: MessageEnqueuer,
+        *,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._store, self._kinds, self._planner, self._enqueuer = store, kinds, planner, enqueuer
+        self._checkpoints = checkpoints
         self.options = enqueuer.options
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._is_running = False
 
     async def run_once(self) -> None:
-        """One tick: plan what comes near, then publish what falls due. What it did is noted for `health`."""
+        """One tick: plan what comes near, then publish what falls due. What it did is noted for `health`.
+
+        Before that, what was planned when a kind was sent at another time is planned again.
+        """
         telemetry.emit("messages.run_started")
         began = await self._store.note(self._checkpoints, _RUN, "{now} 0 0")
+        await self._kinds.write()
         await self._planner.run_until_done()
         found, published = await self._enqueuer.run_once()
         await self._store.note(self._checkpoints, _SUCCESS, f"{_epoch_ms(began)} {found} {published}")

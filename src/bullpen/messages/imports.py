@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from bullpen._kernel.duration import check_many
 from bullpen.errors import InvalidOption
@@ -19,7 +19,7 @@ from bullpen.messages.calendar import read_date, read_time
 from bullpen.messages.occasions import Occasions
 from bullpen.messages.recipients import BATCH, Occasion, Recipient, Recipients
 
-__all__ = ["Imported", "LineProblem", "import_csv", "read_csv"]
+__all__ = ["ImportArguments", "Imported", "LineProblem", "import_csv", "read_csv"]
 
 _PLAIN: Final = ("id", "zone", "channel", "address", "name", "locale", "tenant_id")
 _NEEDED: Final = ("id", "zone", "address")
@@ -84,6 +84,15 @@ def read_csv(
         yield number, recipient
 
 
+class ImportArguments(TypedDict, total=False):
+    """What an import takes besides the lines."""
+
+    channel: str | None
+    tenant_id: str | None
+    dry_run: bool
+    on_progress: Callable[[Imported], object] | None
+
+
 async def import_csv(
     recipients: Recipients,
     lines: Iterable[str],
@@ -96,13 +105,26 @@ async def import_csv(
 ) -> Imported:
     """Save what can be saved, in batches. Running it again with the same file changes nothing."""
     result = Imported()
-    async for batch in _batches(read_csv(lines, occasions, channel=channel, tenant_id=tenant_id), result):
+    found = _reachable(recipients, read_csv(lines, occasions, channel=channel, tenant_id=tenant_id))
+    async for batch in _batches(found, result):
         if not dry_run:
             await recipients.save_many(batch)
         result.saved += len(batch)
         if on_progress is not None:
             on_progress(result)
     return result
+
+
+def _reachable(
+    recipients: Recipients, found: Iterator[tuple[int, Recipient | LineProblem]]
+) -> Iterator[tuple[int, Recipient | LineProblem]]:
+    """The same, with the lines as problems whose address their channel cannot reach."""
+    for number, one in found:
+        expected = None if isinstance(one, LineProblem) else recipients.why_not(one)
+        if expected is None or isinstance(one, LineProblem):
+            yield number, one
+        else:
+            yield number, LineProblem(number, str(InvalidOption("address", expected, one.address)))
 
 
 async def _batches(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from datetime import time, timedelta
-from typing import Any, Final, TypeVar, overload
+from time import monotonic
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.duration import check_many, check_texts
+from bullpen._kernel.duration import check_int, check_many, check_texts
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.rates import RateLimit
@@ -32,12 +33,14 @@ from bullpen.messages.calendar import (
     read_time,
 )
 from bullpen.messages.doubts import Doubt, Doubts
-from bullpen.messages.enqueuer import Enqueuer, Scheduler, SchedulerHealth, SchedulerOptions, read_health
-from bullpen.messages.imports import Imported, import_csv
+from bullpen.messages.enqueuer import MessageEnqueuer, Scheduler, SchedulerHealth, SchedulerOptions, read_health
+from bullpen.messages.imports import ImportArguments, Imported, import_csv
+from bullpen.messages.kinds import StoredKinds
 from bullpen.messages.occasions import Late, OccasionKind, Occasions
+from bullpen.messages.pace import Pace
 from bullpen.messages.planner import Planner
 from bullpen.messages.recipients import Recipients
-from bullpen.messages.routes import AfterCrash, ChannelRoute, FunctionChannel, SendFunction, rule_of
+from bullpen.messages.routes import USUAL_LIMIT_MS, AfterCrash, ChannelRoute, FunctionChannel, SendFunction, rule_of
 from bullpen.messages.sender import Sender, SenderOptions
 from bullpen.messages.templates import Text
 from bullpen.ports.channel import Channel
@@ -47,6 +50,7 @@ __all__ = ["QUEUE", "MessageSender", "Messages"]
 
 QUEUE: Final = "birthday.messages.queue"
 _SAMPLE_MS: Final = 15_000
+_PACE_MS: Final = 1_000
 _LINT_BATCH: Final = 500
 _LINT_AT_START: Final = 10_000
 logger = get_logger("bullpen.messages")
@@ -79,22 +83,27 @@ class Messages:
         *,
         queue: str = QUEUE,
         concurrency: int | None = None,
+        max_concurrency: int | None = None,
         scheduler: SchedulerOptions | None = None,
         sender: SenderOptions | None = None,
         roles: Iterable[str] = ("scheduler", "sender"),
     ) -> None:
-        """`roles` is what `run` runs; two machines may have one each."""
+        """`roles` is what `run` runs; two machines may have one each. A sender sends `concurrency` at the same time; up
+        to `max_concurrency` while messages are late and their providers keep up (None: never more)."""
         self.roles = frozenset(check_texts("roles", roles))
         self._ledger, self._given, self._queue = ledger, messaging, queue
         self._concurrency = concurrency
+        self._max_concurrency = max_concurrency and check_int("max_concurrency", max_concurrency, minimum=1)
         self._scheduler_options = scheduler or SchedulerOptions()
         self._sender_options = sender or SenderOptions(lost_after_ms=self._scheduler_options.lost_after_ms)
         for role in self.roles:
             require("roles", role in ("scheduler", "sender"), "'scheduler' and 'sender'", role)
+        ledger.use("messages")
         self.store = SqlMessages(ledger.database)
         self.occasions = Occasions()
         self.routes: dict[str, ChannelRoute] = {}
-        self.recipients = Recipients(self.store, self.occasions)
+        self.recipients = Recipients(self.store, self.occasions, self.routes)
+        self.kinds = StoredKinds(self.store, ledger.checkpoints, self.recipients, self.occasions)
         self._messaging: Messaging[Any] | None = None
         self._parts: list[Scheduler | MessageSender] = []
         self._is_closed = False
@@ -156,13 +165,13 @@ class Messages:
     @overload
     def channel(
         self, name: str, channel: Channel, *, after_crash: AfterCrash | None = ..., rate_limit: RateLimit | None = ...,
-        timeout: int = ...,
+        timeout: int | None = ...,
     ) -> ChannelRoute: ...  # fmt: skip
 
     @overload
     def channel(
         self, name: str, channel: None = ..., *, after_crash: AfterCrash, rate_limit: RateLimit | None = ...,
-        timeout: int = ...,
+        timeout: int | None = ...,
     ) -> Callable[[AnyFunction], AnyFunction]: ...  # fmt: skip
 
     def channel(
@@ -172,17 +181,19 @@ class Messages:
         *,
         after_crash: AfterCrash | None = None,
         rate_limit: RateLimit | None = None,
-        timeout: int = 10_000,
+        timeout: int | None = None,
     ) -> ChannelRoute | Callable[[AnyFunction], AnyFunction]:
         """Say how recipients of this channel are reached; without a channel it decorates a function that sends.
 
         `after_crash` (see `ChannelRoute`) must be said for a function, because only you know your provider; a channel
-        has a rule of its own, which it replaces.
+        has a rule of its own, which it replaces. `timeout` is how long one send may take, instead of the channel's own
+        limit; None: as that says, at most 10 s.
         """
         require("channel", isinstance(name, str) and 0 < len(name) <= 60, "a name of 1 to 60 characters", name)
         # Shorter than the lease, or a second sender would begin while the first still waits for its answer.
-        fits = isinstance(timeout, int) and 0 < timeout <= self._sender_options.lease_ms // 2
-        require("timeout", fits, f"at most half of the sender's lease of {self._sender_options.lease_ms} ms", timeout)
+        limit_ms = USUAL_LIMIT_MS if timeout is None else timeout
+        fits = isinstance(limit_ms, int) and 0 < limit_ms <= self._sender_options.lease_ms // 2
+        require("timeout", fits, f"at most half of the sender's lease of {self._sender_options.lease_ms} ms", limit_ms)
 
         def register(given: Channel) -> ChannelRoute:
             rule = after_crash if after_crash is not None else rule_of(given)
@@ -201,7 +212,7 @@ class Messages:
 
         return decorate
 
-    async def import_csv(self, lines: Iterable[str], **options: Any) -> Imported:
+    async def import_csv(self, lines: Iterable[str], **options: Unpack[ImportArguments]) -> Imported:
         """Save recipients from the lines of a CSV file; see `imports.import_csv`."""
         check_many("lines", lines, "an open file or a list of lines")
         return await import_csv(self.recipients, lines, self.occasions, **options)
@@ -211,12 +222,12 @@ class Messages:
     def planner(self) -> Planner:
         return Planner(self.store, self.occasions, horizon_ms=self._scheduler_options.horizon_ms)
 
-    def enqueuer(self) -> Enqueuer:
-        return Enqueuer(self.store, self.messaging, queue=self._queue, options=self._scheduler_options)
+    def enqueuer(self) -> MessageEnqueuer:
+        return MessageEnqueuer(self.store, self.messaging, queue=self._queue, options=self._scheduler_options)
 
     def scheduler(self) -> Scheduler:
         """Something to run that plans and publishes every minute. Any number may run."""
-        return Scheduler(self.store, self.planner(), self.enqueuer(), checkpoints=self._ledger.checkpoints)
+        return Scheduler(self.store, self.kinds, self.planner(), self.enqueuer(), checkpoints=self._ledger.checkpoints)
 
     def sender(self, *, name: str | None = None) -> MessageSender:
         """Something to run that sends what was published. Any number may run."""
@@ -225,7 +236,13 @@ class Messages:
         sender = Sender(
             self.store, self.occasions, self.routes, worker=name or worker_name(), options=self._sender_options
         )
-        return MessageSender(self.messaging, sender, queue=self._queue, concurrency=self._concurrency)
+        return MessageSender(
+            self.messaging,
+            sender,
+            queue=self._queue,
+            concurrency=self._concurrency,
+            max_concurrency=self._max_concurrency,
+        )
 
     async def health(self) -> SchedulerHealth:
         """How the scheduler is, whichever process it runs in."""
@@ -272,13 +289,21 @@ class Messages:
 
 
 class MessageSender:
-    """Consumes orders until closed, as many at a time as the client's concurrency says."""
+    """Consumes orders until closed, as many at a time as the client's concurrency says; up to `max_concurrency` while
+    messages are late."""
 
     def __init__(
-        self, messaging: Messaging[Any], sender: Sender, *, queue: str, concurrency: int | None = None
+        self,
+        messaging: Messaging[Any],
+        sender: Sender,
+        *,
+        queue: str,
+        concurrency: int | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
         self._messaging, self._sender, self._queue = messaging, sender, queue
-        self._concurrency = concurrency
+        self._concurrency, self._max_concurrency = concurrency, max_concurrency
+        self._pace: Pace | None = None
         self._consumer: Consumer | None = None
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
@@ -286,6 +311,12 @@ class MessageSender:
     async def start(self) -> None:
         """Begin to take orders."""
         self._consumer = await self._messaging.consume(self._queue, self._sender.handle, concurrency=self._concurrency)
+        start = self._consumer.concurrency
+        if self._max_concurrency is not None and self._max_concurrency > start:
+            pace = self._pace = Pace(start, self._max_concurrency, monotonic())
+            self._sender.on_answer = lambda late_s, is_pushed_back: pace.note(
+                late_s=late_s, is_pushed_back=is_pushed_back
+            )
         telemetry.emit("messages.sender_started", queue=self._queue)
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -294,9 +325,23 @@ class MessageSender:
             return
         if self._consumer is None:
             await self.start()
-        async with Ticker("message queue depth", self._messaging.sample, every=_SAMPLE_MS):
+        async with (
+            Ticker("message queue depth", self._messaging.sample, every=_SAMPLE_MS),
+            Ticker("pace of the sender", self._adapt, every=_PACE_MS),
+        ):
             await self._closing.wait()
         await self._ended.wait()
+
+    async def _adapt(self) -> None:
+        consumer, pace = self._consumer, self._pace
+        if consumer is None or pace is None or self._closing.is_set():
+            return
+        size = consumer.concurrency
+        wanted = pace.next(size, monotonic(), is_full=2 * consumer.running >= size)
+        if wanted != size:
+            await consumer.resize(wanted)
+            telemetry.emit("messages.pace", queue=self._queue, concurrency=consumer.concurrency)
+            logger.debug("the sender of %s sends %s at the same time", self._queue, consumer.concurrency)
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         """Take nothing more, let what is being sent end, then stop. Safe to call twice."""

@@ -16,15 +16,17 @@ from typing import Any, Final
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import check_texts, is_text
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import require
+from bullpen.errors import InvalidOption, require
 from bullpen.ledger.message_records import OccasionRow, Planned, RecipientRow
-from bullpen.ledger.messages import Change, SqlMessages
+from bullpen.ledger.messages import MessageChange, SqlMessages
 from bullpen.messages.calendar import Finding, Occurrence, find_zone, lint, occurrences, read_date, read_time, show_date
 from bullpen.messages.occasions import OccasionKind, Occasions
 from bullpen.messages.planner import coming
+from bullpen.messages.routes import ChannelRoute
 from bullpen.messages.templates import choose
+from bullpen.ports.channel import ChecksAddresses
 
-__all__ = ["Occasion", "Recipient", "Recipients", "missing_names"]
+__all__ = ["Occasion", "Recipient", "Recipients", "missing_names", "wrong_address"]
 
 logger = get_logger("bullpen.messages")
 
@@ -121,21 +123,34 @@ def missing_names(kind: OccasionKind, recipient: Recipient) -> set[str]:
     return missing
 
 
+def wrong_address(recipient: Recipient, routes: Mapping[str, ChannelRoute]) -> str | None:
+    """What an address must be that its channel can reach; None: it may be one, or nobody here knows."""
+    route = routes.get(recipient.channel)
+    channel = None if route is None else route.channel
+    return channel.why_not(recipient.address) if isinstance(channel, ChecksAddresses) else None
+
+
 class Recipients:
     """The recipients of one ledger."""
 
-    def __init__(self, store: SqlMessages, occasions: Occasions) -> None:
+    def __init__(
+        self, store: SqlMessages, occasions: Occasions, routes: Mapping[str, ChannelRoute] | None = None
+    ) -> None:
         self._store, self._occasions = store, occasions
+        self._routes: Mapping[str, ChannelRoute] = {} if routes is None else routes
         self._warned: dict[str, set[str]] = {}
 
     async def save(self, recipient: Recipient) -> None:
-        """Add somebody, or replace what is known about them."""
+        """Add somebody, or replace what is known about them. Raises InvalidOption for an address that the channel,
+        where it is registered here, can never reach."""
         await self.save_many([recipient])
 
     async def save_many(self, recipients: Iterable[Recipient]) -> int:
         """As `save` for many; each batch of 500 is stored as a whole or not at all. Returns how many."""
         pending = list(recipients)
         for recipient in pending:
+            if (expected := self.why_not(recipient)) is not None:
+                raise InvalidOption(f"address of recipient {recipient.id!r}", expected, recipient.address)
             for kind, _ in recipient.dates():
                 self._warn_of_missing(self._occasions.get(kind), recipient)
         for first in range(0, len(pending), BATCH):
@@ -143,6 +158,10 @@ class Recipients:
             batch = {one.key: one for one in pending[first : first + BATCH]}
             await self._save(list(batch.values()))
         return len(pending)
+
+    def why_not(self, recipient: Recipient) -> str | None:
+        """What the address must be instead; None: it may be one."""
+        return wrong_address(recipient, self._routes)
 
     def _warn_of_missing(self, kind: OccasionKind, recipient: Recipient) -> None:
         """Somebody who cannot be sent what the kind says. Told now and once, not on the day and for each."""
@@ -236,11 +255,18 @@ class Recipients:
             )
         ]
 
-    async def replan(self) -> int:
-        """Compute again what is planned for everybody, after an update of the time zone database or of the kinds."""
+    async def replan(self, kinds: Iterable[str] | None = None) -> int:
+        """Compute again what is planned for everybody, or for whoever has one of `kinds`, after an update of the time
+        zone database or of the kinds. Returns how many those are."""
+        kinds = kinds if kinds is None else check_texts("kinds", kinds)
         after, done = ("", ""), 0
         while batch := await self.find(after=after, limit=BATCH):
-            known = [one for one in batch if all(kind in self._occasions for kind in one.occasions)]
+            known = [
+                one
+                for one in batch
+                if all(kind in self._occasions for kind in one.occasions)
+                and (kinds is None or any(kind in kinds for kind in one.occasions))
+            ]
             await self._save(known)
             after, done = batch[-1].key, done + len(known)
             telemetry.emit("messages.replanned", recipients=done)
@@ -260,7 +286,7 @@ class Recipients:
             for code, ids in cancelled.items():
                 await change.cancel(ids, code=code)
 
-    def _next(self, row: OccasionRow, change: Change) -> OccasionRow:
+    def _next(self, row: OccasionRow, change: MessageChange) -> OccasionRow:
         """The occasion with its next occurrence. What nobody touched stays as it is, so that saving everybody again
         every night loses nothing that a planner has not seen yet."""
         old = change.known.get(row.key)
@@ -274,7 +300,7 @@ class Recipients:
         return coming(row, kind.next(row, after=after))
 
     def _follow(
-        self, rows: Mapping[tuple[str, str, str, str], OccasionRow], change: Change
+        self, rows: Mapping[tuple[str, str, str, str], OccasionRow], change: MessageChange
     ) -> tuple[list[Planned], dict[str, list[str]]]:
         """Messages that move with their recipient, and those that have lost their reason."""
         moved: list[Planned] = []

@@ -37,6 +37,7 @@ AfterCrash = Literal["same_key", "resend", "look_up", "park"]
 SendFunction = Callable[[Message], Any]
 """`async def` or plain. Returns what the provider answered, any JSON, or a `SendResult`."""
 _LONGEST_RECEIPT: Final = 2_000
+USUAL_LIMIT_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +53,21 @@ class ChannelRoute:
     person has looked."""
     rate_limit: RateLimit | None = None
     """At most so many sends per time, over all processes."""
-    timeout_ms: int = 10_000
-    """How long one send may take. Much shorter than the sender's lease."""
+    timeout_ms: int | None = None
+    """How long one send may take, instead of the channel's own limit; much shorter than the sender's lease. None: as
+    the channel's own limit says, at most 10 s."""
 
     def __post_init__(self) -> None:
         known = self.after_crash in ("same_key", "resend", "look_up", "park")
         require("after_crash", known, "'same_key', 'resend', 'look_up' or 'park'", self.after_crash)
         able = self.after_crash != "look_up" or isinstance(self.channel, LooksUp)
         require("after_crash", able, "something else than 'look_up' for a channel that cannot be asked", self.channel)
-        check_int("timeout_ms", self.timeout_ms, minimum=1)
+        if self.timeout_ms is not None:
+            check_int("timeout_ms", self.timeout_ms, minimum=1)
+
+    @property
+    def limit_ms(self) -> int:
+        return self.timeout_ms or USUAL_LIMIT_MS
 
 
 def rule_of(channel: Channel) -> AfterCrash:

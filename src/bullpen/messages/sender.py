@@ -18,7 +18,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
@@ -28,17 +28,17 @@ from bullpen._kernel.batches import Batches
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
-from bullpen.errors import BullpenError, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
+from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, MessageNotSent, MissingValue, PermanentError
 from bullpen.ledger.message_records import MessageOutcome, MessageRow, MessageStatus
 from bullpen.ledger.messages import SqlMessages
 from bullpen.messages.occasions import OccasionKind, Occasions
 from bullpen.messages.orders import Order, read_order
 from bullpen.messages.routes import ChannelRoute
-from bullpen.messages.templates import MissingValue, choose
+from bullpen.messages.templates import choose
 from bullpen.ports.channel import Accepted, LooksUp, Message, NotTried, Refused, SendResult, Unavailable, Unknown
 from bullpen.ports.transport import Delivery
 
-__all__ = ["End", "MessageNotSent", "Send", "Sender", "SenderOptions", "Skip", "Wait", "decide", "message_of"]
+__all__ = ["End", "Send", "Sender", "SenderOptions", "Skip", "Wait", "decide", "message_of"]
 
 logger = get_logger("bullpen.messages")
 
@@ -53,14 +53,6 @@ _MOST_DEFERRALS: Final = 10
 """A provider that asks for patience is believed so often per attempt; then it counts as a failure."""
 _MOST_WAIT_MS: Final = 3_600_000
 _ENOUGH_LEASE: Final = 0.8
-
-
-class MessageNotSent(BullpenError):
-    """The provider did not take the message this time. The delivery is tried again by its policy."""
-
-    def __init__(self, message_id: str, code: str, reason: str) -> None:
-        super().__init__(f"message {message_id} was not sent ({code}): {reason}")
-        self.message_id, self.code, self.reason = message_id, code, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +146,7 @@ def decide(
     return Send(kind, route, is_taken_over)
 
 
-def message_of(row: MessageRow, kind: OccasionKind) -> Message:
+def message_of(row: MessageRow, kind: OccasionKind, timeout_ms: int | None = None) -> Message:
     """What the channel gets. Raises MissingValue or InvalidOption when the text cannot be made."""
     recipient = row.recipient
     assert recipient is not None
@@ -180,6 +172,7 @@ def message_of(row: MessageRow, kind: OccasionKind) -> Message:
         attempt=row.attempts + 1,
         created_ms=round(row.created_at.timestamp() * 1000),
         waited_ms=max(0, _ms(row.read_at - row.due_at)),
+        timeout_ms=timeout_ms,
     )
 
 
@@ -202,6 +195,8 @@ class Sender:
         self._worker = worker
         self.options = options or SenderOptions()
         self._sending: set[asyncio.Task[bool]] = set()
+        self.on_answer: Callable[[float, bool], None] | None = None
+        """Called for each send with how late it was and whether the provider pushed back; for whoever sets the pace."""
         self._looks: Batches[str, MessageRow | None] = Batches(self._look_batch)
         self._takes: Batches[MessageRow, bool] = Batches(self._take_batch)
         self._settles: Batches[tuple[str, int, MessageOutcome], bool] = Batches(self._settle_batch)
@@ -269,8 +264,7 @@ class Sender:
             await batches.idle()
 
     def _ended(self, row: MessageRow, status: MessageStatus, code: str, reason: str) -> None:
-        level = logging.ERROR if status in (MessageStatus.PARKED, MessageStatus.FAILED) else logging.WARNING
-        logger.log(level, "message %s is %s (%s): %s", row.id, status, code, reason)
+        logger.log(_level(status), "message %s is %s (%s): %s", row.id, status, code, reason)
         telemetry.emit("messages.ended", **_ids(row), status=str(status), code=code)
         if status is MessageStatus.FAILED:
             raise PermanentError(f"message {row.id} failed ({code}): {reason}")
@@ -281,7 +275,7 @@ class Sender:
         route, fence, began = send.route, row.fence + 1, time.monotonic()
         telemetry.emit("messages.taken", **_ids(row), fence=fence)
         try:
-            message = message_of(row, send.kind)
+            message = message_of(row, send.kind, route.timeout_ms)
         except (MissingValue, InvalidOption) as error:
             result: SendResult = Refused(str(error), "TEMPLATE")
         else:
@@ -298,6 +292,8 @@ class Sender:
         status = str(outcome.status) if is_ours else "LOST"
         took_s = time.monotonic() - began
         late_s = max(0.0, (row.read_at - row.due_at).total_seconds() + took_s)
+        if self.on_answer is not None:
+            self.on_answer(late_s, isinstance(result, Unavailable | Unknown | NotTried))
         telemetry.emit(
             "messages.settled", **_ids(row), status=status, code=outcome.code, duration_s=took_s, late_s=late_s
         )
@@ -305,14 +301,14 @@ class Sender:
             logger.warning("message %s: another sender took it over before its outcome was written", row.id)
             return
         if outcome.status is not MessageStatus.SENT:
-            logger.warning("message %s is %s (%s): %s", row.id, status, outcome.code, outcome.error)
+            logger.log(_level(outcome.status), "message %s is %s (%s): %s", row.id, status, outcome.code, outcome.error)
         if error_to_raise is not None:
             raise error_to_raise
 
     async def _call(self, message: Message, route: ChannelRoute, *, look_first: bool) -> SendResult:
         """The only place that calls a provider."""
         try:
-            async with asyncio.timeout(route.timeout_ms / 1000):
+            async with asyncio.timeout(route.limit_ms / 1000):
                 if look_first and isinstance(route.channel, LooksUp):
                     found = await route.channel.look_up(message)
                     if isinstance(found, Accepted):
@@ -321,7 +317,7 @@ class Sender:
                         return Unknown(found.reason, found.code)
                 return await route.channel.send(message)
         except TimeoutError:
-            return Unknown(f"no answer within {route.timeout_ms} ms", TIMEOUT)
+            return Unknown(f"no answer within {route.limit_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel should answer; whatever it raises, the message is owed
             return Unknown(f"{type(error).__name__}: {error}", "CHANNEL_ERROR")
 
@@ -435,3 +431,8 @@ def _ids(row: MessageRow) -> dict[str, Any]:
 def _ms(duration: timedelta) -> int:
     """Rounded up: a millisecond late is on time, a millisecond early is not."""
     return -(-duration // timedelta(milliseconds=1))
+
+
+def _level(status: MessageStatus) -> int:
+    """A message that failed is an error in the client's line about its order, with the traceback: one error each."""
+    return logging.ERROR if status is MessageStatus.PARKED else logging.WARNING

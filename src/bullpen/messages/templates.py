@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from bullpen._kernel.outcome import cut
-from bullpen.errors import BullpenError, InvalidOption, require
+from bullpen.errors import InvalidOption, MissingValue, require
 
-__all__ = ["MissingValue", "Template", "Text", "choose"]
+__all__ = ["Template", "Text", "choose"]
 
 Form = Literal["line", "text", "html"]
 
@@ -28,14 +28,6 @@ MAX_VALUE: Final = 2_000
 
 _PART: Final = re.compile(r"\{\{|\}\}|\{([a-z_][a-z0-9_]{0,59})(?:\|([^{}]*))?\}|[{}]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\ud800-\udfff]")
-
-
-class MissingValue(BullpenError):
-    """A template names a value that the recipient does not have, and gives no default."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the template needs {{{name}}}, which the recipient lacks; write {{{name}|something}}")
-        self.name = name
 
 
 class Template:

@@ -22,7 +22,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, require
 from bullpen.ledger import Ledger, OutboxItem
-from bullpen.ledger.incidents import Incident, IncidentKey, Verdict
+from bullpen.ledger.incidents import Incident, IncidentKey, IncidentVerdict
 from bullpen.ops.incidents import News, Telling, judge
 from bullpen.ops.signs import RULES, Sign, Source
 from bullpen.ports.metrics import Metric, Sample
@@ -69,6 +69,7 @@ class Watcher:
         label: str = "",
     ) -> None:
         """`label` names the installation in every text, such as `production`."""
+        ledger.use("alerts")
         self._ledger, self._look, self._targets = ledger, look, list(targets)
         self._telling, self._every_ms, self._label = telling or Telling(), every_ms, label
 
@@ -76,7 +77,7 @@ class Watcher:
         """One more place to tell."""
         self._targets.append(target)
 
-    async def watch(self) -> Verdict | None:
+    async def watch(self) -> IncidentVerdict | None:
         """One look, if it is our turn. Returns what was written."""
         # Less than the interval: tickers of several processes drift, and a turn that is missed by a hair waits twice.
         turn = await self._ledger.incidents.take_turn(int(self._every_ms * 0.8))
@@ -86,7 +87,7 @@ class Watcher:
             seen = await self._look()
         news: dict[tuple[str, News], list[Incident]] = defaultdict(list)
 
-        def decide(known: Mapping[IncidentKey, Incident], now: datetime) -> Verdict:
+        def decide(known: Mapping[IncidentKey, Incident], now: datetime) -> IncidentVerdict:
             changed, forgotten = [], []
             signs = {(sign.rule, sign.subject): sign for sign in seen.signs}
             for key in {**known, **signs}:
@@ -101,7 +102,9 @@ class Watcher:
                 if judged.incident is not None and judged.news is not None:
                     news[key[0], judged.news].append(judged.incident)
             # The instant too: should turns begin again from 1, no alert may count as a duplicate of an old one.
-            return Verdict(changed, forgotten, self._messages(news, f"{turn.number}-{int(now.timestamp() * 1000)}"))
+            return IncidentVerdict(
+                changed, forgotten, self._messages(news, f"{turn.number}-{int(now.timestamp() * 1000)}")
+            )
 
         verdict = await self._ledger.incidents.apply(turn, decide)
         if verdict is None:

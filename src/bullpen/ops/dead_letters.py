@@ -18,18 +18,12 @@ from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
-from bullpen.errors import InvalidOption, require
-from bullpen.ports.dead_letters import (
-    DeadLetter,
-    DeadLetterNotEditable,
-    DeadLetterNotFound,
-    DeadLetterStore,
-    EditableDeadLetters,
-    FixedDeadLetters,
-)
+from bullpen.errors import ConnectionLost, DeadLetterNotEditable, DeadLetterNotFound, InvalidOption, require
+from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore, EditableDeadLetters, FixedDeadLetters
 from bullpen.ports.edits import KEEP, Edit, make_edit
+from bullpen.queue.dead_letters.entry import check_not_sealed
 
-__all__ = ["DeadLetterConsole", "Found", "Group", "Report", "Wanted", "fingerprint"]
+__all__ = ["ConsoleFilter", "DeadLetterConsole", "Found", "Group", "Report", "fingerprint"]
 
 logger = get_logger("bullpen.dead_letters")
 
@@ -46,7 +40,7 @@ _VARYING: Final = re.compile(
 )
 
 
-def fingerprint(letter: DeadLetter) -> str:
+def fingerprint(letter: DeadLetterRecord) -> str:
     """The same for failures of the same kind: eight signs made of source, name and the error without what varies."""
     kind = _VARYING.sub("#", letter.error_message)
     return hashlib.sha256(f"{letter.source}\0{letter.name}\0{kind}".encode()).hexdigest()[:8]
@@ -57,7 +51,7 @@ class Found:
     """A letter and the store that holds it."""
 
     store: str
-    letter: DeadLetter
+    letter: DeadLetterRecord
 
     @property
     def fingerprint(self) -> str:
@@ -65,7 +59,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ConsoleFilter:
     """Which letters are meant; all bounds hold together."""
 
     store: str | None = None
@@ -89,7 +83,7 @@ class Wanted:
         )
 
 
-ALL: Final = Wanted()
+ALL: Final = ConsoleFilter()
 
 
 @dataclass(slots=True)
@@ -138,16 +132,27 @@ class DeadLetterConsole:
         """Names of the stores."""
         return tuple(self._stores)
 
-    async def depths(self) -> dict[str, int]:
-        """How many wait in each store. For one tenant they are counted one by one."""
+    async def depths(self, *, away: dict[str, ConnectionLost] | None = None) -> dict[str, int]:
+        """How many wait in each store. For one tenant they are counted one by one.
+
+        With `away` a store that cannot be reached is noted there and left out, instead of hiding all others.
+        """
         if self._tenant_id is None:
-            return {name: await store.depth() for name, store in self._stores.items()}
+            depths = {}
+            for name, store in self._stores.items():
+                try:
+                    depths[name] = await store.depth()
+                except ConnectionLost as error:
+                    if away is None:
+                        raise
+                    away[name] = error
+            return depths
         counts = dict.fromkeys(self._stores, 0)
         async for found in self.find():
             counts[found.store] += 1
         return counts
 
-    async def find(self, wanted: Wanted = ALL) -> AsyncIterator[Found]:
+    async def find(self, wanted: ConsoleFilter = ALL) -> AsyncIterator[Found]:
         """The letters that fit, store by store, oldest first, read in pages."""
         if wanted.store is not None:
             self._store(wanted.store)  # a name that is wrong finds nothing, which would look like good news
@@ -158,7 +163,7 @@ class DeadLetterConsole:
                     if self._may_see(letter) and wanted.fits(found):
                         yield found
 
-    async def groups(self, wanted: Wanted = ALL) -> list[Group]:
+    async def groups(self, wanted: ConsoleFilter = ALL) -> list[Group]:
         """What goes wrong, the most frequent first."""
         groups: dict[tuple[str, str], Group] = {}
         async for found in self.find(wanted):
@@ -171,6 +176,22 @@ class DeadLetterConsole:
             if letter.failed_at >= group.last_at:
                 group.last_at, group.error, group.example = letter.failed_at, scrub(letter.error_message), letter.id
         return sorted(groups.values(), key=lambda group: (-group.count, group.store, group.fingerprint))
+
+    async def newest(self, most: int) -> tuple[dict[str, int], list[Found]]:
+        """How many wait in each store, and of each the `most` newest, oldest first. For one tenant the numbers count
+        that tenant's among these. However many letters there are, at most so many of each store are read."""
+        depths: dict[str, int] = {}
+        newest: list[Found] = []
+        for name, store in self._stores.items():
+            depth = await store.depth()
+            start, letters = max(0, depth - most), list[DeadLetterRecord]()
+            while len(letters) < most and (page := await store.list(start=start, count=min(_PAGE, most))):
+                letters += page
+                start += len(page)
+            seen = [Found(name, letter) for letter in letters if self._may_see(letter)]
+            depths[name] = depth if self._tenant_id is None else len(seen)
+            newest += seen
+        return depths, newest
 
     async def get(self, store: str, entry_id: str) -> Found:
         """One letter; raises DeadLetterNotFound, also for another tenant's."""
@@ -191,6 +212,7 @@ class DeadLetterConsole:
         """As `get`; raises DeadLetterNotEditable, with what to do instead, where its payload must stay as it is."""
         found = await self.get(store, entry_id)
         self._editable(store, entry_id)
+        check_not_sealed(store, entry_id, found.letter.data)
         return found
 
     async def edit(
@@ -210,7 +232,7 @@ class DeadLetterConsole:
         Once it is done, repeating it raises DeadLetterNotFound and sends nothing. Where the stored payload is no longer
         the one that was edited, DeadLetterChanged is raised.
         """
-        found = await self.get(store, entry_id)
+        found = await self.get_editable(store, entry_id)
         target = self._editable(store, entry_id)
         # Made again from what is stored now: an edit that somebody built by hand must keep to the same rules.
         make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
@@ -229,7 +251,7 @@ class DeadLetterConsole:
 
     async def redrive_many(
         self,
-        wanted: Wanted,
+        wanted: ConsoleFilter,
         *,
         by: str,
         per_second: float | None = None,
@@ -246,7 +268,7 @@ class DeadLetterConsole:
 
     async def discard_many(
         self,
-        wanted: Wanted,
+        wanted: ConsoleFilter,
         *,
         by: str,
         limit: int | None = None,
@@ -262,7 +284,7 @@ class DeadLetterConsole:
 
     async def _many(
         self,
-        wanted: Wanted,
+        wanted: ConsoleFilter,
         act: Callable[[Found], Awaitable[None]],
         by: str,
         per_second: float | None,
@@ -303,7 +325,7 @@ class DeadLetterConsole:
             known = ", ".join(sorted(self._stores)) or "none"
             raise InvalidOption("store", f"one of {known}", name) from None
 
-    def _may_see(self, letter: DeadLetter) -> bool:
+    def _may_see(self, letter: DeadLetterRecord) -> bool:
         return self._tenant_id is None or letter.tenant_id == self._tenant_id
 
     def _editable(self, store: str, entry_id: str) -> EditableDeadLetters:
@@ -325,7 +347,7 @@ class DeadLetterConsole:
         )
 
 
-async def _walk(store: DeadLetterStore) -> AsyncIterator[DeadLetter]:
+async def _walk(store: DeadLetterStore) -> AsyncIterator[DeadLetterRecord]:
     """All letters of a store, each once. Removing some moves the rest to other pages: then it is walked again."""
     seen: set[str] = set()
     while True:

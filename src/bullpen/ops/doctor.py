@@ -2,24 +2,26 @@
 
 In: the server of the queues, and a ledger if there is one. Out: advice, the worst first, each with its fix. Reads only,
 in small steps; a question that cannot be answered is said to be so. Elsewhere: the signs that alerts tell of too
-(`signs`), the questions about a server itself (`bullpen.queue.checks`), mending (`bullpen queues`, `jobs`, `outbox`,
+(`signs`), the questions about a server itself (`bullpen.redis.checks`), mending (`bullpen queues`, `jobs`, `outbox`,
 `migrate`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from bullpen.errors import BullpenError, ServerRefused
-from bullpen.ops.signs import DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
-from bullpen.queue import Connection, Job, JobState, Queue
+from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
+from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
+from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
-from bullpen.queue.checks import Verdict, inspect_server
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
+from bullpen.redis import Connection
+from bullpen.redis.checks import ServerVerdict, inspect_server
 from bullpen.wire.options import DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED, LARGE_RETENTION
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
@@ -28,6 +30,7 @@ if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
 __all__ = ["Advice", "Level", "examine"]
 
 _SAMPLE: Final = 100
+_WAITING: Final = ("PENDING", "FAILED")
 _LIMITS: Final = Limits()
 
 
@@ -126,14 +129,14 @@ async def _queues(connection: Connection, prefix: str) -> AsyncIterator[Advice]:
 
 async def _server(connection: Connection) -> AsyncIterator[Advice]:
     levels = {
-        Verdict.GOOD: Level.GOOD,
-        Verdict.WARNING: Level.WARNING,
-        Verdict.REFUSED: Level.BROKEN,
-        Verdict.CANNOT_TELL: Level.UNKNOWN,
+        ServerVerdict.GOOD: Level.GOOD,
+        ServerVerdict.WARNING: Level.WARNING,
+        ServerVerdict.REFUSED: Level.BROKEN,
+        ServerVerdict.CANNOT_TELL: Level.UNKNOWN,
     }
     for finding in await inspect_server(connection):
         # A server that does not answer tells no version; everything else would only say so again.
-        is_away = finding.check == "version" and finding.verdict is Verdict.CANNOT_TELL
+        is_away = finding.check == "version" and finding.verdict is ServerVerdict.CANNOT_TELL
         is_broken = is_away and await connection.why_unhealthy() is not None  # the finding says it, no log beside it
         level = Level.BROKEN if is_broken else levels[finding.verdict]
         if level is Level.GOOD:
@@ -195,6 +198,9 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     if workers is None:
         text = "the server does not let us list connections (CLIENT LIST)"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
+    elif not workers and queue.name in ANNOUNCEMENTS:
+        text = f"nobody works on it: it has {_count(waiting, 'announcement')} of dead rows, for whoever wants them"
+        yield Advice(Level.GOOD, subject, "workers", text)
     elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
         text = f"{_count(waiting, 'job')} {_wait(waiting)} and no worker is connected"
@@ -299,15 +305,29 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
     try:
         await ledger.check()
     except BullpenError as error:
-        yield Advice(Level.BROKEN, subject, "schema", str(error), "bullpen migrate")
+        fix = error.command if isinstance(error, LedgerNotReady) else ""
+        yield Advice(Level.BROKEN, subject, "schema", str(error), fix)
         return
-    yield Advice(Level.GOOD, subject, "schema", "its tables are those of this program")
+    there = await ledger.parts()
+    yield Advice(Level.GOOD, subject, "schema", f"its tables are those of this program: {', '.join(sorted(there))}")
     for where, text in (await late_wakeups_in(ledger)).items():
         if where in _LATE_WAKEUPS and (note := read_note(text)) is not None:
             yield _late(subject, where, *note)
+    waiting: Counter[str] = Counter()
+    for name, status, count, _ in await ledger.outbox.stats():
+        waiting[name] += count if status in _WAITING else 0
+    for name, destination in (await ledger.destinations.troubled()).items():
+        if destination.state == "disabled":
+            text = f"somebody has switched it off; {_count(waiting[name], 'row')} to deliver"
+            fix = f"bullpen outbox enable {name}"
+        else:
+            text = f"its breaker is open, for the {destination.trips}. time in a row; "
+            text += f"{_count(waiting[name], 'row')} to deliver"
+            fix = "mend the target, or the way to it; bullpen outbox destinations shows when it is tried again"
+        yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
     for sign in await ledger_signs(ledger, _LIMITS):
-        level = Level.WARNING if sign.rule == "outbox_dead" else Level.BROKEN
-        about = subject if sign.subject in ("outbox", "messages", "runs") else f"{subject} {sign.subject}"
+        level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN
+        about = subject if sign.subject in ("outbox", "messages", "runs", "projector") else f"{subject} {sign.subject}"
         yield _advice(sign, about, level)
 
 

@@ -19,9 +19,9 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.overview import Overview, QueueLook
-from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX
 from bullpen.ports.metrics import Metric, Sample
-from bullpen.queue import Connection
+from bullpen.redis import Connection
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
@@ -136,10 +136,11 @@ def _queue_metrics(looks: Iterable[QueueLook]) -> list[Metric]:
             letters.append(Sample({"queue": look.queue.removesuffix(DEAD_SUFFIX)}, look.waiting))
             continue
         jobs += [Sample({**labels, "state": state}, getattr(look, state)) for state in JOB_STATES]
-        ages.append(Sample(labels, (look.oldest_ms or 0) / 1000))
+        is_unread = look.queue in ANNOUNCEMENTS and not look.workers
+        ages.append(Sample(labels, 0.0 if is_unread else (look.oldest_ms or 0) / 1000))
         letters.append(Sample(labels, look.dead_letters))
         paused.append(Sample(labels, float(look.paused)))
-        if look.workers is not None:
+        if look.workers is not None and not is_unread:
             workers.append(Sample(labels, look.workers))
     return [
         Metric("bullpen_queue_jobs", "gauge", "Jobs of a queue by state.", jobs),
@@ -172,8 +173,16 @@ class LedgerSource:
         if not self._is_checked:  # says what is missing, where a query would only fail
             await self._ledger.check()
             self._is_checked = True
+        parts = await self._ledger.parts()  # each time: `bullpen migrate --for` may have added one
         # One after the other: a look needs no more than one connection of the database.
-        return [*await self._outbox(), *await self._scheduled(), *await self._runs()]
+        found = await self._outbox()
+        if "projector" in parts:
+            found += await self._projector()
+        if "messages" in parts:
+            found += await self._scheduled()
+        if "runs" in parts:
+            found += await self._runs()
+        return found
 
     async def aclose(self) -> None:
         """Nothing runs between two looks, and the ledger belongs to whoever gave it."""
@@ -182,7 +191,9 @@ class LedgerSource:
         from bullpen.ledger import OutboxStatus
 
         now = await self._messages.now()
-        off = {name for name, each in (await self._ledger.destinations.troubled()).items() if each.state == "disabled"}
+        troubled = await self._ledger.destinations.troubled()
+        off = {name for name, each in troubled.items() if each.state == "disabled"}
+        broken = troubled.keys() - off
         stats = await self._ledger.outbox.stats()
         waits = (OutboxStatus.PENDING, OutboxStatus.FAILED)
         kept = [status for status in OutboxStatus if status is not OutboxStatus.SENT]
@@ -206,6 +217,18 @@ class LedgerSource:
                 "How long ago the oldest row was due that nobody has claimed; 0 for types that are switched off.",
                 [Sample({"integration_type": name}, age) for name, age in ages.items()],
             ),
+            Metric(
+                "bullpen_outbox_destination_broken",
+                "gauge",
+                "1 while the breaker of a destination is open, or one delivery tries whether it works again.",
+                [Sample({"integration_type": name}, float(name in broken)) for name in sorted({*ages, *broken})],
+            ),
+            Metric(
+                "bullpen_outbox_destination_disabled",
+                "gauge",
+                "1 for destinations that somebody switched off.",
+                [Sample({"integration_type": name}, float(name in off)) for name in sorted({*ages, *off})],
+            ),
             # Without a label, so that it is there before the first row is.
             Metric("bullpen_outbox_dead_rows", "gauge", "Rows that failed finally.", [Sample({}, dead)]),
             Metric(
@@ -214,6 +237,12 @@ class LedgerSource:
                 f"Claimed rows whose lease ran out, at most {_MOST_ROWS}.",
                 [Sample({}, len(expired))],
             ),
+        ]
+
+    async def _projector(self) -> list[Metric]:
+        parked = await self._ledger.parked.count()
+        return [
+            Metric("bullpen_projector_parked_events", "gauge", "Events that wait for somebody.", [Sample({}, parked)])
         ]
 
     async def _scheduled(self) -> list[Metric]:

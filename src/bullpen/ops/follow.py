@@ -18,7 +18,7 @@ from bullpen._kernel.duration import check_texts
 from bullpen.errors import JobNotFound
 from bullpen.queue import JobState, Queue
 from bullpen.queue.events import QueueEvents
-from bullpen.wire.events import Event
+from bullpen.wire.events import QueueEvent
 
 __all__ = ["Followed", "Happening", "Outcome", "Waited", "Wanted", "follow", "follow_logs", "position_at"]
 
@@ -47,7 +47,7 @@ class Happening:
     """One event; or, when `event` is None, a hint that events before this point were trimmed unread."""
 
     queue: str
-    event: Event | None
+    event: QueueEvent | None
     name: str | None = None
     """Name of the job, if it could still be found out."""
 
@@ -187,7 +187,7 @@ class Waited:
         self.open = set(check_texts("ids", ids))
         self.outcomes: dict[str, Outcome] = {}
 
-    def note(self, event: Event) -> None:
+    def note(self, event: QueueEvent) -> None:
         """An event has come."""
         if event.job_id in self.open and event.is_final:
             good = event.event == "completed"
@@ -218,7 +218,7 @@ class Waited:
         end = "+"
         while entries := await door.call("XREVRANGE", keys.events, end, "-", "COUNT", 1_000):
             for entry_id, fields in entries:
-                event = Event.parse(entry_id, fields)
+                event = QueueEvent.parse(entry_id, fields)
                 if event.job_id == job_id:
                     self.note(event)
                 if job_id not in self.open:

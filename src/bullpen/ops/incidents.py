@@ -55,7 +55,7 @@ class Judged:
     news: News | None = None
 
 
-_GROWING = frozenset({"dead_letters", "outbox_dead"})
+_GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events"})
 _HELD = frozenset({"redis_down"})
 
 

@@ -20,8 +20,9 @@ from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.histogram import Histogram
 from bullpen.errors import BullpenError
 from bullpen.ports.metrics import Kind, Metric, Sample
-from bullpen.queue import Queue, Worker
+from bullpen.queue import Queue
 from bullpen.queue.job import Job
+from bullpen.worker import Worker
 
 __all__ = ["BUCKETS_S", "LateWakeups", "QueueMetrics", "WorkerMetrics"]
 
@@ -43,6 +44,7 @@ _WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
     "bullpen_jobs_returned_total": ("counter", "Jobs given back without an attempt counted."),
     "bullpen_worker_errors_total": ("counter", "Errors of workers themselves, not of jobs."),
     "bullpen_schedules_refused_total": ("counter", "Scheduled jobs given back: their next time cannot be computed."),
+    "bullpen_schedules_skipped_total": ("counter", "Scheduled jobs left out by a policy of their schedule."),
 }
 _COUNTED: Final = {
     "job.completed": "bullpen_jobs_completed_total",
@@ -53,6 +55,7 @@ _COUNTED: Final = {
     "job.returned": "bullpen_jobs_returned_total",
     "worker.error": "bullpen_worker_errors_total",
     "worker.scheduler_refused": "bullpen_schedules_refused_total",
+    "worker.scheduler_skipped": "bullpen_schedules_skipped_total",
 }
 _NAMED: Final = {"job.completed": "completed", "job.failed": "failed", "job.retrying": "retried"}
 _MOST_REMEMBERED: Final = 100_000

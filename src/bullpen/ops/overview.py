@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from bullpen._kernel.duration import check_texts
 from bullpen.errors import ServerRefused
-from bullpen.queue import Connection
 from bullpen.queue.browse import find_queues
+from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int
 
-__all__ = ["Overview", "Picture", "QueueLook"]
+__all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "workers_by_queue"]
 
 _QUEUES_PER_CALL: Final = 100
 _SCORE_PER_MS: Final = 4_096
@@ -269,22 +269,57 @@ def _with_rate(look: QueueLook, before: QueueLook | None, seconds: float) -> Que
     return replace(look, added_per_s=round(added / seconds, 2), done_per_s=round(done / seconds, 2))
 
 
-def _workers_by_queue(prefix: str, lists: Iterable[bytes]) -> Counter[str]:
+@dataclass(frozen=True, slots=True)
+class ConnectedWorker:
+    """A worker of any client, seen through its connection to the server."""
+
+    queue: str
+    name: str
+    """Empty for workers without a name."""
+    address: str
+    age_s: int
+    idle_s: int
+    library: str
+    """What the client says of itself, if it does."""
+
+
+async def workers_by_queue(connection: Connection, prefix: str) -> list[ConnectedWorker] | None:
+    """All workers of all queues, from one list of clients per server; None when the server does not let us know."""
+    try:
+        async with connection.every_primary() as doors:
+            lists = [await door.call("CLIENT", "LIST", "TYPE", "NORMAL") for door in doors]
+    except ServerRefused:
+        return None
+    return sorted(_workers(prefix, lists), key=lambda each: (each.queue, each.name, each.address))
+
+
+def _workers(prefix: str, lists: Iterable[bytes]) -> Iterable[ConnectedWorker]:
     """Workers tell their queue in the name of their connection: `prefix:base64(queue)`, perhaps with `:w:name`."""
-    counted: Counter[str] = Counter()
     for raw in lists:
         for line in raw.decode("utf-8", "replace").splitlines():
-            name = next((part[5:] for part in line.split(" ") if part.startswith("name=")), "")
+            fields = dict(part.partition("=")[::2] for part in line.split(" "))
+            name = fields.get("name", "")
             if not name.startswith(f"{prefix}:"):
                 continue
             encoded, _, rest = name[len(prefix) + 1 :].partition(":")
             if rest and not rest.startswith("w:"):
                 continue  # a reader of events, or another helper of a queue
             try:
-                counted[base64.b64decode(encoded, validate=True).decode()] += 1
+                queue = base64.b64decode(encoded, validate=True).decode()
             except ValueError:  # somebody else's name under our prefix
                 continue
-    return counted
+            yield ConnectedWorker(
+                queue,
+                rest.removeprefix("w:"),
+                fields.get("addr", ""),
+                read_int(fields.get("age", "0")),
+                read_int(fields.get("idle", "0")),
+                " ".join(part for part in (fields.get("lib-name", ""), fields.get("lib-ver", "")) if part),
+            )
+
+
+def _workers_by_queue(prefix: str, lists: Iterable[bytes]) -> Counter[str]:
+    return Counter(each.queue for each in _workers(prefix, lists))
 
 
 def _ms(reply: list[bytes]) -> int:

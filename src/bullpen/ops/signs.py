@@ -8,47 +8,54 @@ Elsewhere: who is told and when (`incidents`, `alerts`), advice about a server i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import BullpenError
+from bullpen.ops.overview import QueueLook
 from bullpen.ports.dead_letters import DeadLetterStore
-from bullpen.queue import Connection, Queue
+from bullpen.queue import Queue
 from bullpen.queue.browse import find_queues
+from bullpen.redis import Connection
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
     from bullpen.ledger import Ledger
 
 __all__ = [
+    "ANNOUNCEMENTS",
     "DEAD_SUFFIX",
     "RULES",
     "Limits",
     "QueueNames",
-    "Rule",
     "Sign",
+    "SignRule",
     "is_away",
     "ledger_signs",
     "letter_signs",
     "queue_signs",
+    "signs_of_look",
     "signs_of_queue",
 ]
 
 DEAD_SUFFIX: Final = "-dlq"
+ANNOUNCEMENTS: Final = frozenset({"outbox.dead", "{outbox}.dead"})
+"""Where the outbox announces its dead rows unless told otherwise. Nobody must read them: the rows have a sign of their
+own. A queue of another name was chosen by somebody who reads it."""
 _MS: Final = timedelta(milliseconds=1)
 _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200
 _LONGEST_UNLISTED_S: Final = 300.0
 
-_RUN_OUTBOX: Final = "bullpen run MODULE:APP, where the module uses `app.outbox`: only then the app runs a dispatcher"
+_RUN_OUTBOX: Final = "bullpen run MODULE:APP, where the module calls `app.use_outbox()`: without it no dispatcher runs"
 
 Source = Literal["redis", "queues", "ledger"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SignRule:
     """One thing that can go wrong, and what the three places call it."""
 
     name: str
@@ -64,15 +71,16 @@ class Rule:
 RULES: Final = {
     rule.name: rule
     for rule in (
-        Rule("redis_down", "server", "BullpenRedisDown", "redis"),
-        Rule("dead_letters", "dead letters", "BullpenDeadLetters", "queues"),
-        Rule("queue_late", "late", "BullpenQueueIsLate", "queues"),
-        Rule("no_worker", "workers", "BullpenNoWorker", "queues"),
-        Rule("outbox_dead", "dead rows", "BullpenOutboxDead", "ledger"),
-        Rule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
-        Rule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
-        Rule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
-        Rule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
+        SignRule("redis_down", "server", "BullpenRedisDown", "redis"),
+        SignRule("dead_letters", "dead letters", "BullpenDeadLetters", "queues"),
+        SignRule("queue_late", "late", "BullpenQueueIsLate", "queues"),
+        SignRule("no_worker", "workers", "BullpenNoWorker", "queues"),
+        SignRule("outbox_dead", "dead rows", "BullpenOutboxDead", "ledger"),
+        SignRule("parked_events", "parked events", "BullpenParkedEvents", "ledger"),
+        SignRule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
+        SignRule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
+        SignRule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
+        SignRule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
     )
 }
 
@@ -82,7 +90,7 @@ class Limits:
     """From when on something is a sign; 0: never."""
 
     dead_letters: int = 1
-    """So many dead letters in one queue, or dead rows in the outbox."""
+    """So many dead letters in one queue, dead rows in the outbox, or parked events."""
     queue_late_ms: int = 300_000
     """The next job of a queue waits so long."""
     no_worker_ms: int = 120_000
@@ -173,18 +181,43 @@ async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:
             yield _dead_letters(queue.name, queue.name.removesuffix(DEAD_SUFFIX), counts.waiting)
         return
     to_do = counts.waiting + counts.prioritized
+    if queue.name in ANNOUNCEMENTS and await queue.workers() == []:
+        return
     age_ms = (await queue.oldest_age_ms() or 0) if to_do else 0
     if limits.no_worker_ms and to_do and age_ms >= limits.no_worker_ms and await queue.workers() == []:
-        # Late too, of course, but for this reason: one cause, one sign.
-        text = f"{to_do} {'job' if to_do == 1 else 'jobs'} and no worker; the next has waited {age_ms // 1000} s"
-        yield Sign("no_worker", queue.name, age_ms, text, "start a worker: bullpen run MODULE:APP")
+        yield _no_worker(queue.name, to_do, age_ms)
     elif limits.queue_late_ms and age_ms >= limits.queue_late_ms:
-        is_paused = await queue.is_paused()
-        text = f"the next of {to_do} {'job' if to_do == 1 else 'jobs'} has waited {age_ms // 1000} s" + (
-            "; the queue is paused" if is_paused else ""
-        )
-        fix = f"bullpen queues resume {queue.name}" if is_paused else "more workers, or more concurrency"
-        yield Sign("queue_late", queue.name, age_ms, text, fix)
+        yield _late(queue.name, to_do, age_ms, is_paused=await queue.is_paused())
+
+
+def signs_of_look(look: QueueLook, limits: Limits) -> Iterator[Sign]:
+    """The same for a queue of a snapshot, and of its dead letters, without asking anybody. A paused queue is not late:
+    somebody wants it so."""
+    if limits.dead_letters and look.dead_letters >= limits.dead_letters:
+        yield _dead_letters(f"{look.queue}{DEAD_SUFFIX}", look.queue, look.dead_letters)
+    if look.queue in ANNOUNCEMENTS and look.workers == 0:
+        return
+    age_ms = (look.oldest_ms or 0) if look.ready else 0
+    if look.paused:
+        return
+    if limits.no_worker_ms and look.ready and age_ms >= limits.no_worker_ms and look.workers == 0:
+        yield _no_worker(look.queue, look.ready, age_ms)
+    elif limits.queue_late_ms and age_ms >= limits.queue_late_ms:
+        yield _late(look.queue, look.ready, age_ms, is_paused=False)
+
+
+def _no_worker(queue: str, to_do: int, age_ms: int) -> Sign:
+    # Late too, of course, but for this reason: one cause, one sign.
+    text = f"{to_do} {'job' if to_do == 1 else 'jobs'} and no worker; the next has waited {age_ms // 1000} s"
+    return Sign("no_worker", queue, age_ms, text, "start a worker: bullpen run MODULE:APP")
+
+
+def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Sign:
+    text = f"the next of {to_do} {'job' if to_do == 1 else 'jobs'} has waited {age_ms // 1000} s" + (
+        "; the queue is paused" if is_paused else ""
+    )
+    fix = f"bullpen queues resume {queue}" if is_paused else "more workers, or more concurrency"
+    return Sign("queue_late", queue, age_ms, text, fix)
 
 
 def _dead_letters(store: str, named: str, depth: int) -> Sign:
@@ -196,11 +229,16 @@ def _dead_letters(store: str, named: str, depth: int) -> Sign:
 
 
 async def ledger_signs(ledger: Ledger, limits: Limits) -> list[Sign]:
-    """Signs of the outbox, of scheduled messages and of runs, by the database's clock."""
+    """Signs of the parts that the ledger has, by the database's clock."""
+    there = await ledger.parts()
+    looks: dict[str, Callable[[Ledger, Limits], AsyncIterator[Sign]]] = {
+        "outbox": _outbox_signs,
+        "projector": _projector_signs,
+        "messages": _message_signs,
+        "runs": _run_signs,
+    }
     return [
-        sign
-        for look in (_outbox_signs, _message_signs, _run_signs)
-        for sign in [each async for each in look(ledger, limits)]
+        sign for part, look in looks.items() if part in there for sign in [each async for each in look(ledger, limits)]
     ]
 
 
@@ -231,6 +269,14 @@ async def _outbox_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
             rows = "row is" if len(lost) == 1 else "rows are"
             text = f"{some} {rows} claimed, the lease ran out, and no dispatcher takes them back ({lost[0].id})"
             yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX)
+
+
+async def _projector_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+    parked = await ledger.parked.count()
+    if limits.dead_letters and parked >= limits.dead_letters:
+        plural = "event is" if parked == 1 else "events are"
+        text = f"{parked} {plural} parked, and no message has come of {'it' if parked == 1 else 'them'}"
+        yield Sign("parked_events", "projector", parked, text, "bullpen projector parked list")
 
 
 async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:

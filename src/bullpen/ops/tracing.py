@@ -21,12 +21,12 @@ from bullpen.errors import MissingExtra
 if TYPE_CHECKING:
     from opentelemetry import trace
 
-__all__ = ["install"]
+__all__ = ["install_tracing"]
 
 _KINDS: Final = {"producer": "PRODUCER", "consumer": "CONSUMER", "client": "CLIENT"}
 
 
-def install(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
+def install_tracing(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
     """Trace from now on with the program's OpenTelemetry set-up; returns the function that ends it."""
     try:
         from opentelemetry import trace

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
 from bullpen._kernel import telemetry
+from bullpen.errors import DeadLetterNotFound
 from bullpen.ledger import OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
 from bullpen.outbox._logs import log
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound, check_unchanged
+from bullpen.ports.dead_letters import DeadLetterRecord, check_unchanged
 from bullpen.ports.edits import Edit
 
 _SOURCE: Final = "outbox-dead-letters"
@@ -45,7 +46,7 @@ class OutboxDeadLetters:
             found = await self._page(after_id=found[-1].id)
         return count
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         """Store work that failed elsewhere as a dead row. Writing it again changes nothing."""
         if await self._store.get(letter.id, tenant_id=self._tenant_id) is not None:
             return  # it is one of ours
@@ -61,12 +62,12 @@ class OutboxDeadLetters:
         code = letter.cause or "FAILED"
         await self._store.bury(item, letter.error_message, code=code, attempts=letter.attempts_made)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetterRecord]:
         """Oldest first, from `start`."""
         rows = await self._store.find(status=OutboxStatus.DEAD, tenant_id=self._tenant_id, start=start, limit=count)
         return [to_letter(row) for row in rows]
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         """One entry, or None."""
         row = await self._dead(entry_id)
         return None if row is None else to_letter(row)
@@ -162,7 +163,7 @@ class OutboxDeadLetters:
             telemetry.emit(operation.lower().replace("_", ".", 1), count=len(ids))
 
 
-def to_letter(row: OutboxRow) -> DeadLetter:
+def to_letter(row: OutboxRow) -> DeadLetterRecord:
     """A dead row as a dead letter."""
     failed_at = (row.dead_at or row.updated_at).astimezone(UTC).isoformat(timespec="milliseconds")
     failed_at = failed_at.replace("+00:00", "Z")
@@ -183,7 +184,7 @@ def to_letter(row: OutboxRow) -> DeadLetter:
         "errorMessage": row.last_error,
         "failedAt": failed_at,
     }
-    return DeadLetter(
+    return DeadLetterRecord(
         id=row.id,
         source=row.integration_type,
         message_id=row.id,

@@ -31,7 +31,7 @@ from bullpen.ledger import (
     Retried,
     RowOutcome,
     Sent,
-    Settled,
+    SettledRow,
     Settlement,
 )
 from bullpen.outbox._logs import Operation, log
@@ -110,12 +110,15 @@ def is_in_doubt(row: OutboxRow) -> bool:
     return row.attempts > 0 and row.error_code in (LEASE_EXPIRED, UNKNOWN_OUTCOME)
 
 
-def judge_lost(row: OutboxRow, *, random: Callable[[], float] = _random.random) -> RowOutcome:
-    """What becomes of a row whose claim ran out. It counts as an attempt only if its delivery had begun. Pure."""
+def judge_lost(row: OutboxRow) -> RowOutcome:
+    """What becomes of a row whose claim ran out. It counts as an attempt only if its delivery had begun. Pure.
+
+    It is due at once: the target has not failed, and the lease was pause enough for a row that kills its process.
+    """
     if row.started_at is None:
         return Released()
     reason = f"the lease of {row.locked_by} ran out during delivery; it may have been delivered"
-    return Retried(reason, LEASE_EXPIRED, backoff_of(row).delay_for(row.attempts + 1, random))
+    return Retried(reason, LEASE_EXPIRED, 0)
 
 
 def backoff_of(row: OutboxRow) -> Backoff:
@@ -127,8 +130,8 @@ def backoff_of(row: OutboxRow) -> Backoff:
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
 
 
-def message_of(row: OutboxRow) -> Message:
-    """What a channel gets to see of a row."""
+def message_of(row: OutboxRow, timeout_ms: int | None = None) -> Message:
+    """What a channel gets to see of a row. `timeout_ms` is what its route says."""
     return Message(
         id=row.id,
         integration_type=row.integration_type,
@@ -145,13 +148,14 @@ def message_of(row: OutboxRow) -> Message:
         created_ms=int(row.created_at.timestamp() * 1000),
         # Both by the database's clock: the claim has just dated the row.
         waited_ms=max(0, int((row.updated_at - row.created_at).total_seconds() * 1000)),
+        timeout_ms=timeout_ms,
     )
 
 
 # Doing --------------------------------------------------------------------------------------------------------------
 
 
-class Deliveries:
+class OutboxDeliveries:
     """Sends rows and settles them, many at the same time. `worker_id` is what rows and attempts show."""
 
     def __init__(
@@ -167,7 +171,7 @@ class Deliveries:
         self._store, self._source, self._random = store, source, random
         self._lease_ms, self._gates = lease_ms, gates
         self.worker_id = worker_id
-        self._settlements: Batches[tuple[Settlement, float], Settled | LedgerError] = Batches(self._settle_batch)
+        self._settlements: Batches[tuple[Settlement, float], SettledRow | LedgerError] = Batches(self._settle_batch)
 
     async def deliver(
         self,
@@ -177,7 +181,7 @@ class Deliveries:
         until: float,
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
-    ) -> Settled | None:
+    ) -> SettledRow | None:
         """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
 
         None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
@@ -201,7 +205,7 @@ class Deliveries:
         if is_in_doubt(row) and rule is WhenUnknown.PARK:
             return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
-            message = message_of(row)
+            message = message_of(row, route.timeout_ms)
         except (NotJson, TypeError, ValueError) as error:
             return Died(f"the row cannot be read: {scrub(str(error))}", UNREADABLE, counted=False)
         entry = None if self._gates is None else await self._gates.enter(row.integration_type)
@@ -251,13 +255,13 @@ class Deliveries:
 
     async def settle(
         self, row: OutboxRow, outcome: RowOutcome, *, until: float, tenant_id: str | None = None
-    ) -> Settled | None:
+    ) -> SettledRow | None:
         """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
         try:
             settled = await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
         except LedgerError as error:
             settled = error
-        if isinstance(settled, Settled):
+        if isinstance(settled, SettledRow):
             return settled
         log(
             "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(settled).__name__,
@@ -294,14 +298,14 @@ class Deliveries:
 
     async def _settle_batch(
         self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]
-    ) -> Sequence[Settled | LedgerError]:
+    ) -> Sequence[SettledRow | LedgerError]:
         """One transaction; a database that is away is asked again, for each row until its own lease is nearly over.
 
         A row that was slow has little left, and must not make those beside it be delivered twice.
         """
         now, pause = time.monotonic(), _FIRST_PAUSE_S
         waiting = {n: (settlement, now + (until - now) * _ENOUGH_LEASE) for n, (settlement, until) in enumerate(batch)}
-        results: dict[int, Settled | LedgerError] = {}
+        results: dict[int, SettledRow | LedgerError] = {}
         telemetry.emit("outbox.settling", count=len(batch))
         while waiting:
             settlements = [settlement for settlement, _ in waiting.values()]
@@ -321,7 +325,9 @@ class Deliveries:
                 break
         return [results[n] for n in range(len(batch))]
 
-    async def settle_each(self, settlements: Sequence[Settlement], tenant_id: str | None = None) -> Sequence[Settled]:
+    async def settle_each(
+        self, settlements: Sequence[Settlement], tenant_id: str | None = None
+    ) -> Sequence[SettledRow]:
         """Write outcomes in one transaction, or one by one when the database refuses that. One per outcome, in order.
 
         Raises DatabaseUnavailable."""
@@ -333,7 +339,7 @@ class Deliveries:
             # One that the database refuses must not keep the others from being written.
             if len(settlements) == 1:
                 raise
-        results: list[Settled] = []
+        results: list[SettledRow] = []
         for settlement in settlements:
             try:
                 results += await self._store.settle([settlement], tenant_id=tenant_id)
@@ -341,11 +347,11 @@ class Deliveries:
                 raise
             except LedgerError as error:
                 _log.error("row %s cannot be settled: %s", settlement.row.id, error)
-                results.append(Settled(settlement.row.id, None, settlement.row.attempts))
+                results.append(SettledRow(settlement.row.id, None, settlement.row.attempts))
         return results
 
     def _report(
-        self, row: OutboxRow, outcome: RowOutcome, settled: Settled, took_ms: float, operation: Operation
+        self, row: OutboxRow, outcome: RowOutcome, settled: SettledRow, took_ms: float, operation: Operation
     ) -> None:
         code = outcome.code if isinstance(outcome, Retried | Died) else None
         status = settled.status or "LATE"

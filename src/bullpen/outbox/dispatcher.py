@@ -33,7 +33,7 @@ from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
 from bullpen.outbox._logs import log
-from bullpen.outbox.delivery import UNKNOWN_TYPE, Deliveries, judge_lost
+from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
@@ -114,7 +114,7 @@ class Dispatcher:
         """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
         self._store, self._router, self._queues = store, router, queues
         self._gates = gates
-        self._deliveries = Deliveries(
+        self._deliveries = OutboxDeliveries(
             store, worker_id=self.name, source=_SOURCE, lease_ms=self.options.lease_ms, gates=gates
         )
         self._commits = commits

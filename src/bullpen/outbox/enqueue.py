@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption
-from bullpen.ledger import OutboxItem
+from bullpen.ledger import OutboxFields, OutboxItem
 from bullpen.wire.deferred import options_to_json
 from bullpen.wire.records import check_job_name
 
@@ -31,11 +31,11 @@ def make_item(
     integration_type: str,
     event_type: str,
     payload: Any = None,
-    source_stream_id: str | None = None,
-    source_event_id: str | None = None,
-    **rest: Any,
+    **fields: Unpack[OutboxFields],
 ) -> OutboxItem:
     """A message. Without a source each call is an event of its own, and nothing is recognised as a duplicate."""
+    source_stream_id, source_event_id = fields.pop("source_stream_id", None), fields.pop("source_event_id", None)
+    rest: dict[str, Any] = {**fields}
     if (source_stream_id is None) != (source_event_id is None):
         raise InvalidOption("source_event_id", "stream and event together, or neither", source_event_id)
     if source_stream_id is None or source_event_id is None:

@@ -40,10 +40,12 @@ class Breaker:
     pause_ms: int = 30_000
     """How long it stays open the first time; twice as long each time it does not work afterwards."""
     longest_ms: int = 600_000
+    """How long at most. The ledger on PostgreSQL takes no more than a day."""
 
     def __post_init__(self) -> None:
-        for name in ("failures", "pause_ms", "longest_ms"):
+        for name in ("failures", "pause_ms"):
             check_int(name, getattr(self, name), minimum=1)
+        check_int("longest_ms", self.longest_ms, minimum=1, maximum=86_400_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,24 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from bullpen.errors import NotConfigured, require
-from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxItem, OutboxStatus
+from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxFields, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
 from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
-from bullpen.outbox.replay import replay
-from bullpen.outbox.routing import Route, Router, queue_name
-from bullpen.outbox.workers import DeliveryWorkers
+from bullpen.outbox.replay import ReplayArguments, replay
+from bullpen.outbox.routing import Route, RouteArguments, Router, queue_name
+from bullpen.outbox.workers import DISCOVER_MS, DeliveryWorkers
 from bullpen.ports.channel import Channel, Message, SendResult, Unknown
-from bullpen.queue import Connection, Durability, Queue
+from bullpen.queue import Durability, Queue
+from bullpen.queue.arguments import AddInTransactionArguments, RowArguments
+from bullpen.redis import Connection
+from bullpen.worker.options import WorkerArguments
 
 JOBS: Final = f"{JOB_CHANNEL}:*"
 
@@ -35,7 +38,7 @@ TEST_EVENT: Final = "bullpen.test.v1"
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class OutboxReceipt:
     """What became of one message."""
 
     id: str
@@ -94,7 +97,13 @@ class Outbox:
     # ---- storing ------------------------------------------------------------------------------------------------
 
     async def enqueue(
-        self, connection: Any, *, integration_type: str, event_type: str, payload: Any = None, **fields: Any
+        self,
+        connection: Any,
+        *,
+        integration_type: str,
+        event_type: str,
+        payload: Any = None,
+        **fields: Unpack[OutboxFields],
     ) -> Enqueued:
         """Store a message in the caller's open transaction; see `OutboxItem` for further fields.
 
@@ -110,7 +119,13 @@ class Outbox:
         return await self._enqueuer.enqueue_many(connection, items)
 
     def enqueue_sync(
-        self, connection: Any, *, integration_type: str, event_type: str, payload: Any = None, **fields: Any
+        self,
+        connection: Any,
+        *,
+        integration_type: str,
+        event_type: str,
+        payload: Any = None,
+        **fields: Unpack[OutboxFields],
     ) -> Enqueued:
         """As `enqueue`, for a Session, a Connection, a blocking driver's connection, or Django's."""
         item = make_item(integration_type=integration_type, event_type=event_type, payload=payload, **fields)
@@ -121,7 +136,12 @@ class Outbox:
         return self._enqueuer.enqueue_many_sync(connection, items)
 
     async def add_in_transaction(
-        self, connection: Any, queue: str | Queue, name: str, data: Any = None, **options: Any
+        self,
+        connection: Any,
+        queue: str | Queue,
+        name: str,
+        data: Any = None,
+        **options: Unpack[AddInTransactionArguments],
     ) -> Enqueued:
         """Add a job to a queue if and only if the caller's transaction commits.
 
@@ -132,7 +152,12 @@ class Outbox:
         return await self._enqueuer.enqueue(connection, _job_item(queue, name, data, options))
 
     def add_in_transaction_sync(
-        self, connection: Any, queue: str | Queue, name: str, data: Any = None, **options: Any
+        self,
+        connection: Any,
+        queue: str | Queue,
+        name: str,
+        data: Any = None,
+        **options: Unpack[AddInTransactionArguments],
     ) -> Enqueued:
         """As `add_in_transaction`, for blocking connections."""
         return self._enqueuer.enqueue_sync(connection, _job_item(queue, name, data, options))
@@ -144,7 +169,7 @@ class Outbox:
         """Whether it has a Redis connection, which the queued strategy needs."""
         return self._queues is not None
 
-    def route(self, pattern: str, channel: Channel | Route, **options: Any) -> None:
+    def route(self, pattern: str, channel: Channel | Route, **options: Unpack[RouteArguments]) -> None:
         """Say how an integration type, or all of a channel (`webhook:*`), leaves. Before anything runs.
 
         `options` are those of `Route`, such as `concurrency=5`.
@@ -189,14 +214,31 @@ class Outbox:
             name=name,
         )
 
-    def workers(self, *, name: str | None = None, **options: Any) -> DeliveryWorkers:
-        """Something to run that delivers what dispatchers queued. `options` are those of `DeliveryWorkers`."""
+    def workers(
+        self,
+        *,
+        name: str | None = None,
+        lease_ms: int | None = None,
+        by_tenant: bool | None = None,
+        discover_ms: int = DISCOVER_MS,
+        worker_options: WorkerArguments | None = None,
+    ) -> DeliveryWorkers:
+        """Something to run that delivers what dispatchers queued; see `DeliveryWorkers`. Lease and role are those of
+        the outbox and its ledger unless given."""
         if self._queues is None:
             raise NotConfigured("delivery workers need a Redis connection: Outbox(…, connection=…)")
         self._require_tags()
-        options.setdefault("lease_ms", self.options.lease_ms)
-        options.setdefault("by_tenant", self.ledger.database.tenant_required)
-        return DeliveryWorkers(self.ledger.outbox, self.router, self._queues, gates=self._gates, name=name, **options)
+        return DeliveryWorkers(
+            self.ledger.outbox,
+            self.router,
+            self._queues,
+            gates=self._gates,
+            lease_ms=self.options.lease_ms if lease_ms is None else lease_ms,
+            by_tenant=self.ledger.database.tenant_required if by_tenant is None else by_tenant,
+            discover_ms=discover_ms,
+            name=name,
+            worker_options=worker_options,
+        )
 
     def _require_tags(self) -> None:
         """On a cluster a queue without a tag takes nothing: rows would wait for ever, and deaths be told nobody."""
@@ -212,7 +254,7 @@ class Outbox:
             self._queues.require_tag(name, "or braces in the name that dead rows are announced to: {outbox}.dead")
 
     async def send_test(
-        self, integration_type: str, payload: Any = None, *, tenant_id: str | None = None, **fields: Any
+        self, integration_type: str, payload: Any = None, *, tenant_id: str | None = None
     ) -> SendResult:
         """Send one message to a destination now, past the database: nothing is stored, counted or tried again.
 
@@ -233,7 +275,6 @@ class Outbox:
             source_event_id=test_id,
             tenant_id=tenant_id,
             created_ms=int(time.time() * 1000),
-            **fields,
         )
         limit_ms = route.limit_ms(self.options.lease_ms)
         try:
@@ -242,18 +283,18 @@ class Outbox:
         except TimeoutError:
             return Unknown(f"no answer within {limit_ms} ms", "TIMEOUT")
 
-    async def replay(self, integration_type: str, *, by: str, label: str, **options: Any) -> int:
+    async def replay(self, integration_type: str, *, by: str, label: str, **options: Unpack[ReplayArguments]) -> int:
         """Send again what was sent to a destination in a period; see `bullpen.outbox.replay`. Returns how many."""
         return await replay(self.ledger.outbox, integration_type=integration_type, by=by, label=label, **options)
 
-    async def receipt(self, row_id: str, *, tenant_id: str | None = None) -> Receipt | None:
+    async def receipt(self, row_id: str, *, tenant_id: str | None = None) -> OutboxReceipt | None:
         """What became of a message so far; None when it is not known (any more)."""
         row = await self.ledger.outbox.get(row_id, tenant_id=tenant_id)
         if row is None:
             return None
         attempts = await self.ledger.outbox.attempts_of(row_id, tenant_id=tenant_id)
         told = next((attempt.receipt for attempt in reversed(attempts) if attempt.receipt), None)
-        return Receipt(row.id, row.status, row.attempts, row.sent_at, told, row.error_code, row.last_error)
+        return OutboxReceipt(row.id, row.status, row.attempts, row.sent_at, told, row.error_code, row.last_error)
 
     async def check(self) -> None:
         """Refuse to start on a ledger that is not ready or not safe; see `Ledger.check`."""
@@ -270,12 +311,10 @@ class Outbox:
             self._metrics.close()
 
 
-_ROW_FIELDS: Final = (
-    *("tenant_id", "user_id", "correlation_id", "ordering_key", "source_stream_id", "source_event_id", "headers"),
-)
+_ROW_FIELDS: Final = frozenset(RowArguments.__annotations__)
 
 
-def _job_item(queue: str | Queue, name: str, data: Any, given: dict[str, Any]) -> OutboxItem:
+def _job_item(queue: str | Queue, name: str, data: Any, given: Mapping[str, Any]) -> OutboxItem:
     options = {key: value for key, value in given.items() if key not in _ROW_FIELDS}
     if options.get("durability") is not None:
         options["durability"] = str(Durability.read(options["durability"]))

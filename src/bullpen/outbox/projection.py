@@ -17,21 +17,17 @@ from typing import Any, Final
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.scrub import scrub
-from bullpen.errors import BullpenError, InvalidOption, LedgerError, PayloadTooLarge, require
+from bullpen.errors import InvalidOption, LedgerError, Overtaken, PayloadTooLarge, UnreadableEvent, require
 from bullpen.ledger import Enqueued, Ledger, OutboxItem, ParkedEvent
 from bullpen.outbox._logs import log, logger
 from bullpen.outbox.mapping import EventRoute, items_of
-from bullpen.ports.source import SourceEvent, UnreadableEvent
+from bullpen.ports.source import SourceEvent
 
 _SOURCE: Final = "outbox-projector"
 _LONGEST_PAUSE_S: Final = 10.0
 
 Pick = Callable[[SourceEvent], Sequence[EventRoute]]
 """Which routes an event takes."""
-
-
-class Overtaken(BullpenError):
-    """Another projector of the same name has moved the checkpoint. Nothing was written; read it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,8 @@ class Projection:
         Raises Overtaken, and LedgerError when the database is away or not ready; then nothing was stored, or all of a
         beginning of the batch together with its checkpoint.
         """
-        mapped = [each for event in events for each in await self._map(event)]
+        # At the same time: events whose mapper raises wait for their next try together, not one behind the other.
+        mapped = [each for found in await asyncio.gather(*map(self._map, events)) for each in found]
         telemetry.emit("projector.mapped", projector=self._name, count=len(events))
         try:
             return await self._store(mapped, expected, position)
@@ -168,7 +165,7 @@ class Projection:
             ]
             if not open_:
                 break
-            self._say_failed(event, open_[0].error or "", tries)
+            self._say_failed(event, open_[0].error or "", tries, open_[0].route)
             await asyncio.sleep(pause_s)
             tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
             again = [route for name, route in routes.items() if any(each.route in (name, None) for each in open_)]
@@ -179,6 +176,8 @@ class Projection:
 
     def _tried(self, event: SourceEvent, routes: Iterable[EventRoute]) -> list[Mapped]:
         """Each route by itself. An event that nobody can read fails as a whole."""
+        if event.problem is not None:
+            return [Mapped(event, self._route, error=_describe(UnreadableEvent(event.problem)), is_final=True)]
         mapped = []
         for route in routes:
             try:
@@ -268,7 +267,7 @@ class Projection:
                 reason = _describe(error)
             if self._options.max_tries is not None and tries >= self._options.max_tries:
                 return await self._store([replace(mapped, items=(), error=reason, tries=tries)], expected, position)
-            self._say_failed(mapped.event, reason, tries)
+            self._say_failed(mapped.event, reason, tries, mapped.route)
             await asyncio.sleep(pause_s)
             tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -284,9 +283,12 @@ class Projection:
 
     # ---- telling ------------------------------------------------------------------------------------------------
 
-    def _say_failed(self, event: SourceEvent, reason: str, tries: int) -> None:
+    def _say_failed(self, event: SourceEvent, reason: str, tries: int, route: str | None) -> None:
         if tries == 1:
-            log("OUTBOX_ENQUEUE", "ERROR", source=_SOURCE, level=logging.WARNING, **_ids(event), error=_kind(reason))
+            log(
+                "OUTBOX_ENQUEUE", "ERROR", source=_SOURCE, level=logging.WARNING, **_ids(event), route=route,
+                error=_kind(reason),
+            )  # fmt: skip
         telemetry.emit("projector.failed", projector=self._name, event_id=event.id, tries=tries, reason=reason)
 
     def _report(self, batch: Sequence[Mapped], results: Sequence[Enqueued]) -> Projected:
@@ -308,7 +310,7 @@ class Projection:
                 parked += 1
                 log(
                     "OUTBOX_ENQUEUE", "ERROR", source=_SOURCE, level=logging.ERROR, outcome="PARKED",
-                    error=_kind(mapped.error), attemptsMade=mapped.tries, **_ids(mapped.event),
+                    error=_kind(mapped.error), route=mapped.route, attemptsMade=mapped.tries, **_ids(mapped.event),
                 )  # fmt: skip
                 telemetry.emit(
                     "projector.parked", projector=self._name, event_id=mapped.event.id, position=mapped.event.position

@@ -24,12 +24,12 @@ from bullpen._kernel.ending import end
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
-from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, require
+from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, Overtaken, SourceUnavailable, require
 from bullpen.ledger import Ledger
 from bullpen.outbox.backfill import Backfilled, Progress, backfill, resume_at
 from bullpen.outbox.mapping import EventRoute, EventRoutes, Since
-from bullpen.outbox.projection import Overtaken, Projected, Projection, ProjectorOptions
-from bullpen.ports.source import BEGINNING, EventSource, SourceEvent, SourceUnavailable
+from bullpen.outbox.projection import Projected, Projection, ProjectorOptions
+from bullpen.ports.source import BEGINNING, EventSource, SourceEvent
 
 _log = get_logger("bullpen.outbox")
 
@@ -96,6 +96,7 @@ class Projector:
         """What it does now: starting, reading, caught up, standing by, waiting, stopped."""
         self.projected = Projected()
         """What this process has done."""
+        ledger.use("projector")
         self._ledger, self._prepare = ledger, prepare
         self._starts: dict[str, int | datetime] = {}
         self._projection = self._make_projection(self._checkpoint, self._live)

@@ -16,7 +16,8 @@ from typing import Any, Final
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, require
 from bullpen.ledger import OutboxRow
-from bullpen.queue import Added, Connection, Job, JobState, Queue
+from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.redis import Connection
 from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys, hash_tag
 
 _log = get_logger("bullpen.outbox")

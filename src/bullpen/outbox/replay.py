@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, TypedDict
 
 from bullpen.errors import require
 from bullpen.ledger import OutboxRepository, OutboxStatus
@@ -16,6 +16,17 @@ from bullpen.outbox._logs import log
 
 _SOURCE: Final = "outbox-replay"
 _PAGE: Final = 200
+
+
+class ReplayArguments(TypedDict, total=False):
+    """What `Outbox.replay` takes besides destination, actor and label."""
+
+    since: datetime | None
+    before: datetime | None
+    tenant_id: str | None
+    new_key: bool
+    limit: int | None
+    on_progress: Callable[[int], None] | None
 
 
 async def replay(

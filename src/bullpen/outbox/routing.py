@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 from urllib.parse import quote, unquote
 
 from bullpen._kernel.duration import check_int
@@ -26,6 +26,18 @@ _USUAL_LIMIT_MS: Final = 30_000
 _SAFE: Final = "._~@+=,!()*'"  # beside letters and digits; all else is encoded, the dash above all
 
 
+class RouteArguments(TypedDict, total=False):
+    """What `Outbox.route` takes besides pattern and channel: the other fields of `Route`, which says what each does."""
+
+    strategy: Strategy | None
+    concurrency: int
+    timeout_ms: int | None
+    split_tenants: bool
+    rate_limit: RateLimit | None
+    max_queued: int
+    breaker: Breaker | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """How messages of an integration type leave."""
@@ -37,8 +49,8 @@ class Route:
     concurrency: int = 20
     """Deliveries at the same time, per dispatcher (direct) or per worker (queued)."""
     timeout_ms: int | None = None
-    """How long one delivery may take, whatever the channel's own limits are. None: 30 s, or half of a lease below a
-    minute."""
+    """How long one delivery may take, instead of the channel's own limit. None: as that limit says, at most 30 s, or
+    half of a lease below a minute."""
     split_tenants: bool = False
     """A queue for each tenant, so that one tenant's jobs never stand before another's."""
     rate_limit: RateLimit | None = None

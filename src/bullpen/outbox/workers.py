@@ -15,7 +15,7 @@ import time
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.batches import Batches
@@ -26,15 +26,18 @@ from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError
 from bullpen.ledger import OutboxRepository, OutboxRow
 from bullpen.outbox._logs import log
-from bullpen.outbox.delivery import Deliveries
+from bullpen.outbox.delivery import OutboxDeliveries
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
-from bullpen.queue import Job, Worker
+from bullpen.queue import Job
 from bullpen.queue.browse import find_queues
 from bullpen.wire.keys import DEFAULT_PREFIX
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 
 _SOURCE: Final = "outbox-worker"
+DISCOVER_MS: Final = 5_000
 _DATABASE_RETRY_MS: Final = 2_000
 
 
@@ -55,16 +58,16 @@ class DeliveryWorkers:
         gates: Gates | None = None,
         lease_ms: int = 60_000,
         by_tenant: bool = False,
-        discover_ms: int = 5_000,
+        discover_ms: int = DISCOVER_MS,
         name: str | None = None,
-        worker_options: dict[str, Any] | None = None,
+        worker_options: WorkerArguments | None = None,
     ) -> None:
         self._store, self._router, self._queues = store, router, queues
         self._lease_ms = check_int("lease_ms", lease_ms, minimum=1)
         self._by_tenant = by_tenant
         self.name = name or worker_name()
-        self._worker_options = worker_options or {}
-        self._deliveries = Deliveries(store, worker_id=self.name, source=_SOURCE, lease_ms=lease_ms, gates=gates)
+        self._worker_options: WorkerArguments = worker_options or {}
+        self._deliveries = OutboxDeliveries(store, worker_id=self.name, source=_SOURCE, lease_ms=lease_ms, gates=gates)
         self._begins: Batches[str, OutboxRow | None] = Batches(self._begin_batch)
         self._workers: dict[str, Worker] = {}
         self._discovery = Ticker("outbox queues", self._discover, every=discover_ms)
@@ -119,16 +122,14 @@ class DeliveryWorkers:
     async def _serve(self, name: str, route: Route) -> None:
         if name in self._workers or route.channel is None or route.is_direct:
             return
-        worker = Worker(
-            name,
-            partial(self._handle, route),
-            connection=self._queues.connection,
-            prefix=self._queues.prefix,
-            concurrency=route.concurrency,
-            limit=route.rate_limit,
-            name=self.name,
+        arguments: WorkerArguments = {
+            "concurrency": route.concurrency,
+            "limit": route.rate_limit,
+            "name": self.name,
             **self._worker_options,
-        )
+        }
+        queues, handler = self._queues, partial(self._handle, route)
+        worker = Worker(name, handler, connection=queues.connection, prefix=queues.prefix, **arguments)
         # Known only once it works: one that could not begin is tried again when its queue is found the next time.
         await worker.start()
         self._workers[name] = worker

@@ -6,7 +6,8 @@ HttpFailed. No redirects, no cookies, no proxy from the environment, no hidden r
 A URL of a customer must not lead into our own network. Checking the name and then connecting by name would leave a
 moment in which the answer of the name server can change, so the name is resolved once, every address of it is checked,
 and the connection goes to a checked address, while TLS and the Host header still use the name. Names are resolved in
-threads of their own, one per name at a time: a name server that lets us wait holds up nobody else.
+threads of their own, one per name and a few per domain at a time: a name server that lets us wait holds up its own
+names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import ssl
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +36,16 @@ try:
 except ImportError as error:
     raise MissingExtra("http", "webhooks and other targets over HTTP") from error
 
-__all__ = ["AddressGuard", "AddressRefused", "HttpAnswer", "HttpClient", "HttpFailed", "check_url", "hide_path"]
+__all__ = [
+    "AddressGuard",
+    "AddressRefused",
+    "HttpAnswer",
+    "HttpClient",
+    "HttpFailed",
+    "check_url",
+    "header_text",
+    "hide_path",
+]
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -151,6 +162,22 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
     return url
 
 
+def header_text(value: str) -> str:
+    """Text as a header can carry it: what ASCII has not is percent-encoded, line breaks can never get in.
+
+    So are spaces at its ends, which every receiver cuts off.
+    """
+    text = "".join(
+        character
+        if 32 <= ord(character) < 127
+        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
+        for character in value
+    )
+    inner = text.lstrip(" ")
+    start = "%20" * (len(text) - len(inner))
+    return start + inner.rstrip(" ") + "%20" * (len(inner) - len(inner.rstrip(" ")))
+
+
 class HttpClient:
     """Keeps connections open between requests. Belongs to one event loop."""
 
@@ -174,36 +201,65 @@ class HttpClient:
         timeout_s, progress = timeout_ms / 1000, _Progress()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(url, headers, content, timeout_s, progress)
+                return await self._exchange("POST", url, headers, content, timeout_s, progress)
         except AddressRefused:
             raise
         except _FAILURES as error:
-            if progress.answer is not None:  # it answered: what the rest of the body would have said changes nothing
-                return progress.answer
+            if progress.status is not None:  # it answered: what the rest of the body would have said changes nothing
+                return progress.answer(_MOST_BODY_BYTES)
+            # A local error is about a request that cannot be written: none of it has left.
+            was_sent = progress.was_sent and not isinstance(error, httpcore2.LocalProtocolError)
+            raise _failed(error, timeout_ms, was_sent=was_sent) from error
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        content: bytes = b"",
+        timeout_ms: int,
+        most_bytes: int,
+    ) -> HttpAnswer:
+        """As `post`, for those who need the whole body, up to `most_bytes` of it: one that is cut raises HttpFailed."""
+        timeout_s, progress = timeout_ms / 1000, _Progress()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(method, url, headers, content, timeout_s, progress, most_bytes)
+        except AddressRefused:
+            raise
+        except _FAILURES as error:
             raise _failed(error, timeout_ms, was_sent=progress.was_sent) from error
 
     async def _exchange(
-        self, url: str, headers: Mapping[str, str], content: bytes, timeout_s: float, progress: _Progress
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes,
+        timeout_s: float,
+        progress: _Progress,
+        most_bytes: int = _MOST_BODY_BYTES,
     ) -> HttpAnswer:
         timeouts = {"connect": timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
         async with self._pool.stream(
-            "POST",
+            method,
             url,
             headers=list(headers.items()),
             content=content,
             extensions={"timeout": timeouts, "trace": progress},
         ) as response:
-            body = b""
-            decoded = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-            progress.answer = HttpAnswer(response.status, decoded, b"")
+            progress.headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers
+            }
+            progress.status = response.status
             # Closed explicitly: a body that is not read to its end must give up its connection now, not when collected.
             async with contextlib.aclosing(response.aiter_stream()) as parts:
                 async for part in parts:
-                    body += part
-                    progress.answer = HttpAnswer(response.status, decoded, body[:_MOST_BODY_BYTES])
-                    if len(body) >= _MOST_BODY_BYTES:
+                    progress.body += part
+                    if len(progress.body) >= most_bytes:
                         break
-            return progress.answer
+            return progress.answer(most_bytes)
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -218,8 +274,14 @@ def _default_tls() -> ssl.SSLContext:
 class _Progress:
     """Watches one request: has any of it left, and what has come back so far?"""
 
-    was_sent = False
-    answer: HttpAnswer | None = None
+    def __init__(self) -> None:
+        self.was_sent = False
+        self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        self.body = bytearray()
+
+    def answer(self, most_bytes: int) -> HttpAnswer:
+        return HttpAnswer(self.status or 0, self.headers, bytes(self.body[:most_bytes]))
 
     async def __call__(self, event: str, _info: Mapping[str, Any]) -> None:
         if event.endswith("send_request_headers.started"):
@@ -248,47 +310,62 @@ def _errno_of(error: BaseException) -> str:
     return ""
 
 
-AddressInfo = list[tuple[Any, ...]]
+_MOST_LOOKUPS: Final = 200
+_MOST_LOOKUPS_OF_DOMAIN: Final = 10
+"""The rest wait, as long as their delivery does."""
 
 
 class _Resolver:
     """Asks the system for the addresses of names. The default executor of the loop is for everybody: a few names whose
     servers do not answer would hold up all that needs a thread. Here a name has one thread at a time, whoever asks for
-    it, and the threads end with the process."""
+    it and for which port. A lookup cannot be stopped and outlives who asked for it, so a domain, which one customer can
+    fill with names, has few of them. The threads end with the process."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[str, int], asyncio.Future[AddressInfo]] = {}
+        self._asked: dict[str, asyncio.Future[list[str]]] = {}
+        self._domains: Counter[str] = Counter()
+        self._has_ended = asyncio.Event()
 
-    async def resolve(self, host: str, port: int) -> AddressInfo:
-        """As `socket.getaddrinfo`. Raises OSError."""
-        key = (host, port)
-        if key not in self._asked:
-            if len(self._asked) >= _MOST_LOOKUPS:
-                raise OSError(f"{_MOST_LOOKUPS} names are being resolved already")
-            self._ask(key)
+    async def resolve(self, host: str) -> list[str]:
+        """The addresses of a name; an address is its own. Raises OSError."""
+        if _is_address(host):
+            return [host]
+        name = host.lower().rstrip(".")
+        while name not in self._asked and not self._has_room(name):
+            await self._has_ended.wait()
+        if name not in self._asked:
+            self._ask(name)
         # Shielded: one that gives up must not end it for others, nor let a second thread wait for the same name.
-        return await asyncio.shield(self._asked[key])
+        return await asyncio.shield(self._asked[name])
 
-    def _ask(self, key: tuple[str, int]) -> None:
+    def _has_room(self, name: str) -> bool:
+        return len(self._asked) < _MOST_LOOKUPS and self._domains[_domain(name)] < _MOST_LOOKUPS_OF_DOMAIN
+
+    def _ask(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[AddressInfo] = loop.create_future()
-        self._asked[key] = answer
+        answer: asyncio.Future[list[str]] = loop.create_future()
+        self._asked[name] = answer
+        self._domains[_domain(name)] += 1
 
-        def settle(found: AddressInfo | None, error: Exception | None) -> None:
-            self._asked.pop(key, None)
+        def settle(found: list[str], error: Exception | None) -> None:
+            del self._asked[name]
+            self._domains -= Counter([_domain(name)])
+            self._has_ended.set()
+            self._has_ended = asyncio.Event()
             if answer.cancelled():
                 return
-            if error is None and found is not None:
+            if error is None:
                 answer.set_result(found)
             else:
-                answer.set_exception(error or OSError("no answer"))
+                answer.set_exception(error)
                 answer.exception()  # whoever asked may be gone
 
         def ask() -> None:
-            found: AddressInfo | None = None
+            found: list[str] = []
             problem: Exception | None = None
             try:
-                found = list(socket.getaddrinfo(*key, type=socket.SOCK_STREAM))
+                entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
             except OSError as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - such as a name that cannot be encoded
@@ -299,7 +376,20 @@ class _Resolver:
         threading.Thread(target=ask, name="bullpen name", daemon=True).start()
 
 
-_MOST_LOOKUPS: Final = 200
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _domain(name: str) -> str:
+    """What somebody can register, roughly: `a.b.shop.example` is of `shop.example`, `a.shop.co.uk` of `shop.co.uk`."""
+    labels = name.split(".")
+    return ".".join(labels[-3:] if len(labels) > 2 and len(labels[-2]) <= 3 else labels[-2:])
+
+
 _resolvers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Resolver] = weakref.WeakKeyDictionary()
 
 
@@ -324,7 +414,7 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         failure: Exception = httpcore2.ConnectError(f"{host} has no address")
-        for address in await self._resolve(host, port):
+        for address in await self._resolve(host):
             try:
                 return await self._inner.connect_tcp(
                     address, port, timeout=timeout, local_address=local_address, socket_options=socket_options
@@ -344,13 +434,12 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _resolve(self, host: str, port: int) -> list[str]:
+    async def _resolve(self, host: str) -> list[str]:
         """Addresses of a name, all of them allowed: one forbidden among them is a trap, not bad luck."""
         try:
-            found = await _resolver().resolve(host, port)
+            addresses = await _resolver().resolve(host)
         except OSError as error:
             raise httpcore2.ConnectError(f"{host} cannot be resolved: {error.strerror or error}") from error
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         for address in addresses:
             if not self._guard.allows(ipaddress.ip_address(address.partition("%")[0])):
                 # Without the address: a customer who reads the stored error would map our network with it.

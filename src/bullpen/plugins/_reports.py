@@ -33,14 +33,11 @@ from typing import Any, Final, assert_never
 from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
-from bullpen.ports.dead_letters import DeadLetter
+from bullpen._kernel.reminder import REMIND_AFTER_S, Reminder
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.transport import Delivery, Depth, Event, Settled
 
 logger: Final = get_logger("bullpen.messaging")
-
-
-REMIND_AFTER_S: Final = 60.0
-"""How often a broker that stays away is told of."""
 
 
 class Reports:
@@ -51,6 +48,7 @@ class Reports:
         self._transport = label.lower()
         self._lost_since: float | None = None
         self._reminded_at = 0.0
+        self._illness = Reminder()
 
     # ---- producing --------------------------------------------------------------------------------------------
 
@@ -140,8 +138,8 @@ class Reports:
             case Failed(reason, _, cause):
                 text = f"Job processing failed: {reason}"
                 _log(logging.ERROR, text, outcome.error, **fields, error=reason, cause=cause.value)
-                if cause is Cause.EXHAUSTED:
-                    _log(logging.ERROR, "Job exceeded retry limit", **fields, error=reason, cause=cause.value)
+                if cause is Cause.EXHAUSTED:  # the line above is the error: one each
+                    _log(logging.WARNING, "Job exceeded retry limit", **fields, error=reason, cause=cause.value)
             case Delayed() | Waiting() | WaitingChildren():
                 _log(logging.INFO, "Job returned to its queue", **fields)
             case _:
@@ -163,14 +161,20 @@ class Reports:
                 _log(logging.WARNING, "Job sent to DLQ", **fields, dlq=settled.dead_letter)
             self._emit("dead_letter.written", source=delivery.source, id=delivery.id, store=settled.dead_letter)
 
-    def redriven(self, letter: DeadLetter, store: str, by: str | None) -> None:
+    def redriven(self, letter: DeadLetterRecord, store: str, by: str | None) -> None:
         _log(logging.WARNING, "Dead letter redriven", jobId=letter.message_id, queue=letter.source, dlq=store, by=by)
         self._emit("dead_letter.redriven", source=letter.source, id=letter.message_id, store=store, by=by)
 
     # ---- connection -------------------------------------------------------------------------------------------
 
     def unhealthy(self, reason: str) -> None:
-        _log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
+        """Probes ask every few seconds: told when it begins, once a minute while it lasts, and when it is over."""
+        if self._illness.begins_or_lasts():
+            _log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
+
+    def healthy(self) -> None:
+        if self._illness.is_over():
+            _log(logging.WARNING, f"{self.label} health check is good again")
 
     def checked(self, is_connected: bool) -> None:
         self._emit("transport.checked", is_connected=is_connected)

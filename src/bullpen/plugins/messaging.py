@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import difflib
-import inspect
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -29,9 +26,9 @@ from bullpen._kernel import tracing
 from bullpen._kernel.backoff import from_option
 from bullpen._kernel.duration import check_int, is_text, to_ms
 from bullpen._kernel.ending import end
+from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.ids import keyed_id
 from bullpen._kernel.lifecycle import Lifecycle
-from bullpen._kernel.logs import set_handled
 from bullpen._kernel.outcome import (
     Cause,
     Failed,
@@ -45,24 +42,30 @@ from bullpen._kernel.outcome import (
     judge,
 )
 from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
-from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, require
+from bullpen.errors import (
+    BullpenError,
+    ConnectionLost,
+    DeliveryLost,
+    InvalidOption,
+    NotTakenNow,
+    PublishFailed,
+    require,
+)
 from bullpen.plugins._reports import Reports
-from bullpen.ports.messaging import EventData, Handler, Outgoing, PublishFailed
+from bullpen.ports.messaging import EventData, Handler, Outgoing, ProduceArguments, ProduceManyArguments
 from bullpen.ports.transport import (
     KEY_HEADER,
     Deliveries,
     Delivery,
-    DeliveryLost,
     Event,
     Features,
-    NotTakenNow,
     PublishesMany,
     Receipt,
     Transport,
     Tries,
 )
 
-__all__ = ["HandlerTimeout", "MessagingClient"]
+__all__ = ["ClientArguments", "MessagingClient"]
 
 ReceiptT = TypeVar("ReceiptT", bound=Receipt)
 
@@ -74,8 +77,14 @@ _MOST_IN_FLIGHT: Final = 500
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
-class HandlerTimeout(BullpenError, TimeoutError):
-    """The handler took longer than its consumer allows. Counts as a failed attempt."""
+class ClientArguments(TypedDict, total=False):
+    """What every client takes besides its transport and its policy."""
+
+    concurrency: int
+    schemas: Mapping[str, Any] | None
+    publish_deadline: int | timedelta
+    health_timeout: int | timedelta
+    close_timeout: int | timedelta
 
 
 class MessagingClient(Generic[ReceiptT]):
@@ -133,7 +142,7 @@ class MessagingClient(Generic[ReceiptT]):
         idempotency_key: str | None = None,
         delay: int | timedelta = 0,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ProduceArguments],
     ) -> ReceiptT:
         """Send one event; returns when the broker has it.
 
@@ -146,7 +155,7 @@ class MessagingClient(Generic[ReceiptT]):
         return await self.send(event, delay=delay)
 
     async def produce_many(
-        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Any
+        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Unpack[ProduceManyArguments]
     ) -> list[ReceiptT | PublishFailed]:
         """Send many; one result per event, in order: its receipt, or why it was not taken. All are checked first.
 
@@ -176,11 +185,12 @@ class MessagingClient(Generic[ReceiptT]):
         return results
 
     def _outgoing(
-        self, queue: str, one: Outgoing | tuple[str, EventData], options: Mapping[str, Any]
+        self, queue: str, one: Outgoing | tuple[str, EventData], options: ProduceManyArguments
     ) -> tuple[Event, int]:
         given = one if isinstance(one, Outgoing) else Outgoing(name=one[0], data=one[1])
-        own = {} if given.idempotency_key is None else {"idempotency_key": given.idempotency_key}
-        event = self.event(queue, given.name, given.data, **{**options, **own})
+        own: ProduceManyArguments = {} if given.idempotency_key is None else {"idempotency_key": given.idempotency_key}
+        whole: ProduceManyArguments = {**options, **own}
+        event = self.event(queue, given.name, given.data, **whole)
         return event, self._delay_ms(given.delay)
 
     async def _send_batch(
@@ -208,7 +218,7 @@ class MessagingClient(Generic[ReceiptT]):
         *,
         idempotency_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ProduceArguments],
     ) -> Event:
         """The checked event that `produce` would send."""
         require("queue", is_text(queue), "non-empty text as the queue's name", queue)
@@ -319,7 +329,7 @@ class MessagingClient(Generic[ReceiptT]):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _tries(self, options: dict[str, Any]) -> Tries | None:
+    def _tries(self, options: ProduceArguments) -> Tries | None:
         attempts, backoff = options.pop("attempts", None), options.pop("backoff", None)
         if attempts is None and backoff is None and not self.features.stores_tries:
             return None
@@ -328,7 +338,7 @@ class MessagingClient(Generic[ReceiptT]):
             self.policy.backoff if backoff is None else from_option(backoff),
         )
 
-    def _transport_options(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _transport_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         known = self.features.options
         for name, value in options.items():
             if name not in known:
@@ -413,6 +423,8 @@ class MessagingClient(Generic[ReceiptT]):
         reason = await self._ill_because()
         if reason:
             self._reports.unhealthy(reason)
+        else:
+            self._reports.healthy()
         return not reason
 
     async def _ill_because(self) -> str:
@@ -474,6 +486,14 @@ class MessagingClient(Generic[ReceiptT]):
             raise ConnectionLost(f"this {self.label} client was closed; make a new one")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stream:
+    """One subscription of a consumer."""
+
+    deliveries: Deliveries
+    size: int
+
+
 class _Consumer(Generic[ReceiptT]):
     """Handles the deliveries of one queue. Made by `MessagingClient.consume`."""
 
@@ -491,12 +511,14 @@ class _Consumer(Generic[ReceiptT]):
         self._client, self._transport = client, client.transport
         self._queue, self._handler = queue, handler
         self._concurrency, self._ordered = concurrency, ordered
-        self._timeout_ms = timeout_ms
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self._reports = reports
-        self._is_async = _is_async(handler)
+        self._is_async = is_async(handler)
         self._threads: ThreadPoolExecutor | None = None
         self._life = Lifecycle(f"consumer of {queue!r}", self._begin, self._end)
         self._running: dict[Delivery, asyncio.Task[None]] = {}
+        self._streams: list[_Stream] = []
+        self._resizing = asyncio.Lock()
         self._is_giving_up = False
         self._close_timeout_s = 30.0
         self._is_hurried = asyncio.Event()
@@ -522,8 +544,9 @@ class _Consumer(Generic[ReceiptT]):
     @property
     def is_receiving(self) -> bool:
         """Whether the broker has let it receive within the last seconds. Closed by its owner, it need not."""
-        receiving_at = getattr(self._deliveries, "receiving_at", None) if self.is_alive else None
-        return receiving_at is None or time.monotonic() - receiving_at() < _DEAF_S
+        streams = self._streams if self.is_alive else ()
+        receiving = [at() for each in streams if (at := getattr(each.deliveries, "receiving_at", None)) is not None]
+        return not receiving or time.monotonic() - max(receiving) < _DEAF_S
 
     async def start(self) -> None:
         """Begin to receive. Raises what cannot be cured by waiting; a broker that is away is waited for."""
@@ -539,28 +562,52 @@ class _Consumer(Generic[ReceiptT]):
             self._is_hurried.set()
         await self._life.stop()
 
+    async def resize(self, concurrency: int) -> None:
+        """Handle so many at the same time from now on, or a few more. More are received through another subscription,
+        which is ended again when there are to be fewer; what it has received is handled to its end. Ordered consumers
+        and those with threads stay as they are."""
+        check_int("concurrency", concurrency, minimum=1)
+        require("ordered", not self._ordered and self._is_async, "a consumer without order and threads", self._queue)
+        async with self._resizing:
+            while len(self._streams) > 1 and self._concurrency - self._streams[-1].size >= concurrency:
+                stream = self._streams.pop()
+                self._concurrency -= stream.size
+                await stream.deliveries.stop()
+            if self.is_alive and concurrency > self._concurrency:
+                more = concurrency - self._concurrency
+                self._concurrency += more
+                await self._open(more)
+
+    async def _open(self, size: int) -> None:
+        deliveries = await self._transport.deliveries(self._queue, prefetch=size, ordered=self._ordered)
+        self._streams.append(stream := _Stream(deliveries, size))
+        task = asyncio.create_task(self._receive(stream), name=f"bullpen consumer {self._queue}")
+        self._receiving.add(task)
+        task.add_done_callback(self._receiving.discard)
+
     async def _begin(self) -> None:
-        self._deliveries: Deliveries = await self._transport.deliveries(
-            self._queue, prefetch=self._concurrency, ordered=self._ordered
-        )
+        self._receiving: set[asyncio.Task[None]] = set()
         if not self._is_async:
             # Not the loop's own threads: there are few of them, and all consumers would share them.
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"bullpen-{self._queue}")
-        self._receiving = asyncio.create_task(self._receive(), name=f"bullpen consumer {self._queue}")
+        await self._open(self._concurrency)
         self._reports.consumer_started(self._queue, self._concurrency)
 
     async def _end(self) -> None:
         """The order of shutdown: take nothing more; wait; cancel what is left, which gives it back; settle."""
         if not hasattr(self, "_receiving"):
             return
-        await self._deliveries.stop()
+        async with self._resizing:  # none may be opened behind our back
+            for stream in self._streams:
+                await stream.deliveries.stop()
         await self._wait_for_handlers()
-        if not self._receiving.done():
+        if self._receiving:
             self._is_giving_up = True
             for task in self._running.values():
                 task.cancel()
-            await asyncio.wait([self._receiving], timeout=_CANCEL_GRACE_S)
-            await end(self._receiving)
+            await asyncio.wait(self._receiving, timeout=_CANCEL_GRACE_S)
+            for receiving in [*self._receiving]:
+                await end(receiving)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._reports.consumer_stopped(self._queue, None)
@@ -568,21 +615,26 @@ class _Consumer(Generic[ReceiptT]):
     async def _wait_for_handlers(self) -> None:
         """Until all have ended or the time is up, which somebody may shorten meanwhile."""
         began = time.monotonic()
-        while not self._receiving.done():
+        while self._receiving:
             left_s = began + self._close_timeout_s - time.monotonic()
             if left_s <= 0:
                 return
             self._is_hurried.clear()
             hurried = asyncio.create_task(self._is_hurried.wait())
-            await asyncio.wait([self._receiving, hurried], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*self._receiving, hurried], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
 
-    async def _receive(self) -> None:
+    async def _receive(self, stream: _Stream) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                async for delivery in self._deliveries:
+                async for delivery in stream.deliveries:
                     task = group.create_task(self._handle(delivery))
                     self._running[delivery] = task
+            aclose = getattr(stream.deliveries, "aclose", None)
+            if stream not in self._streams and aclose is not None:
+                # All of it is settled, and the consumer goes on without it.
+                with contextlib.suppress(BullpenError):
+                    await aclose()
         except ExceptionGroup as errors:  # shown by health and log; nobody awaits this task to hear it
             self.crash = errors.exceptions[0]
             self._reports.consumer_stopped(self._queue, self.crash)
@@ -644,42 +696,18 @@ class _Consumer(Generic[ReceiptT]):
             bullpen__event__name=event.name or None,
             bullpen__event__urn=event.urn,
         ) as span:
-            result = await self._call(delivery)
+            if self._threads is None:
+                result = await run_async(self._handler, delivery, self._timeout_s)
+            else:
+                result = await run_thread(self._threads, self._handler, delivery, self._timeout_s)
             if (failure := failure_in(result)) is not None:
                 span.fail(failure)
             return result
-
-    async def _call(self, delivery: Delivery) -> Result:
-        set_handled(delivery)
-        try:
-            async with asyncio.timeout(None if self._timeout_ms is None else self._timeout_ms / 1000) as limit:
-                value = await (self._handler(delivery) if self._is_async else self._run_in_thread(delivery))
-            return Returned(value)
-        except TimeoutError as error:
-            if not limit.expired():
-                return Raised(error)
-            return Raised(HandlerTimeout(f"timed out after {self._timeout_ms} ms"))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever it raises is the result
-            return Raised(error)
-
-    async def _run_in_thread(self, delivery: Delivery) -> Any:
-        context = contextvars.copy_context()
-        call = asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, self._handler, delivery))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            # Nobody can stop a thread: the slot stays taken until it returns, or two runs would overlap.
-            await asyncio.wait([call])
-            raise
 
 
 def _is_known(receipt: Receipt) -> bool:
     """Nothing was added: the id is that of an earlier event. Receipts are jobs where the broker tracks them."""
     return getattr(receipt, "is_known", False) or getattr(receipt, "added", None) in ("duplicate", "deduplicated")
-
-
-def _is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - the method itself is asked
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -16,13 +16,15 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, is_text
 from bullpen._kernel.ids import check_queue_name
-from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
-from bullpen.errors import InvalidOption, PermanentError, require
+from bullpen.errors import InvalidOption, PermanentError, TwoTransports, require
 
 __all__ = [
+    "AnyEvent",
     "AnyTransport",
     "Binding",
+    "BindingRoute",
     "BullMQ",
     "BullMQEvent",
     "DeadLetterQueue",
@@ -33,23 +35,12 @@ __all__ = [
     "RabbitMQ",
     "RabbitMQEvent",
     "RedisAddress",
-    "Route",
-    "SourceEvent",
-    "TwoTransports",
     "choose_binding",
 ]
 
 E = TypeVar("E")
 
 # Generic records have no slots: `BullMQ[Order]()` must note its parameter, which a frozen record with slots cannot.
-
-
-class TwoTransports(InvalidOption):
-    """One workflow was given two transports. Each workflow has one; two workflows may differ."""
-
-    def __init__(self, names: str) -> None:
-        super().__init__("transport", "one per workflow", names)
-        self.args = (f"Cannot enable both {names} simultaneously",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +95,7 @@ class KafkaEvent(Generic[E]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceEvent(Generic[E]):
+class AnyEvent(Generic[E]):
     """Messages of a queue or topic cause an event, whatever carries them; with `job_name`, only those of that name."""
 
     source: str
@@ -116,7 +107,7 @@ class SourceEvent(Generic[E]):
         require("job_name", self.job_name is None or is_text(self.job_name), "non-empty text or None", self.job_name)
 
 
-Mapped = BullMQEvent[E] | RabbitMQEvent[E] | KafkaEvent[E] | SourceEvent[E]
+Mapped = BullMQEvent[E] | RabbitMQEvent[E] | KafkaEvent[E] | AnyEvent[E]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +142,8 @@ class DeadLetterQueue:
         require("dead_letter_queue.enabled", isinstance(self.enabled, bool), "True or False", self.enabled)
         self.policy()
 
-    def policy(self) -> DeadLetters:
-        return DeadLetters(store="queue" if self.enabled else "none", suffix=self.suffix)
+    def policy(self) -> DeadLetterPolicy:
+        return DeadLetterPolicy(store="queue" if self.enabled else "none", suffix=self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +165,7 @@ class RedisAddress:
 
 
 @dataclass(frozen=True)
-class Route(Generic[E]):
+class BindingRoute(Generic[E]):
     """The events that one source may cause, by job name."""
 
     source: str
@@ -227,7 +218,7 @@ class Binding(Generic[E]):
             if strangers:
                 raise InvalidOption(option, f"sources of the events ({', '.join(routes)})", strangers[0])
 
-    def routes(self) -> dict[str, Route[E]]:
+    def routes(self) -> dict[str, BindingRoute[E]]:
         """One route per source, however many mappings share it."""
         by_name: dict[str, dict[str, E]] = {}
         otherwise: dict[str, E] = {}
@@ -243,7 +234,8 @@ class Binding(Generic[E]):
             else:
                 names[mapped.job_name] = mapped.event
         return {
-            source: Route(source, MappingProxyType(names), otherwise.get(source)) for source, names in by_name.items()
+            source: BindingRoute(source, MappingProxyType(names), otherwise.get(source))
+            for source, names in by_name.items()
         }
 
     def concurrency_of(self, source: str) -> int:
@@ -355,7 +347,7 @@ class AnyTransport(Binding[E]):
     """Events come from queues or topics of a transport that a setting names."""
 
     label = "any transport"
-    kind = SourceEvent
+    kind = AnyEvent
 
     def on(self, transport: str, **more: Any) -> Binding[E]:
         """The same on one transport. `more` are further options of its binding, such as where it is."""
@@ -381,7 +373,7 @@ class Memory(Binding[E]):
     """Events come from queues inside this process: for tests and demos."""
 
     label = "Memory"
-    kind = SourceEvent
+    kind = AnyEvent
 
 
 def choose_binding(

@@ -16,6 +16,7 @@ __all__ = [
     "Accepted",
     "Channel",
     "ChannelHealth",
+    "ChecksAddresses",
     "LooksUp",
     "Message",
     "NotTried",
@@ -52,6 +53,12 @@ class Message:
     """When the message was stored, Unix ms of the database's clock."""
     waited_ms: int = 0
     """How long ago that was, by the same clock."""
+    timeout_ms: int | None = None
+    """How long this delivery may take, where its route says so."""
+
+    def limit_ms(self, usual_ms: int) -> int:
+        """How long a channel may wait for its target: as the route says, else as is usual for the channel."""
+        return self.timeout_ms or usual_ms
 
     def log_fields(self) -> dict[str, Any]:
         """What log records show of it."""
@@ -153,6 +160,15 @@ class Channel(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class ChecksAddresses(Protocol):
+    """A channel that knows an address it can never reach when it sees one."""
+
+    def why_not(self, address: str) -> str | None:
+        """None: it may be reached. Else what is expected. Asks nobody."""
         ...
 
 

@@ -13,14 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from bullpen.errors import BullpenError
+from bullpen.errors import DeadLetterChanged
 from bullpen.ports.edits import Edit, payload_fingerprint
 
 __all__ = [
-    "DeadLetter",
-    "DeadLetterChanged",
-    "DeadLetterNotEditable",
-    "DeadLetterNotFound",
+    "DeadLetterRecord",
     "DeadLetterStore",
     "EditableDeadLetters",
     "FixedDeadLetters",
@@ -28,37 +25,8 @@ __all__ = [
 ]
 
 
-class DeadLetterNotFound(BullpenError):
-    """No entry has this id: it was redriven or discarded already, or never existed. Nothing was changed."""
-
-    def __init__(self, store: str, entry_id: str) -> None:
-        super().__init__(
-            f"dead letter {entry_id!r} is not in {store!r}; it may have been redriven or discarded already"
-        )
-        self.store, self.entry_id = store, entry_id
-
-
-class DeadLetterChanged(BullpenError):
-    """The stored payload is another than the one that was edited. Nothing was sent; look at it again."""
-
-    def __init__(self, store: str, entry_id: str) -> None:
-        super().__init__(
-            f"dead letter {entry_id!r} of {store!r} has another payload than the one that was edited, so nothing was "
-            "sent; look at it again and edit that"
-        )
-        self.store, self.entry_id = store, entry_id
-
-
-class DeadLetterNotEditable(BullpenError):
-    """What this store holds may go back as it is or be discarded, but not changed. Nothing was sent."""
-
-    def __init__(self, store: str, entry_id: str, reason: str) -> None:
-        super().__init__(f"dead letter {entry_id!r} of {store!r} cannot be edited: {reason}")
-        self.store, self.entry_id, self.reason = store, entry_id, reason
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetterRecord:
     """One finally failed piece of work with all its context."""
 
     id: str
@@ -100,15 +68,15 @@ class DeadLetterStore(Protocol):
         """How many wait for somebody."""
         ...
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         """Write an entry; returns when the store has it for certain. Writing it again changes nothing."""
         ...
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
         """Oldest first, from `start`."""
         ...
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         """One entry, or None."""
         ...
 
@@ -138,7 +106,7 @@ class EditableDeadLetters(Protocol):
         ...
 
 
-def check_unchanged(store: str, letter: DeadLetter, edit: Edit) -> None:
+def check_unchanged(store: str, letter: DeadLetterRecord, edit: Edit) -> None:
     """Raises DeadLetterChanged unless the letter holds the payload that the edit was made from."""
     if payload_fingerprint(letter.data) != edit.before:
         raise DeadLetterChanged(store, letter.id)
@@ -158,13 +126,13 @@ class FixedDeadLetters:
     async def depth(self) -> int:
         return await self._store.depth()
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         await self._store.put(letter)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetterRecord]:
         return await self._store.list(start=start, count=count)
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         return await self._store.get(entry_id)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:

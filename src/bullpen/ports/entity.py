@@ -12,60 +12,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from bullpen.errors import BullpenError, require
+from bullpen.errors import require, word
 
 __all__ = [
     "AllowedStates",
     "Applied",
     "Change",
     "Entities",
-    "EntityBusy",
-    "EntityChanged",
-    "EntityNotFound",
     "EntityStore",
     "HistoryEntry",
     "KnowsStates",
     "Loaded",
     "Move",
     "UrnLocks",
-    "word",
 ]
 
 T = TypeVar("T")
 S = TypeVar("S")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class EntityNotFound(BullpenError):
-    """No entity has this urn. It may exist later: on a queue the event is tried again."""
-
-    def __init__(self, workflow: str, urn: str) -> None:
-        super().__init__(
-            f"workflow {workflow!r} has no entity {urn!r}; create it before its first event, or let `create` "
-            "of the definition make it with that event"
-        )
-        self.workflow, self.urn = workflow, urn
-
-
-class EntityChanged(BullpenError):
-    """Somebody else changed the entity since it was read, so this change was not stored. Read it and decide anew."""
-
-    def __init__(self, urn: str, *, exists: bool = False) -> None:
-        """`exists`: it was to be created, and is there already."""
-        told = "exists already" if exists else "was changed by somebody else meanwhile"
-        super().__init__(f"entity {urn!r} {told}; nothing was stored")
-        self.urn = urn
-
-
-class EntityBusy(BullpenError):
-    """Another event of this entity is being handled and did not end in time. Nothing was changed; try again."""
-
-    def __init__(self, urn: str, waited_ms: int) -> None:
-        super().__init__(f"entity {urn!r} is busy: its lock was not free within {waited_ms} ms; nothing was changed")
-        self.urn, self.waited_ms = urn, waited_ms
 
 
 class Entities(Protocol[T, S]):
@@ -209,11 +175,6 @@ class UrnLocks(Protocol):
     def hold(self, urn: str) -> AbstractAsyncContextManager[None]:
         """Wait until nobody else holds this urn. Raises EntityBusy when that takes too long."""
         ...
-
-
-def word(value: object) -> str:
-    """An event or a status as it is written in logs, tables and diagrams."""
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 @runtime_checkable

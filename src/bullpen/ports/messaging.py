@@ -10,14 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NotRequired, Protocol, Required, TypedDict
+from datetime import datetime, timedelta
+from typing import Any, NotRequired, Protocol, Required, TypedDict, Unpack
 
+from bullpen._kernel.backoff import Backoff, BackoffMapping
+from bullpen._kernel.keep import Retention
 from bullpen._kernel.outcome import Outcome, Result
-from bullpen.errors import BullpenError
+from bullpen.errors import PublishFailed
 from bullpen.ports.transport import Delivery, Features, Receipt_co
 
-__all__ = ["Consumer", "EventData", "Handler", "Messaging", "Outgoing", "PublishFailed"]
+__all__ = [
+    "Consumer",
+    "EventData",
+    "Handler",
+    "Messaging",
+    "Outgoing",
+    "ProduceArguments",
+    "ProduceManyArguments",
+]
 
 
 class EventData(TypedDict):
@@ -41,14 +51,6 @@ Handler = Callable[[Delivery], Awaitable[Any] | Any]
 """Called for each delivery: `async def` on the loop, plain `def` in a thread. What it raises decides about a retry."""
 
 
-class PublishFailed(BullpenError):
-    """A message was not taken by the broker. The cause is chained; when the broker was away, it may have arrived."""
-
-    def __init__(self, queue: str, reason: str) -> None:
-        super().__init__(f"Failed to add job to queue {queue}: {reason}")
-        self.queue, self.reason = queue, reason
-
-
 class Consumer(Protocol):
     """Handles the deliveries of one queue until it is closed."""
 
@@ -61,6 +63,16 @@ class Consumer(Protocol):
         ...
 
     @property
+    def concurrency(self) -> int:
+        """How many deliveries it handles at the same time."""
+        ...
+
+    async def resize(self, concurrency: int) -> None:
+        """Handle so many at the same time from now on, or a few more: places come and go in groups. What is being
+        handled goes on."""
+        ...
+
+    @property
     def is_alive(self) -> bool:
         """False once it ended, by close or by an error that it cannot outlive."""
         ...
@@ -68,6 +80,31 @@ class Consumer(Protocol):
     async def close(self, timeout: int | timedelta | None = None) -> None:
         """Take nothing more, let running handlers end, give back what is unfinished after `timeout`."""
         ...
+
+
+class ProduceArguments(TypedDict, total=False):
+    """Options of an event: how often it is tried, and what only some transports can do.
+
+    A transport refuses what it does not know (see `Features.options`). None means "not given".
+    """
+
+    attempts: int | None
+    backoff: Backoff | int | timedelta | BackoffMapping | None
+    at: datetime | None
+    durability: str | None
+    keep_logs: int | None
+    lifo: bool | None
+    priority: int | None
+    urgency: int | None
+    remove_on_complete: Retention
+    remove_on_fail: Retention
+
+
+class ProduceManyArguments(ProduceArguments, total=False):
+    """Options of all events of one call."""
+
+    idempotency_key: str | None
+    headers: Mapping[str, str] | None
 
 
 class Messaging(Protocol[Receipt_co]):
@@ -90,7 +127,7 @@ class Messaging(Protocol[Receipt_co]):
         idempotency_key: str | None = None,
         delay: int | timedelta = 0,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ProduceArguments],
     ) -> Receipt_co:
         """Send one event; returns when the broker has it. Raises InvalidOption before anything is sent, else
         PublishFailed.
@@ -100,7 +137,7 @@ class Messaging(Protocol[Receipt_co]):
         ...
 
     async def produce_many(
-        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Any
+        self, queue: str, events: Iterable[Outgoing | tuple[str, EventData]], **options: Unpack[ProduceManyArguments]
     ) -> Sequence[Receipt_co | PublishFailed]:
         """Send many, for less than one by one where the broker allows. One result per event, in order: its receipt, or
         why it was not taken. Raises InvalidOption before anything is sent if one of them is wrong."""

@@ -17,22 +17,22 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from bullpen._kernel import json
-from bullpen.errors import BullpenError, InvalidOption, require
+from bullpen.errors import (
+    InvalidOption,
+    UnreadableEvent,
+    require,
+)
 
 __all__ = [
     "BEGINNING",
     "NO_STREAM",
-    "Batch",
+    "EventBatch",
     "EventFilter",
-    "EventIdTaken",
     "EventMetadata",
     "EventSource",
     "NewEvent",
     "SourceEvent",
     "SourceHealth",
-    "SourceUnavailable",
-    "UnreadableEvent",
-    "WrongVersion",
 ]
 
 BEGINNING: Final = -1
@@ -49,36 +49,6 @@ _WIRE: Final = {
     "tenant_id": "tenantId",
     "user_id": "userId",
 }
-
-
-class SourceUnavailable(BullpenError, ConnectionError):
-    """The event store cannot be reached, or the subscription ended. Subscribe again from the last position."""
-
-
-class UnreadableEvent(BullpenError):
-    """A stored event that no reader takes: its data is no JSON, or its metadata lacks what every event must carry."""
-
-
-class WrongVersion(BullpenError):
-    """The stream is not at the version that was expected: somebody else appended. Nothing was written."""
-
-    def __init__(self, stream: str, expected: int | None, actual: int) -> None:
-        def show(version: int | None) -> str:
-            return "absent" if version == NO_STREAM else f"at version {version}"
-
-        super().__init__(
-            f"stream {stream!r} is {show(actual)}, not {show(expected)}; nothing was appended. Read it again, decide "
-            "again, append again"
-        )
-        self.stream, self.expected, self.actual = stream, expected, actual
-
-
-class EventIdTaken(BullpenError):
-    """An event with this id is stored already, and it is not this one. Nothing was written."""
-
-    def __init__(self, event_id: str, stream: str) -> None:
-        super().__init__(f"event id {event_id!r} is taken by stream {stream!r}; nothing was appended. Give new ids")
-        self.event_id, self.stream = event_id, stream
 
 
 # What an event carries ----------------------------------------------------------------------------------------------
@@ -176,6 +146,8 @@ class SourceEvent:
     recorded_at: datetime
     data_bytes: bytes = field(repr=False)
     metadata_bytes: bytes = field(repr=False)
+    problem: str | None = None
+    """Why the event could not be decoded; what is here of it is what could be read."""
 
     @cached_property
     def data(self) -> Any:
@@ -233,7 +205,7 @@ class EventFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """What came at once. It may hold no events: then only the position has moved, over events that nobody wants."""
 
     events: tuple[SourceEvent, ...]
@@ -265,15 +237,15 @@ class EventSource(Protocol):
         """Where events come from, for people; without secrets."""
         ...
 
-    def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+    def subscribe(self, after: int) -> AsyncGenerator[EventBatch, None]:
         """Batches behind a position, for ever; close it to stop. An empty one at the same place is a sign of life."""
         ...
 
-    def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
+    def read(self, after: int, *, until: int) -> AsyncGenerator[EventBatch, None]:
         """Batches behind a position up to another one, inclusive; then it ends."""
         ...
 
-    async def confirm(self, batch: Batch) -> None:
+    async def confirm(self, batch: EventBatch) -> None:
         """What the batch brought is stored for certain. Means something only where the source keeps the checkpoint."""
         ...
 

@@ -14,45 +14,29 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from bullpen._kernel import tracing
-from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.backoff import Backoff, CustomBackoff
 from bullpen._kernel.outcome import Outcome
-from bullpen.errors import BullpenError, NotConfigured, ServerRefused
+from bullpen.errors import BullpenError, NotConfigured
 from bullpen.ports.dead_letters import DeadLetterStore
 
 __all__ = [
     "KEY_HEADER",
     "Deliveries",
     "Delivery",
-    "DeliveryLost",
     "Depth",
     "Event",
     "Features",
-    "Health",
-    "NotTakenNow",
     "Published",
     "PublishesMany",
     "Receipt",
     "Settled",
     "Transport",
+    "TransportHealth",
     "Tries",
 ]
 
 KEY_HEADER: Final = "idempotencyKey"
 """Header that carries the key which the sender gave to an event: it stays the same when the event is sent again."""
-
-
-class DeliveryLost(BullpenError):
-    """The delivery is no longer ours: its lock ran out, its channel broke, its partition moved. The outcome was not
-    written; the event is or will be delivered again, with the same attempt number."""
-
-    def __init__(self, source: str, event_id: str, why: str) -> None:
-        super().__init__(f"delivery of {event_id!r} from {source!r} was lost, its outcome is not written: {why}")
-        self.source, self.event_id, self.why = source, event_id, why
-
-
-class NotTakenNow(ServerRefused):
-    """The broker did not take the event, and may take it soon: its queue is full, or elects a leader. It was not
-    stored; sending it again is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +45,7 @@ class Tries:
 
     attempts: int
     """All tries, the first included."""
-    backoff: Backoff | UnknownBackoff | None
+    backoff: Backoff | CustomBackoff | None
     """Pause between them; None is "at once"."""
 
 
@@ -97,6 +81,7 @@ class Delivery:
     __slots__ = (
         "_callbacks",
         "attempt",
+        "cancelled",
         "event",
         "handle",
         "idempotency_key",
@@ -131,6 +116,9 @@ class Delivery:
         self.is_redelivered = is_redelivered
         """An earlier delivery of this try was lost."""
         self.is_lost = False
+        self.cancelled = False
+        """True once its run is pointless: its time is up, or the consumer closes. Handlers in threads should look at
+        it."""
         self._callbacks: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -240,7 +228,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class TransportHealth:
     """Whether the broker answers."""
 
     ok: bool
@@ -280,7 +268,8 @@ class Features:
 class Deliveries(Protocol):
     """What one consumer receives, as an async iterator that ends after `stop`.
 
-    It may have a `receiving_at()`: when the broker last let it receive, by the monotonic clock. Health asks it.
+    It may have a `receiving_at()`: when the broker last let it receive, by the monotonic clock. Health checks ask it.
+    It may have an `aclose()`: lets go of what only this one holds, once all that it received is settled.
     """
 
     def __aiter__(self) -> Self: ...
@@ -326,7 +315,7 @@ class Transport(Protocol[Receipt_co]):
         """
         ...
 
-    async def check(self) -> Health:
+    async def check(self) -> TransportHealth:
         """Whether the broker answers. Never raises and changes nothing; may take as long as the broker does."""
         ...
 

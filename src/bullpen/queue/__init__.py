@@ -1,28 +1,41 @@
 """The queue core: jobs shared live with every BullMQ client."""
 
-from bullpen.queue._default import connection_for, set_resolver
-from bullpen.queue._redis import Connection
-from bullpen.queue.browse import Children, ChildrenCounts, Metrics, SchedulerRecord, WorkerInfo, find_queues
-from bullpen.queue.dead_letter import DeadLetter, DeadLetterFilter, RedriveReport
+from bullpen._kernel.rates import RateLimit
+from bullpen.errors import TooFewReplicas
+from bullpen.queue.browse import Metrics, WorkerInfo, find_queues
+from bullpen.queue.cancel import Cancelled
+from bullpen.queue.children import Children, ChildrenCounts
+from bullpen.queue.dead_letters.operations import DeadLetter, DeadLetterFilter, RedriveReport
 from bullpen.queue.durability import Durability
 from bullpen.queue.events import QueueEvents
+from bullpen.queue.flows import BlockedParent, ChildrenPage, Flow, FlowNode
 from bullpen.queue.job import Added, Job, JobState, NewJob
+from bullpen.queue.lanes import LaneInfo, Lanes, LaneSettings
 from bullpen.queue.queue import JobCounts, Queue
-from bullpen.queue.worker import Worker
-from bullpen.queue.worker_options import ChildLimits, RateLimit
+from bullpen.wire.deduplication import Deduplication
+from bullpen.wire.links import JobKey
+from bullpen.wire.schedules import SchedulerRecord, next_runs
 
 __all__ = [
     "Added",
-    "ChildLimits",
+    "BlockedParent",
+    "Cancelled",
     "Children",
     "ChildrenCounts",
-    "Connection",
+    "ChildrenPage",
     "DeadLetter",
     "DeadLetterFilter",
+    "Deduplication",
     "Durability",
+    "Flow",
+    "FlowNode",
     "Job",
     "JobCounts",
+    "JobKey",
     "JobState",
+    "LaneInfo",
+    "LaneSettings",
+    "Lanes",
     "Metrics",
     "NewJob",
     "Queue",
@@ -30,9 +43,8 @@ __all__ = [
     "RateLimit",
     "RedriveReport",
     "SchedulerRecord",
-    "Worker",
+    "TooFewReplicas",
     "WorkerInfo",
-    "connection_for",
     "find_queues",
-    "set_resolver",
+    "next_runs",
 ]

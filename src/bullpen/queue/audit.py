@@ -1,20 +1,22 @@
-"""Who did what to dead letters, for programs that have no ledger.
+"""Who did what to a queue, its jobs or its dead letters, for programs that have no ledger.
 
-In: an action of a person, and what it was done to. Out: an entry of a stream beside the dead-letter queue, which keeps
-the newest ten thousand, and ends 400 days after the last. Elsewhere: the audit table, which keeps all
+In: an action of a person, and what it was done to. Out: an entry of a stream beside the queue, which keeps the newest
+ten thousand, and ends 400 days after the last; and entries, newest first. Elsewhere: the audit table, which keeps all
 (`bullpen.ledger.audit`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from bullpen._kernel.ids import encode_segment
 from bullpen.errors import InvalidOption
-from bullpen.queue._redis import Connection
+from bullpen.redis.client import Connection
 from bullpen.wire.keys import QueueKeys
 
 _MOST: Final = 10_000
@@ -22,8 +24,20 @@ _KEPT_S: Final = 400 * 24 * 3600
 """After the last entry: what a queue leaves behind must end one day, also when the queue itself is long gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamEntry:
+    """One action."""
+
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    tenant_id: str | None
+    detail: Any
+
+
 class AuditStreams:
-    """One stream for each store of dead letters under a prefix.
+    """One stream for each queue, and for each other store of dead letters, under a prefix.
 
     A stream of its own, and not one for all: a user who may redrive the letters of one queue has no rights elsewhere.
     """
@@ -43,8 +57,26 @@ class AuditStreams:
         await door.call("XADD", key, "MAXLEN", "~", _MOST, "*", *flat)
         await door.call("EXPIRE", key, _KEPT_S)
 
+    async def read(self, store: str, *, limit: int = 100) -> list[StreamEntry]:
+        """The newest entries about a store first."""
+        key = self._key(store)
+        entries = await self._connection.shared_door(key).call("XREVRANGE", key, "+", "-", "COUNT", limit)
+        return [_entry(entry_id, flat) for entry_id, flat in entries]
+
     def _key(self, store: str) -> str:
         try:
             return QueueKeys(self._prefix, store).audit
         except InvalidOption:  # the store of a transport, or somebody's own
             return QueueKeys(self._prefix, encode_segment(store)).audit
+
+
+def _entry(entry_id: bytes, flat: list[bytes]) -> StreamEntry:
+    texts = [part.decode("utf-8", "replace") for part in flat]
+    fields = dict(zip(texts[::2], texts[1::2], strict=False))
+    try:
+        detail = msgspec.json.decode(fields.get("detail", "{}"))
+    except msgspec.DecodeError:
+        detail = {}
+    at = datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC)
+    actor, action, subject = (fields.get(name, "") for name in ("actor", "action", "subject"))
+    return StreamEntry(at, actor, action, subject, fields.get("tenantId") or None, detail)

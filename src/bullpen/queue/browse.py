@@ -1,8 +1,9 @@
-"""Look at what is stored: which queues there are, jobs page by page, schedulers, children, metrics, workers.
+"""Look at what is stored: which queues there are, jobs page by page, children, metrics, workers.
 
 In: a connection or a queue. Out: names, jobs, records. Nothing is changed, and what is read is a moment's view: jobs
 move meanwhile. No call makes the server work longer when more jobs are stored: millions are read in pages.
-Elsewhere: one job by its id and counts (`queue`), dead letters (`dead_letter`).
+Elsewhere: one job by its id and counts (`queue`), schedulers (`schedulers`), dead letters
+(`bullpen.queue.dead_letters.operations`).
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption, JobNotFound, NotJson, ServerRefused
-from bullpen.queue._actions import QueueActions, is_wrong_type
-from bullpen.queue._line import walk_line
-from bullpen.queue._part import QueuePart, id_of, literally
-from bullpen.queue._redis import Connection, Door
+from bullpen.errors import InvalidOption, JobNotFound, ServerRefused
+from bullpen.queue.actions import QueueActions, is_wrong_type
+from bullpen.queue.base import QueuePart, id_of, literally
+from bullpen.queue.children import PARTS, Children, ChildrenCounts, read_part
 from bullpen.queue.job import Job, JobState
+from bullpen.queue.places import lines_of
+from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.options import MAX_PRIORITY, WireOptions
+from bullpen.wire.options import MAX_PRIORITY
 from bullpen.wire.records import JobRecord, read_int
 
 if TYPE_CHECKING:
@@ -33,68 +34,18 @@ __all__ = [
     "Children",
     "ChildrenCounts",
     "Metrics",
-    "SchedulerRecord",
     "WorkerInfo",
     "find_queues",
     "list_jobs",
 ]
 
 _SCAN_COUNT: Final = 1_000
-_IDS_PER_PAGE: Final = 500
 _HASHES_PER_PAGE: Final = 100
 """Hashes carry payloads: a page of them must fit in memory and in the deadline of one call."""
 _STORED_STATES: Final = tuple(state for state in JobState if state is not JobState.UNKNOWN)
 
 
 _IN_LINE = (JobState.WAITING, JobState.PRIORITIZED)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerRecord:
-    """A job scheduler as it is stored. Times are Unix ms."""
-
-    id: str
-    name: str
-    """Name of the jobs it makes."""
-    next_ms: int
-    """When the next one is due."""
-    iterations: int
-    """How many it has made."""
-    every_ms: int | None
-    pattern: str | None
-    zone: str | None
-    offset_ms: int
-    limit: int | None
-    starts_ms: int | None
-    ends_ms: int | None
-    data: Any
-    opts: WireOptions
-
-
-@dataclass(frozen=True, slots=True)
-class ChildrenCounts:
-    """How many children of a job are in which condition."""
-
-    processed: int
-    """Completed."""
-    pending: int
-    """Not finished, or failed without a rule for that case: the parent waits for them."""
-    ignored: int
-    """Failed, and the parent goes on without them."""
-    failed: int
-    """Failed, and the parent fails with them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Children:
-    """The children of a job, by their full keys `<prefix>:<queue>:<id>`."""
-
-    processed: dict[str, Any]
-    """What each completed child returned."""
-    pending: tuple[str, ...]
-    ignored: dict[str, str]
-    """Why each ignored child failed."""
-    failed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +102,7 @@ class Browsing(QueuePart):
         check_int("start", start, minimum=0)
         check_int("count", count, minimum=1)
         actions, keys = self._ready(), self._keys
-        lines = [line for state in _check_states(states) for line in _lines_of(keys, state)]
+        lines = [line for state in _check_states(states) for line in lines_of(keys, state)]
         lengths = await actions.commands([(line.length, line.key) for line in lines])
         found: list[Job] = []
         for line, length in zip(lines, lengths, strict=True):
@@ -174,7 +125,7 @@ class Browsing(QueuePart):
         """
         actions, keys = self._ready(), self._keys
         for state in _check_states(states):
-            for line in _lines_of(keys, state):
+            for line in lines_of(keys, state):
                 async for ids in line.walk(actions, keys.base, newest_first=newest_first):
                     for first in range(0, len(ids), _HASHES_PER_PAGE):
                         for job in await _read(actions, keys, ids[first : first + _HASHES_PER_PAGE]):
@@ -201,7 +152,7 @@ class Browsing(QueuePart):
         check_int("count", count, minimum=1)
         actions, base, found = self._ready(), self._keys.base.encode(), dict[str, str]()
         for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED):
-            for line in _lines_of(self._keys, state):
+            for line in lines_of(self._keys, state):
                 ids = await line.page(actions, 0, count, newest_first=False)
                 if not ids:
                     continue
@@ -247,59 +198,24 @@ class Browsing(QueuePart):
             after = flat[-2]
         return counts
 
-    async def schedulers(self, *, start: int = 0, count: int = 100) -> list[SchedulerRecord]:
-        """Job schedulers, those that are due next first."""
-        check_int("start", start, minimum=0)
-        check_int("count", count, minimum=1)
-        actions, keys = self._ready(), self._keys
-        flat = await actions.command("ZRANGE", keys.repeat, start, start + count - 1, "WITHSCORES")
-        ids = [raw.decode("utf-8", "replace") for raw in flat[::2]]
-        hashes = await actions.commands([("HGETALL", keys.scheduler(scheduler_id)) for scheduler_id in ids])
-        return [
-            _scheduler(scheduler_id, due, fields)
-            for scheduler_id, due, fields in zip(ids, flat[1::2], hashes, strict=True)
-            if fields or _is_legacy(scheduler_id)
-        ]
-
-    async def scheduler(self, scheduler_id: str) -> SchedulerRecord | None:
-        """One job scheduler, or None."""
-        actions, keys = self._ready(), self._keys
-        due, fields = await actions.commands(
-            [("ZSCORE", keys.repeat, scheduler_id), ("HGETALL", keys.scheduler(scheduler_id))]
-        )
-        is_there = due is not None and (fields or _is_legacy(scheduler_id))
-        return _scheduler(scheduler_id, due, fields) if is_there else None
-
     async def children_counts(self, job: str | Job) -> ChildrenCounts:
         """How many children a job has, by condition; all 0 for a job without any. Raises JobNotFound."""
-        job_id, actions, keys = id_of(job), self._ready(), self._keys
-        exists, *counts = await actions.commands(
-            [
-                ("EXISTS", keys.job(job_id)),
-                ("HLEN", keys.processed(job_id)),
-                ("SCARD", keys.dependencies(job_id)),
-                ("HLEN", keys.failed_children(job_id)),
-                ("ZCARD", keys.unsuccessful(job_id)),
-            ]
-        )
-        if not exists:
-            raise JobNotFound(keys.name, job_id)
-        return ChildrenCounts(*counts)
+        return await self._ready().count_children(id_of(job))
 
     async def children(self, job: str | Job) -> Children:
         """The children of a job and what became of them, read in pages. Raises JobNotFound."""
         job_id, actions, keys = id_of(job), self._ready(), self._keys
         if not await actions.command("EXISTS", keys.job(job_id)):
             raise JobNotFound(keys.name, job_id)
-        processed = await _scan_all(actions, "HSCAN", keys.processed(job_id))
-        pending = await _scan_all(actions, "SSCAN", keys.dependencies(job_id))
-        ignored = await _scan_all(actions, "HSCAN", keys.failed_children(job_id))
-        failed = await _scan_all(actions, "ZSCAN", keys.unsuccessful(job_id))
+        read = {
+            kind: part.read(actions.open_children(kind, await read_part(actions, keys.job(job_id), kind)))
+            for kind, part in PARTS.items()
+        }
         return Children(
-            processed={_text(key): _json_or(raw) for key, raw in zip(processed[::2], processed[1::2], strict=True)},
-            pending=tuple(sorted({_text(key) for key in pending})),
-            ignored={_text(key): _text(reason) for key, reason in zip(ignored[::2], ignored[1::2], strict=True)},
-            failed=tuple(sorted({_text(key) for key in failed[::2]})),
+            processed=read["processed"],
+            pending=tuple(sorted(read["pending"])),
+            ignored=read["ignored"],
+            failed=tuple(sorted(read["failed"])),
         )
 
     async def metrics(
@@ -393,70 +309,7 @@ async def list_jobs(queue: Queue, state: JobState, *, start: int = 0, count: int
     return await queue.jobs(state, start=start, count=count, newest_first=is_finished)
 
 
-# ---- lines of ids ---------------------------------------------------------------------------------------------
-
-
-class _ListLine:
-    """A list of ids. New ones are pushed on the left; the right end is next to run."""
-
-    length: Final = "LLEN"
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    async def page(self, actions: QueueActions, start: int, count: int, *, newest_first: bool) -> list[bytes]:
-        if newest_first:
-            ids: list[bytes] = await actions.command("LRANGE", self.key, start, start + count - 1)
-            return ids
-        ids = await actions.command("LRANGE", self.key, -start - count, -start - 1)
-        return ids[::-1]
-
-    def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
-        return walk_line(actions, base, self.key, per_page=_IDS_PER_PAGE, newest_first=newest_first)
-
-
-class _ScoreLine:
-    """A sorted set of ids; the lowest score is next to run, or the oldest finished."""
-
-    length: Final = "ZCARD"
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    async def page(self, actions: QueueActions, start: int, count: int, *, newest_first: bool) -> list[bytes]:
-        order = ("REV",) if newest_first else ()
-        ids: list[bytes] = await actions.command("ZRANGE", self.key, start, start + count - 1, *order)
-        return ids
-
-    async def walk(self, actions: QueueActions, base: str, *, newest_first: bool) -> AsyncIterator[list[bytes]]:
-        # From score to score, not from place to place: what leaves the set meanwhile moves no job past us.
-        bounds, order = (["-inf", "+inf"], ()) if not newest_first else (["+inf", "-inf"], ("REV",))
-        last_score, seen = b"", set[bytes]()
-        while True:
-            flat = await actions.command(
-                *("ZRANGE", self.key, *bounds, "BYSCORE", *order),
-                *("LIMIT", 0, _IDS_PER_PAGE + len(seen), "WITHSCORES"),
-            )
-            pairs = list(zip(flat[::2], flat[1::2], strict=True))
-            fresh = [job_id for job_id, score in pairs if score != last_score or job_id not in seen]
-            if not fresh:
-                return
-            yield fresh
-            if pairs[-1][1] != last_score:
-                last_score, seen = pairs[-1][1], set()
-            seen.update(job_id for job_id, score in pairs if score == last_score)
-            bounds[0] = last_score.decode()
-
-
-def _lines_of(keys: QueueKeys, state: JobState) -> tuple[_ListLine | _ScoreLine, ...]:
-    """Where jobs of a state are; `paused` is where older clients put the waiting jobs of a paused queue."""
-    match state:
-        case JobState.WAITING:
-            return _ListLine(keys.wait), _ListLine(keys.paused)
-        case JobState.ACTIVE:
-            return (_ListLine(keys.active),)
-        case _:
-            return (_ScoreLine(getattr(keys, state.name.lower())),)
+# ---- reading pages -----------------------------------------------------------------------------------------------
 
 
 def _check_states(states: JobState | Iterable[JobState] | None) -> tuple[JobState, ...]:
@@ -488,59 +341,5 @@ async def _read(actions: QueueActions, keys: QueueKeys, ids: list[bytes]) -> lis
 # ---- decoding -------------------------------------------------------------------------------------------------
 
 
-async def _scan_all(actions: QueueActions, scan: str, key: str) -> list[bytes]:
-    """All elements of a hash, set or sorted set, in steps. Elements may come twice."""
-    found: list[bytes] = []
-    cursor: bytes = b"0"
-    while True:
-        cursor, elements = await actions.command(scan, key, cursor, "COUNT", _SCAN_COUNT)
-        found += elements
-        if cursor == b"0":
-            return found
-
-
-def _is_legacy(scheduler_id: str) -> bool:
-    """Clients before 5.x keep no record: `<name>:<id>:<end>:<zone>:<pattern or interval>` is all there is."""
-    return scheduler_id.count(":") >= 4
-
-
-def _scheduler(scheduler_id: str, due: bytes, flat: list[bytes]) -> SchedulerRecord:
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    if not fields:
-        name, _, end, zone, rule = scheduler_id.encode().split(b":", 4)
-        given = {b"name": name, b"endDate": end, b"tz": zone, b"every" if rule.isdigit() else b"pattern": rule}
-        fields = {field: value for field, value in given.items() if value}
-
-    def number(name: bytes) -> int | None:
-        return read_int(fields[name]) if name in fields else None
-
-    def text(name: bytes) -> str | None:
-        return _text(fields[name]) if name in fields else None
-
-    return SchedulerRecord(
-        id=scheduler_id,
-        name=text(b"name") or "",
-        next_ms=read_int(due),
-        iterations=number(b"ic") or 0,
-        every_ms=number(b"every"),
-        pattern=text(b"pattern"),
-        zone=text(b"tz"),
-        offset_ms=number(b"offset") or 0,
-        limit=number(b"limit"),
-        starts_ms=number(b"startDate"),
-        ends_ms=number(b"endDate"),
-        data=_json_or(fields.get(b"data", b"{}")),
-        opts=WireOptions.parse(fields.get(b"opts")),
-    )
-
-
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
-
-
-def _json_or(raw: bytes) -> Any:
-    """Stored JSON, or its text when somebody stored something else."""
-    try:
-        return json.decode(raw)
-    except NotJson:
-        return _text(raw)

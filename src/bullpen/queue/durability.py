@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int
-from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused
-from bullpen.queue._caller import Caller, MakeArguments
-from bullpen.queue._discovery import Unavailable
-from bullpen.queue._redis import Connection, Door
-from bullpen.queue._wire import Wire
-from bullpen.queue.checks import parse_info
+from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused, TooFewReplicas
+from bullpen.redis.calls import Caller, MakeArguments
+from bullpen.redis.checks import parse_info
+from bullpen.redis.client import Connection, Door
+from bullpen.redis.discovery import ServerUnavailable
+from bullpen.redis.socket import Wire
 from bullpen.wire.keys import QueueKeys
 
 
@@ -67,10 +67,6 @@ WAITS_TO_SEE: Final = 3
 stands still for a moment shall not pass for a disk."""
 SYNC_QUESTIONS: Final = (("INFO", "server"), ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
 REPLICA_QUESTIONS: Final = (("INFO", "replication"),)
-
-
-class TooFewReplicas(InvalidOption):
-    """Fewer replicas are connected than a level asks for, and it was never otherwise. Nothing was written."""
 
 
 def is_unproven(connection: Connection, level: Durability) -> bool:
@@ -140,14 +136,14 @@ def confirm_commands(
 
 
 def is_confirmed(replies: list[Any], level: Durability, call_number: int) -> bool:
-    """Whether the server knows the call and its level is reached. Raises Unavailable when that takes longer."""
+    """Whether the server knows the call and its level is reached. Raises ServerUnavailable when that takes longer."""
     record, known, *acknowledged = _answers(replies)
     # The key alone proves nothing: a server that lost this call still has the one before.
     number = re.match(rb"\d+", record)
     if known != 1 or number is None or int(number[0]) != call_number:
         return False
     if acknowledged and count_acknowledged(acknowledged[0]) < (level.replicas or 1):
-        raise Unavailable("the disk or a replica has not confirmed yet")
+        raise ServerUnavailable("the disk or a replica has not confirmed yet")
     return True
 
 
@@ -199,7 +195,7 @@ class DurableCalls:
                 # The server lost the call after it had answered (killed before its disk had it, or another one is in
                 # charge): send the same call again.
                 reply = await self._caller.repeat(keys, make_args, queue=queue.name, deadline_s=left_s)
-            except (ConnectionLost, Unavailable):
+            except (ConnectionLost, ServerUnavailable):
                 if self._door.closed:
                     raise
                 await asyncio.sleep(self._door.reconnect_wait_s())
@@ -229,7 +225,7 @@ class DurableCalls:
                 else:
                     check_replicas(self._door.connection, level, await self._door.call_many(REPLICA_QUESTIONS))
                 return
-            except (ConnectionLost, Unavailable) as error:
+            except (ConnectionLost, ServerUnavailable) as error:
                 wait_s = self._door.reconnect_wait_s()
                 if self._door.closed or time.monotonic() + wait_s > give_up_at:
                     raise ConnectionLost(f"queue {queue.name!r}: nothing was written; {error}") from error
@@ -270,7 +266,7 @@ class DurableCalls:
         await self._door.call("SET", queue.synced(self._caller.id), "", "PX", 10_000)
         written = time.monotonic()
         if count_acknowledged(await self._door.call("WAITAOF", 1, 0, wait_ms, within_s=within_s)) < 1:
-            raise Unavailable("the disk has not confirmed yet")
+            raise ServerUnavailable("the disk has not confirmed yet")
         return time.monotonic() - written - (written - began)
 
 

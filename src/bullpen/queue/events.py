@@ -20,15 +20,26 @@ from typing import Any, Self
 from bullpen._kernel import json
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import BullpenError, EventsLost, JobFailed, JobNotFound, NotJson, QueueClosed, ServerRefused
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._late_results import PATIENCE_S, Circumstances, late_result, lists_worker
-from bullpen.queue._redis import Connection, Door
-from bullpen.queue._wire import HOLE, Form, Receiver
+from bullpen.errors import (
+    BullpenError,
+    EventsLost,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    NotJson,
+    QueueClosed,
+    ServerRefused,
+)
+from bullpen.queue.actions import QueueActions
+from bullpen.queue.codec import Sealer
 from bullpen.queue.job import JobState, Mark
+from bullpen.queue.late_results import PATIENCE_S, Circumstances, late_result, lists_worker
 from bullpen.queue.late_wakeups import note_late_result
-from bullpen.wire.events import Event
+from bullpen.redis.client import Connection, Door
+from bullpen.redis.default import connection_for, prefix_for
+from bullpen.redis.socket import HOLE, Form, Receiver
+from bullpen.wire.cancels import reason_in
+from bullpen.wire.events import QueueEvent
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
 
@@ -203,7 +214,7 @@ class QueueEvents:
         base = self._keys.base
         self._door = Door(connection_for(connection, base), client_name(self._keys.prefix, queue) + ":qe", key=base)
         self._stream = EventStream(self._door, self._keys, after)
-        self._waiting: list[Event] = []
+        self._waiting: list[QueueEvent] = []
 
     async def __aenter__(self) -> Self:
         await self._stream.start()
@@ -217,7 +228,7 @@ class QueueEvents:
     def close(self) -> None:
         self._door.close()
 
-    async def page(self) -> tuple[bool, list[Event]]:
+    async def page(self) -> tuple[bool, list[QueueEvent]]:
         """For readers of many events: (were some trimmed unread before these?, all that are there now).
 
         Waits until there is one, or a loss to report. No events and no loss: this object was closed.
@@ -229,18 +240,18 @@ class QueueEvents:
             lost, entries = await self._stream.next_page()
         except _Closed:
             return False, []
-        return lost, [Event.parse(entry_id, fields) for entry_id, fields in entries]
+        return lost, [QueueEvent.parse(entry_id, fields) for entry_id, fields in entries]
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[QueueEvent]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> QueueEvent:
         if not self._waiting:
             try:
                 lost, entries = await self._stream.next_page()
             except _Closed:
                 raise StopAsyncIteration from None
-            self._waiting = [Event.parse(entry_id, fields) for entry_id, fields in reversed(entries)]
+            self._waiting = [QueueEvent.parse(entry_id, fields) for entry_id, fields in reversed(entries)]
             if lost:
                 raise EventsLost(
                     f"events of queue {self._keys.name!r} were trimmed before they were read; "
@@ -560,15 +571,46 @@ class ResultListener:
             return
         fields = dict(zip(flat[::2], flat[1::2], strict=False))
         job_id = fields.get(b"jobId", b"").decode("utf-8", "surrogateescape")
+        if kind == b"failed":
+            self._fail(job_id, [future for future in self._waits.pop(job_id, ()) if not future.done()], fields)
+            return
         for future in self._waits.pop(job_id, ()):
-            if future.done():
-                continue
-            if kind == b"failed":
-                reason = fields.get(b"failedReason", b"").decode("utf-8", "replace")
-                future.set_exception(JobFailed(self._keys.name, job_id, reason))
-                continue
-            raw = fields.get(b"returnvalue", b"null")
-            future.set_result(None if raw == b"null" else _value(raw))
+            if not future.done():
+                raw = fields.get(b"returnvalue", b"null")
+                if raw == b"null" or self._actions.sealer is None:
+                    future.set_result(None if raw == b"null" else _value(raw))
+                else:
+                    self._open(future, raw, self._actions.sealer)
+
+    def _open(self, future: asyncio.Future[Any], raw: bytes, sealer: Sealer) -> None:
+        try:
+            future.set_result(sealer.open_result(_value(raw)))
+        except BullpenError as error:  # it cannot be opened here
+            future.set_exception(error)
+
+    def _fail(self, job_id: str, futures: list[asyncio.Future[Any]], fields: dict[bytes, bytes]) -> None:
+        text = fields.get(b"failedReason", b"").decode("utf-8", "replace")
+        said, failure = reason_in(text), JobFailed(self._keys.name, job_id, text)
+        if said is not None and b"cancelled" in fields:
+            failure = JobCancelled(self._keys.name, job_id, said)
+        elif said is not None and futures:  # another client wrote it, or a handler chose these words: the job knows
+            asking = futures[0].get_loop().create_task(self._tell_stored(job_id, futures, failure))
+            self._noting.add(asking)
+            asking.add_done_callback(self._noting.discard)
+            return
+        for future in futures:
+            future.set_exception(failure)
+
+    async def _tell_stored(self, job_id: str, futures: list[asyncio.Future[Any]], failure: JobFailed) -> None:
+        try:
+            await self._actions.read_result(job_id)
+        except JobFailed as stored:
+            failure = stored
+        except BullpenError:
+            pass  # removed by its own rule, or put back meanwhile
+        for future in futures:
+            if not future.done():
+                future.set_exception(failure)
 
     async def _look_behind_position(self) -> None:
         """Resolve from events that were not read yet. Not through our own door, which may be blocked."""

@@ -7,17 +7,31 @@ them (`worker`), what the fields mean (`bullpen.wire.records`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.tuples import maker
-from bullpen.errors import BullpenError, NotJson
+from bullpen.errors import BullpenError
+from bullpen.queue.arguments import NewJobArguments
+from bullpen.queue.cancel import Cancelled
+from bullpen.queue.children import PARTS, ChildrenCounts
+from bullpen.wire.links import JobKey
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, JobMeta, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
+
+if TYPE_CHECKING:
+    # A default lets `Job` stand for `Job[Any]` under strict checkers. Python has it from 3.13 on; every checker brings
+    # the stub of typing_extensions, and at run time nobody asks for it.
+    import typing_extensions
+
+    DataT_co = typing_extensions.TypeVar("DataT_co", covariant=True, default=Any)
+else:
+    DataT_co = TypeVar("DataT_co", covariant=True)
 
 
 class JobState(StrEnum):
@@ -58,13 +72,17 @@ class BlockedBy:
         return f"BlockedBy(job_id={self.job_id!r}, state={self.state.value!r})"
 
 
+def _no_options() -> NewJobArguments:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """One job for `add_many`. `options` are those of `add`, except its durability."""
 
     name: str
     data: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: NewJobArguments = field(default_factory=_no_options)
 
 
 class Mark(NamedTuple):
@@ -84,6 +102,8 @@ class JobActions(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def queue_key(self) -> str: ...
     async def update_progress(self, job_id: str, progress: bytes) -> None: ...
     async def add_log(self, job_id: str, line: str, keep: int) -> int: ...
     async def update_data(self, job_id: str, data: bytes) -> None: ...
@@ -91,6 +111,11 @@ class JobActions(Protocol):
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any: ...
     async def read_logs(self, job_id: str) -> list[str]: ...
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
+    async def remove_deduplication(self, job_id: str, deduplication_id: str) -> bool: ...
+    async def count_children(self, job_id: str) -> ChildrenCounts: ...
+    async def read_children(self, job_id: str, kind: str) -> list[bytes]: ...
+    async def leave_parent(self, job_id: str) -> bool: ...
+    async def cancel(self, job_id: str, reason: str | None) -> Cancelled: ...
 
 
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -103,18 +128,23 @@ _UNSET: Final = {
     "durability": "memory",
     "mark": None,
     "traced_in": None,
+    "_cancel_reason": None,
     "_run": None,
 }
 
 
-class Job:
+class Job(Generic[DataT_co]):
     """A job at the moment it was read, added or taken.
+
+    `Job[Order]` tells type checkers what `job.data` is: a `TypedDict`, `list[int]`, whatever JSON makes of what was
+    added. Nothing is converted or checked by it; a task does both. `Job` alone is `Job[Any]`.
 
     Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.
     """
 
     __slots__ = (
         "_actions",
+        "_cancel_reason",
         "_run",
         "added",
         "blocked_by",
@@ -135,8 +165,8 @@ class Job:
     token: str
     """Lock token while a worker holds the job; internal and never part of `to_json`."""
     cancelled: bool
-    """True once the job's run is pointless: its time is up or its lock is lost. Handlers in threads should look at
-    it."""
+    """True once the job's run is pointless: somebody cancelled it, its time is up or its lock is lost. Handlers in
+    threads should look at it."""
     added: Added
     blocked_by: BlockedBy | None
     durability: str
@@ -148,6 +178,7 @@ class Job:
     """Of a job that was added here while results were listened to."""
     traced_in: str | None
     """Id of the trace of its last run here: the producer's, or a new one."""
+    _cancel_reason: str | None
     _run: RunCoroutine | None
 
     def __init__(self, actions: JobActions, record: JobRecord, *, token: str = "") -> None:
@@ -173,6 +204,11 @@ class Job:
         return self._actions.name
 
     @property
+    def key(self) -> JobKey:
+        """Its key, for `parent=`. `str(job.key)` is what stands in `children_values()` of its parent."""
+        return JobKey(self.id, self._actions.queue_key)
+
+    @property
     def actions(self) -> JobActions:
         """What reaches this job's queue; for code that hands the job to another process."""
         return self._actions
@@ -182,9 +218,15 @@ class Job:
         return self.record.name
 
     @property
-    def data(self) -> Any:
+    def is_sealed(self) -> bool:
+        """Whether a codec sealed the stored payload. Handlers, `queue.add` and `queue.get_job` show it opened; jobs of
+        lists show the envelope until `queue.open(job)`."""
+        return self.record.is_sealed
+
+    @property
+    def data(self) -> DataT_co:
         """The payload. Raises NotJson if a foreign producer stored something else."""
-        return self.record.data
+        return self.record.data  # type: ignore[no-any-return]  # what the caller says it is; a name more costs time
 
     @property
     def opts(self) -> WireOptions:
@@ -241,6 +283,15 @@ class Job:
         return self.record.failed_reason
 
     @property
+    def cancel_reason(self) -> str | None:
+        """What whoever cancelled the job said, empty when nothing; None when nobody did."""
+        return self.record.cancel_reason if self._cancel_reason is None else self._cancel_reason
+
+    def note_cancelled(self, reason: str) -> None:
+        """Called by the worker that runs it, when it hears of that."""
+        self.cancelled, self._cancel_reason = True, reason
+
+    @property
     def stacktrace(self) -> tuple[str, ...]:
         return self.record.stacktrace
 
@@ -248,6 +299,11 @@ class Job:
     def parent(self) -> dict[str, Any] | None:
         """`{"id", "queueKey"}` of the parent in its flow, and the policy flag for a failure."""
         return self.record.parent
+
+    @property
+    def lane(self) -> str | None:
+        """Whose fair share of the queue the job belongs to."""
+        return self.record.lane
 
     @property
     def deduplication_id(self) -> str | None:
@@ -277,10 +333,7 @@ class Job:
 
     def log_fields(self) -> dict[str, Any]:
         """What log records show of it: its ids, and those that stand in its data or beside them."""
-        try:
-            ids = tracing.carried_ids(self.record.data)
-        except NotJson:
-            ids = {}
+        ids = tracing.carried_ids(self.record.data_for_logs)
         if b"bpmeta" in self.record.raw_opts:  # nearly no job has it
             ids = {**tracing.carried_ids(self.meta.to_wire()), **ids}
         return {
@@ -314,6 +367,34 @@ class Job:
         json.check_payload_size(len(raw), len(self.record.raw_opts))
         await self._actions.update_data(self.id, raw)
 
+    async def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys `<prefix>:<queue>:<id>`."""
+        return PARTS["processed"].read(await self._actions.read_children(self.id, "processed"))
+
+    async def ignored_children(self) -> dict[str, str]:
+        """Why children failed whose failure this job goes on without (`ignore`, `continue_parent`), by their keys."""
+        return PARTS["ignored"].read(await self._actions.read_children(self.id, "ignored"))
+
+    async def failed_children(self) -> dict[str, str]:
+        """Why children failed that this job fails with (`fail_parent`), by their keys; empty text where the child is
+        gone."""
+        return PARTS["ignored"].read(await self._actions.read_children(self.id, "failed"))
+
+    async def children_counts(self) -> ChildrenCounts:
+        """How many children it has, by condition; all 0 for a job without any. Raises JobNotFound."""
+        return await self._actions.count_children(self.id)
+
+    async def leave_parent(self) -> bool:
+        """Be nobody's child any more, while the parent still waits for this job; the parent is released when it waits
+        for nothing else. False: no parent waits for it. Raises JobNotFound."""
+        return await self._actions.leave_parent(self.id)
+
+    async def remove_deduplication(self) -> bool:
+        """Free this job's deduplication id, so that the next add with it makes a job. False: the job has none, or does
+        not own it any more."""
+        mine = self.deduplication_id
+        return mine is not None and await self._actions.remove_deduplication(self.id, mine)
+
     async def remove_unprocessed_children(self) -> int:
         """Delete the children that this job still waits for, with all below them; those that run, and those that failed
         and hold it up, stay. Returns how many.
@@ -323,6 +404,10 @@ class Job:
         """
         return await self._actions.remove_unprocessed_children(self.id)
 
+    async def cancel(self, reason: str | None = None) -> Cancelled:
+        """End the job wherever it is; see `Queue.cancel`."""
+        return await self._actions.cancel(self.id, reason)
+
     async def state(self) -> JobState:
         """Where the job is now."""
         return await self._actions.state_of(self.id)
@@ -330,8 +415,8 @@ class Job:
     async def result(self, timeout: int | timedelta | None = None) -> Any:
         """Wait until the job is done and return its value; no polling.
 
-        Raises JobFailed when it failed finally, ResultTimeout after `timeout` (ms or timedelta), JobNotFound when it
-        is gone.
+        Raises JobFailed when it failed finally (JobCancelled when somebody cancelled it), ResultTimeout after
+        `timeout` (ms or timedelta), JobNotFound when it is gone.
         """
         return await self._actions.wait_result(self.id, timeout, self.mark)
 
@@ -345,6 +430,15 @@ class Job:
     def bind(self, run: RunCoroutine) -> None:
         """Called before a plain function gets the job: how it has a coroutine run."""
         self._run = run
+
+    def bind_to_running_loop(self) -> None:
+        """The same for a function in a thread beside the loop."""
+        loop = asyncio.get_running_loop()
+        self.bind(lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result())
+
+
+Handler = Callable[[Job], Any]
+"""What a worker calls for each job: `async def`, or a plain function, which runs in a thread."""
 
 
 class SyncJob:
@@ -363,3 +457,19 @@ class SyncJob:
 
     def update_data(self, data: Any) -> None:
         self._run(self._job.update_data(data))
+
+    def children_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = self._run(self._job.children_values())
+        return values
+
+    def ignored_children(self) -> dict[str, str]:
+        reasons: dict[str, str] = self._run(self._job.ignored_children())
+        return reasons
+
+    def failed_children(self) -> dict[str, str]:
+        reasons: dict[str, str] = self._run(self._job.failed_children())
+        return reasons
+
+    def children_counts(self) -> ChildrenCounts:
+        counts: ChildrenCounts = self._run(self._job.children_counts())
+        return counts

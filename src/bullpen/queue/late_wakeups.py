@@ -16,7 +16,7 @@ from typing import Final
 
 from bullpen._kernel import telemetry
 from bullpen.errors import BullpenError
-from bullpen.queue._actions import QueueActions
+from bullpen.queue.actions import QueueActions
 from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import require
-from bullpen.queue._part import QueuePart
-from bullpen.queue.worker_options import RateLimit
+from bullpen.queue.base import QueuePart
 from bullpen.wire.records import read_int
 
 MANUAL_LIMIT: Final = 9007199254740991

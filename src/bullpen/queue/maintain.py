@@ -4,7 +4,7 @@ In: a queue and what shall happen. Out: how many jobs it happened to, or an erro
 one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
 the server, and goes on until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
 what it did may be missing from the count.
-Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`dead_letter`).
+Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`bullpen.queue.dead_letters.operations`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Final, NoReturn
 
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, ServerRefused, require
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._children import children_of, remove_pending_children, split_key
-from bullpen.queue._job_logs import JobLogs, read_dropped
-from bullpen.queue._orphans import find_orphans, remove_orphans
-from bullpen.queue._part import QueuePart, id_of
+from bullpen.queue.actions import QueueActions
+from bullpen.queue.base import QueuePart, id_of
+from bullpen.queue.cancel import Cancelled
+from bullpen.queue.children import children_of, remove_pending_children, split_key
 from bullpen.queue.job import Job, JobState
+from bullpen.queue.job_logs import JobLogs, read_dropped
+from bullpen.queue.orphans import find_orphans, remove_orphans
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 
 __all__ = ["Maintenance"]
@@ -99,6 +100,18 @@ class Maintenance(QueuePart):
         )
         if not (was_repeated and reply == _WRONG_STATE):
             self._must_be_done(reply, job_id, f"is not {finished}")
+
+    async def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
+        """End a job wherever it is, with a reason for whoever waits for its result.
+
+        One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
+        and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
+        (REQUESTED): its worker hears of it within half a second. One that runs in a worker of another client ends
+        there as it will; it is not tried again. Cancelling twice changes nothing.
+
+        Raises JobNotFound, or JobStateConflict when it has finished, and for the job that a scheduler made last.
+        """
+        return await self._ready().cancel(id_of(job), reason, clock_offset_ms=self._clock_offset_ms)
 
     async def remove(self, job: str | Job, *, children: bool = True) -> bool:
         """Delete a job, and with `children` all jobs below it in its flow. False when there was none.

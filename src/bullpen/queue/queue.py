@@ -1,8 +1,9 @@
 """Add jobs to a queue and look after it.
 
 In: names, data, options, checked here before anything is sent. Out: jobs.
-Elsewhere: sending adds (`_adder`), reading (`browse`), administration (`maintain`), limits (`limits`), running jobs
-(`worker`), their events (`events`), dead letters (`dead_letter`).
+Elsewhere: sending adds (`add`), reading (`browse`), administration (`maintain`), limits (`limits`), schedulers
+(`schedulers`), running jobs (`worker`), their events (`events`), dead letters
+(`bullpen.queue.dead_letters.operations`).
 """
 
 from __future__ import annotations
@@ -13,26 +14,37 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, Unpack
 
-from bullpen._kernel import tracing
+from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption, QueueClosed, require
-from bullpen.queue._actions import QueueActions
-from bullpen.queue._adder import Adder
-from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._packing import ADD_DEADLINE_S, PackedJob, pack_job, pack_jobs, read_add_deadline
-from bullpen.queue._redis import Connection, Door
+from bullpen.errors import QueueClosed, require
+from bullpen.queue.actions import QueueActions
+from bullpen.queue.add import Adder
+from bullpen.queue.arguments import JobDefaults, NewJobArguments
 from bullpen.queue.browse import Browsing
-from bullpen.queue.dead_letter import DeadLetters
+from bullpen.queue.codec import Codec, check_codec
+from bullpen.queue.dead_letters.failed_set import FailedSetStore
+from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.queue.durability import MEMORY, Durability
-from bullpen.queue.failed_set import FailedSetStore
+from bullpen.queue.flows import Flows, FlowSender
+from bullpen.queue.heads import Heads
 from bullpen.queue.job import Job, JobState, NewJob
+from bullpen.queue.lanes import Lanes
 from bullpen.queue.limits import Limits
+from bullpen.queue.locate import Locating
 from bullpen.queue.maintain import Maintenance
+from bullpen.queue.packing import ADD_DEADLINE_S, PackedJob, pack_job, pack_jobs, read_add_deadline
+from bullpen.queue.payloads import PayloadReport, SweepReport, report_payloads, sweep_payloads
+from bullpen.queue.schedulers import Scheduling
+from bullpen.queue.sealed_add import SealedAdder
+from bullpen.redis.client import Connection, Door
+from bullpen.redis.default import connection_for, prefix_for
+from bullpen.wire.deduplication import check_deduplication_id
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.wire.links import JobKey
+from bullpen.wire.options import JobOptions, make_defaults
 
 _COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
 
@@ -55,12 +67,12 @@ class JobCounts:
         return self.waiting + self.prioritized + self.delayed + self.waiting_children
 
 
-class Queue(Browsing, Maintenance, Limits):
+class Queue(Browsing, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
     """A named queue in Redis, shared with every BullMQ client that uses the same name and prefix.
 
     `defaults` are job options for every add: `Queue("emails", attempts=5, remove_on_complete=1000)`. `add_deadline`
     (ms or timedelta, 5 s by default) is how long an add, and every other call of this object, waits for a server that
-    is away.
+    is away. `codec` seals job data before they are stored and opens what workers sealed; see `Codec`.
     """
 
     def __init__(
@@ -75,12 +87,13 @@ class Queue(Browsing, Maintenance, Limits):
         max_buffered: int = 10_000,
         durability: Durability | str = MEMORY,
         clock_offset_ms: int = 0,
-        **defaults: Any,
+        codec: Codec | None = None,
+        **defaults: Unpack[JobDefaults],
     ) -> None:
-        if "job_id" in defaults:
-            raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
+        self._codec = check_codec(codec)
+        self._limit_bytes = json.MAX_PAYLOAD_BYTES if codec is None else codec.limit_bytes
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
-        self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
+        self._defaults = make_defaults(**defaults)
         given_s = read_add_deadline(add_deadline)
         check_int("max_buffered", max_buffered, minimum=1)
         if events_max_len is not None:
@@ -106,9 +119,37 @@ class Queue(Browsing, Maintenance, Limits):
         return self._connection
 
     @property
+    def codec(self) -> Codec | None:
+        """How payloads of this queue are sealed."""
+        return self._codec
+
+    async def payload_report(self) -> PayloadReport:
+        """Count the sealed payloads of this queue and its dead letters by key: what still needs an old one?"""
+        return await report_payloads(self._ready(), self._keys, self._dead_letter_keys)
+
+    async def sweep_payloads(self, *, older_than: int | timedelta = 86_400_000, dry_run: bool = False) -> SweepReport:
+        """Remove the objects of this queue that no job, scheduler or dead letter names any more.
+
+        `older_than` (ms or timedelta, a day by default, a minute at least) spares what is being added now. Safe at any
+        time, beside producers and workers. `dry_run` removes nothing.
+        """
+        return await sweep_payloads(
+            self._ready(), self._keys, self._dead_letter_keys, older_than=older_than, dry_run=dry_run
+        )
+
+    @property
     def keys(self) -> QueueKeys:
         """The Redis keys of this queue."""
         return self._keys
+
+    @property
+    def defaults(self) -> JobOptions:
+        """The options of jobs that say nothing of their own."""
+        return self._defaults
+
+    def key_of(self, job_id: str) -> JobKey:
+        """The key of a job, for `parent=`."""
+        return JobKey(job_id, self._keys.base[:-1])
 
     # ---- adding -----------------------------------------------------------------------------------------------
 
@@ -118,14 +159,14 @@ class Queue(Browsing, Maintenance, Limits):
         data: Any = None,
         *,
         durability: Durability | str | None = None,
-        replace_finished: bool = False,
         add_deadline: int | timedelta | None = None,
-        **options: Any,
+        **options: Unpack[NewJobArguments],
     ) -> Job:
         """Store one job and return it; see `JobOptions` for the options and `Durability` for how safe it is then.
 
-        `job.added` tells CREATED or DUPLICATE; on a duplicate id nothing changes, the job shows what is stored and
-        `job.blocked_by` where it is. Raises InvalidOption or PayloadTooLarge before anything is written. When the
+        `job.added` tells CREATED, DUPLICATE (its `job_id` is taken) or DEDUPLICATED (another job owns its
+        `deduplication` id); then nothing is added, the returned job is the one that was there first, and
+        `job.blocked_by` says where it is. Raises InvalidOption or PayloadTooLarge before anything is written. When the
         server is away for longer than `add_deadline` (ms or timedelta; the queue's unless given, 5 s by default), it
         raises ConnectionLost if certainly nothing was written, else OutcomeUnknown. Cancelling the caller does not take
         back what was sent.
@@ -134,17 +175,15 @@ class Queue(Browsing, Maintenance, Limits):
         holds the id, in the same script. One that has not finished stays, and so does a failed child that its parent
         waits for: then it is a duplicate.
         """
-        if replace_finished:
-            options["replace_finished"] = replace_finished
         if tracing.tracer is not None and "tm" not in options:
             with self._sending("add", name) as span:
-                packed = pack_job(name, data, self._defaults, options)
+                packed = pack_job(name, data, self._defaults, options, self._limit_bytes)
                 level = self._durability if durability is None else Durability.read(durability)
                 job = await self._add(packed, level, add_deadline)
                 span.note("messaging.message.id", job.id)
                 return job
         sender = self._sender()
-        packed = pack_job(name, data, self._defaults, options)
+        packed = pack_job(name, data, self._defaults, options, self._limit_bytes)
         if add_deadline is None:  # nearly all
             return await sender.add(packed, self._durability if durability is None else Durability.read(durability))
         level = self._durability if durability is None else Durability.read(durability)
@@ -169,13 +208,13 @@ class Queue(Browsing, Maintenance, Limits):
         """
         if tracing.tracer is not None:
             with self._sending("addBulk") as span:
-                sender, packed = self._sender(), pack_jobs(jobs, self._defaults)
+                sender, packed = self._sender(), pack_jobs(jobs, self._defaults, self._limit_bytes)
                 span.note("messaging.batch.message_count", len(packed))
                 level = self._durability if durability is None else Durability.read(durability)
                 deadline_s = read_add_deadline(add_deadline)
                 return await sender.add_many(packed, level, deadline_s) if packed else []
         sender = self._sender()
-        packed = pack_jobs(jobs, self._defaults)
+        packed = pack_jobs(jobs, self._defaults, self._limit_bytes)
         level = self._durability if durability is None else Durability.read(durability)
         return await sender.add_many(packed, level, read_add_deadline(add_deadline)) if packed else []
 
@@ -185,10 +224,10 @@ class Queue(Browsing, Maintenance, Limits):
             *("bullmq", self.name, operation), bullmq__queue__name=self.name, bullmq__job__name=job_name
         )
 
-    def _sender(self) -> Adder:
+    def _sender(self) -> Adder | SealedAdder:
         if self._closed or self._loop is not asyncio.get_running_loop():
             self._ready()
-        return self._adder
+        return self._adds
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -196,7 +235,7 @@ class Queue(Browsing, Maintenance, Limits):
             # First use, or first use in another loop (a test, a new asyncio.run): connections belong to one loop.
             self._loop = loop
             self._door: Door = self._connection.shared_door(self._keys.base)
-            self._actions = QueueActions(self._door, self._keys, deadline_s=self._deadline_s)
+            self._actions = QueueActions(self._door, self._keys, deadline_s=self._deadline_s, codec=self._codec)
             self._adder = Adder(
                 self._door,
                 self._keys,
@@ -206,7 +245,26 @@ class Queue(Browsing, Maintenance, Limits):
                 clock_offset_ms=self._clock_offset_ms,
                 before_first=None if self._events_max_len is None else self._write_options,
             )
+            sealer = self._actions.sealer
+            self._adds: Adder | SealedAdder = self._adder if sealer is None else SealedAdder(self._adder, sealer)
+            self._flows: FlowSender | None = None
+            self._others: dict[QueueKeys, QueueActions] = {}
         return loop
+
+    def _flow_sender(self) -> FlowSender:
+        self._ready()
+        if self._flows is None:
+            self._flows = FlowSender(self._connection, self._door, self._keys, self._clock_offset_ms)
+        return self._flows
+
+    def _actions_of(self, keys: QueueKeys) -> QueueActions:
+        actions = self._ready()
+        if keys == self._keys:
+            return actions
+        if keys not in self._others:
+            door = self._connection.shared_door(keys.base)
+            self._others[keys] = QueueActions(door, keys, deadline_s=self._deadline_s, codec=self._codec)
+        return self._others[keys]
 
     async def _write_options(self) -> None:
         """Write what was asked of the whole queue, once, with the first adds."""
@@ -216,14 +274,35 @@ class Queue(Browsing, Maintenance, Limits):
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    async def get_job(self, job_id: str) -> Job | None:
-        """The job as it is stored now, or None."""
-        found = await self._ready().read(job_id)
-        return None if found is None else Job(self._ready(), found[1])
+    async def get_job(self, job_id: str, *, open: bool = True) -> Job | None:
+        """The job as it is stored now, or None. With a codec its payload is opened, which may raise PayloadUnavailable,
+        PayloadMissing or PayloadTampered; `open=False` leaves it sealed."""
+        actions = self._ready()
+        found = await actions.read(job_id)
+        return None if found is None else Job(actions, await actions.open(found[1]) if open else found[1])
+
+    async def open(self, job: Job) -> Job:
+        """Open the payload of a job that a list brought, so that `job.data` shows it. Raises PayloadUnavailable,
+        PayloadMissing or PayloadTampered; does nothing without a codec, and for a job that is open."""
+        actions = self._ready()
+        if job.is_sealed and job.record.seal_words is not None:
+            job.record = await actions.open(job.record)
+        return job
 
     async def state_of(self, job_id: str) -> JobState:
         """Where a job is now; UNKNOWN when there is none."""
         return await self._ready().state_of(job_id)
+
+    async def deduplication_owner(self, deduplication_id: str) -> str | None:
+        """Id of the job that owns a deduplication id now; None when the next add with it makes a job."""
+        owner = await self._ready().command("GET", self._keys.deduplication(check_deduplication_id(deduplication_id)))
+        return None if owner is None else owner.decode("utf-8", "surrogateescape")
+
+    async def remove_deduplication(self, deduplication_id: str) -> bool:
+        """Free a deduplication id, whoever owns it, so that the next add with it makes a job. False: it was free."""
+        return bool(
+            await self._ready().command("DEL", self._keys.deduplication(check_deduplication_id(deduplication_id)))
+        )
 
     async def lock_holder(self, job_id: str) -> str | None:
         """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
@@ -281,6 +360,11 @@ class Queue(Browsing, Maintenance, Limits):
         """The failed jobs of this queue as dead letters, for queues that have no dead-letter queue."""
         return FailedSetStore(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
+    @property
+    def lanes(self) -> Lanes:
+        """Fair shares of this queue by key: weights, limits, and who waits."""
+        return Lanes(self._ready(), self._keys, clock_offset_ms=self._clock_offset_ms)
+
     # ---- looking after it -------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
@@ -331,7 +415,8 @@ class Queue(Browsing, Maintenance, Limits):
         if self._loop is not asyncio.get_running_loop():
             return
         await self._adder.aclose()
-        await self._actions.aclose()
+        for actions in (self._actions, *self._others.values()):
+            await actions.aclose()
         if self._owns_connection:
             await self._connection.aclose()
 

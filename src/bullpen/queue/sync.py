@@ -9,7 +9,7 @@
 In: names, data, options, as the asynchronous `Queue` takes them. Out: jobs. No loop and no thread: each call uses one
 connection and returns when the server has answered. Adds are numbered calls, so one whose reply was lost is repeated
 and still stored once. May be used by several threads, one call at a time, and after a fork: the child opens its own
-connection. Elsewhere: workers and everything else about queues (`bullpen.queue`), packing (`bullpen.queue._packing`).
+connection. Elsewhere: workers and everything else about queues (`bullpen.queue`), packing (`bullpen.queue.packing`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import to_ms
@@ -32,20 +32,22 @@ from bullpen.errors import (
     ConnectionLost,
     DurabilityUnknown,
     InvalidOption,
-    JobFailed,
     JobNotFound,
     QueueClosed,
+    QueueError,
     ServerRefused,
 )
-from bullpen.queue._actions import RESULT_PATIENCE_S
-from bullpen.queue._blocking import BlockingWire, open_wire
-from bullpen.queue._blocking_durability import BlockingDurability
-from bullpen.queue._caller import outcome_unknown
-from bullpen.queue._default import connection_for, prefix_for
-from bullpen.queue._discovery import Unavailable
-from bullpen.queue._late_results import Circumstances, late_result, lists_worker
-from bullpen.queue._line import seeking
-from bullpen.queue._packing import (
+from bullpen.queue.actions import RESULT_PATIENCE_S
+from bullpen.queue.arguments import JobDefaults, NewJobArguments, SchedulerArguments
+from bullpen.queue.blocking_durability import BlockingDurability
+from bullpen.queue.cancel import Cancelled, cancel_call, check_reason, failure_of, read_reply
+from bullpen.queue.codec import Codec, Sealer, check_codec, owner_commands, run_blocking
+from bullpen.queue.durability import MEMORY, Durability
+from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
+from bullpen.queue.lanes import Ask, BlockingLanes
+from bullpen.queue.late_results import Circumstances, late_result, lists_worker
+from bullpen.queue.lists import seeking
+from bullpen.queue.packing import (
     ADD_DEADLINE_S,
     MOST_BYTES_PER_CALL,
     MOST_JOBS_PER_CALL,
@@ -61,14 +63,29 @@ from bullpen.queue._packing import (
     read_add_deadline,
     read_stored,
 )
-from bullpen.queue._redis import Connection
-from bullpen.queue._watch import Watch
-from bullpen.queue.durability import MEMORY, Durability
-from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
 from bullpen.queue.queue import JobCounts
+from bullpen.queue.schedulers import (
+    MOST_TRIES,
+    Upsert,
+    found_scheduler,
+    page_read,
+    read_page,
+    record_reads,
+    removal,
+    scheduler_reads,
+)
+from bullpen.queue.sealed_add import NOTHING_WRITTEN, seal_all
+from bullpen.redis.blocking import BlockingWire, open_wire
+from bullpen.redis.calls import outcome_unknown
+from bullpen.redis.client import Connection
+from bullpen.redis.default import connection_for, prefix_for
+from bullpen.redis.discovery import ServerUnavailable
+from bullpen.redis.spin import Watch
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.options import DEFAULT_OPTIONS, WireOptions, make_options
+from bullpen.wire.links import JobKey
+from bullpen.wire.options import WireOptions, make_defaults
 from bullpen.wire.records import JobRecord
+from bullpen.wire.schedules import SchedulerRecord
 from bullpen.wire.scripts import SCRIPTS
 
 __all__ = ["Job", "Queue"]
@@ -113,12 +130,21 @@ class Job:
         return self.record.opts
 
     @property
+    def key(self) -> JobKey:
+        """Its key, for `parent=`."""
+        return self._queue.key_of(self.id)
+
+    @property
     def idempotency_key(self) -> str:
         return self.record.idempotency_key(self._queue.name)
 
     def state(self) -> JobState:
         """Where the job is now."""
         return self._queue.state_of(self.id)
+
+    def cancel(self, reason: str | None = None) -> Cancelled:
+        """End the job wherever it is; as `bullpen.Queue.cancel`."""
+        return self._queue.cancel(self.id, reason)
 
     def result(self, timeout: int | timedelta | None = None) -> Any:
         """Block until the job is done and return its value; woken by the queue's events.
@@ -140,17 +166,19 @@ class Queue:
         prefix: str | None = None,
         add_deadline: int | timedelta | None = None,
         durability: Durability | str = MEMORY,
-        **defaults: Any,
+        codec: Codec | None = None,
+        **defaults: Unpack[JobDefaults],
     ) -> None:
-        if "job_id" in defaults:
-            raise InvalidOption("job_id", "an option of one job, not of a whole queue", defaults["job_id"])
         given_s = read_add_deadline(add_deadline)
         _fill_default()
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(name))
-        self._defaults = make_options(DEFAULT_OPTIONS, **defaults)
+        self._defaults = make_defaults(**defaults)
         self._durability = Durability.read(durability)
         self._deadline_s = ADD_DEADLINE_S if given_s is None else given_s
         self._connection = connection_for(connection, self._keys.base)
+        checked = check_codec(codec)
+        self._sealer = None if checked is None else Sealer(checked, self._keys, self._object_owner)
+        self._limit_bytes = json.MAX_PAYLOAD_BYTES if checked is None else checked.limit_bytes
         self._lock = threading.Lock()
         self._closed = False
         self._begin()
@@ -170,6 +198,10 @@ class Queue:
     def name(self) -> str:
         return self._keys.name
 
+    def key_of(self, job_id: str) -> JobKey:
+        """The key of a job, for `parent=`."""
+        return JobKey(job_id, self._keys.base[:-1])
+
     # ---- adding -----------------------------------------------------------------------------------------------
 
     def add(
@@ -178,23 +210,23 @@ class Queue:
         data: Any = None,
         *,
         durability: Durability | str | None = None,
-        replace_finished: bool = False,
         add_deadline: int | timedelta | None = None,
-        **options: Any,
+        **options: Unpack[NewJobArguments],
     ) -> Job:
         """Store one job; options, `job.added` and errors as in `bullpen.Queue.add`."""
         deadline_s = read_add_deadline(add_deadline) or self._deadline_s
         level = self._durability if durability is None else Durability.read(durability)
-        if replace_finished:
-            options["replace_finished"] = replace_finished
         if tracing.tracer is None or "tm" in options:
-            return self._add(pack_job(name, data, self._defaults, options), deadline_s, level)
+            return self._add(pack_job(name, data, self._defaults, options, self._limit_bytes), deadline_s, level)
         with tracing.sending(*("bullmq", self.name, "add"), bullmq__queue__name=self.name) as span:
-            added = self._add(pack_job(name, data, self._defaults, options), deadline_s, level)
+            packed = pack_job(name, data, self._defaults, options, self._limit_bytes)
+            added = self._add(packed, deadline_s, level)
             span.note("messaging.message.id", added.id)
             return added
 
     def _add(self, job: PackedJob, deadline_s: float, level: Durability) -> Job:
+        if self._sealer is not None:
+            return self._add_sealed(self._sealer, [job], deadline_s, level)[0]
         if level is not MEMORY:
             return self._store((job,), deadline_s, level)[0]
         with self._lock:
@@ -221,13 +253,38 @@ class Queue:
         deadline_s = read_add_deadline(add_deadline) or self._deadline_s
         level = self._durability if durability is None else Durability.read(durability)
         with tracing.sending(*("bullmq", self.name, "addBulk"), bullmq__queue__name=self.name) as span:
-            packed, stored = pack_jobs(jobs, self._defaults), list[Job]()
+            packed = pack_jobs(jobs, self._defaults, self._limit_bytes)
             span.note("messaging.batch.message_count", len(packed))
-            while len(stored) < len(packed):
-                begin = len(stored)
-                count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
-                stored += self._store(packed[begin : begin + count], deadline_s, level)
-            return stored
+            if self._sealer is not None:
+                return self._add_sealed(self._sealer, packed, deadline_s, level)
+            return self._store_all(packed, deadline_s, level)
+
+    def _add_sealed(self, sealer: Sealer, packed: list[PackedJob], deadline_s: float, level: Durability) -> list[Job]:
+        sealed = run_blocking(sealer, seal_all(sealer, packed))
+        try:
+            jobs = self._store_all(sealed, deadline_s, level)
+        except NOTHING_WRITTEN:
+            if len(sealed) == 1:
+                run_blocking(sealer, sealer.forget(sealed[0].data))
+            raise
+        for plain, stored, job in zip(packed, sealed, jobs, strict=True):
+            if job.added is Added.CREATED:
+                job.record = job.record.opened(plain.data, None)
+            elif job.added is Added.DUPLICATE:
+                run_blocking(sealer, sealer.forget(stored.data))
+        return jobs
+
+    async def _object_owner(self) -> str:
+        commands = owner_commands(self._keys)
+        return str(self._locked(lambda wire: wire.call_many(commands))[1].decode())
+
+    def _store_all(self, packed: list[PackedJob], deadline_s: float, level: Durability) -> list[Job]:
+        stored: list[Job] = []
+        while len(stored) < len(packed):
+            begin = len(stored)
+            count = count_fitting(packed, begin, MOST_JOBS_PER_CALL, MOST_BYTES_PER_CALL, at_least=1)
+            stored += self._store(packed[begin : begin + count], deadline_s, level)
+        return stored
 
     def _store(self, batch: Sequence[PackedJob], deadline_s: float, level: Durability) -> list[Job]:
         give_up_at, is_reached = time.monotonic() + deadline_s, True
@@ -269,9 +326,11 @@ class Queue:
     def _stored_jobs(self, stored: Stored, batch: Sequence[PackedJob]) -> list[Job]:
         jobs = [Job(self, record) for record in stored.records(batch)]
         if stored.taken:
-            for index, state, flat in stored.duplicates():
-                job = jobs[index] = Job(self, JobRecord.parse(jobs[index].id, flat))
-                job.added, job.blocked_by = Added.DUPLICATE, BlockedBy(job.id, state)
+            for index, other in stored.others(batch, self.name):
+                if isinstance(other, QueueError):
+                    raise other
+                job = jobs[index] = Job(self, other.record)
+                job.added, job.blocked_by = other.added, other.blocked_by
         return jobs
 
     # ---- reading ----------------------------------------------------------------------------------------------
@@ -279,7 +338,9 @@ class Queue:
     def get_job(self, job_id: str) -> Job | None:
         """The job as it is stored now, or None."""
         found = self._read(job_id)
-        return None if found is None else Job(self, found[1])
+        if found is None or self._sealer is None:
+            return None if found is None else Job(self, found[1])
+        return Job(self, run_blocking(self._sealer, self._sealer.open_record(found[1])))
 
     def state_of(self, job_id: str) -> JobState:
         """Where a job is now; UNKNOWN when there is none."""
@@ -359,14 +420,75 @@ class Queue:
         kind, value = (*reply, None)[:2]
         match kind:
             case b"completed":
-                return True, json.decode(value, what="return value")
+                returned = json.decode(value, what="return value")
+                return True, returned if self._sealer is None else self._sealer.open_result(returned)
             case b"failed":
-                raise JobFailed(self.name, job_id, value.decode("utf-8", "replace"))
+                raise failure_of(self.name, job_id, *reply[1:])
             case b"pending":
                 return False, None
         raise JobNotFound(self.name, job_id)
 
+    # ---- schedulers -------------------------------------------------------------------------------------------
+
+    def upsert_scheduler(
+        self, scheduler_id: str, name: str | None = None, data: Any = None, **options: Unpack[SchedulerArguments]
+    ) -> SchedulerRecord:
+        """Make a job scheduler, or change the one with this id; all as in `bullpen.Queue.upsert_scheduler`."""
+        upsert, after_ms = Upsert(self._keys, scheduler_id, name, data, options, self._defaults), None
+        if self._sealer is not None:
+            upsert.data = run_blocking(self._sealer, self._sealer.seal(upsert.data))
+        now_ms = self._server_ms() if upsert.needs_time else 0
+        for _ in range(MOST_TRIES):
+            keys, args = upsert.keys, upsert.arguments(now_ms, after_ms, ttl_ms=call_ttl_ms(self._deadline_s))
+            answer = upsert.read(self._evaluate("upsert_scheduler", keys, args))
+            if not isinstance(answer, int):
+                return answer[0]
+            after_ms = answer
+        raise upsert.refuse(after_ms or 0)
+
+    def remove_scheduler(self, scheduler_id: str) -> bool:
+        """End a scheduler and its job to come; False when there was none, or when an answer was lost on the way."""
+        return bool(self._evaluate("remove_scheduler", *removal(self._keys, scheduler_id)))
+
+    def get_scheduler(self, scheduler_id: str) -> SchedulerRecord | None:
+        """One job scheduler, or None."""
+        due, fields = self._locked(lambda wire: wire.call_many(scheduler_reads(self._keys, scheduler_id)))
+        return found_scheduler(scheduler_id, due, fields)
+
+    def schedulers(self, *, start: int = 0, count: int = 100, descending: bool = False) -> list[SchedulerRecord]:
+        """A page of the job schedulers, those that are due next first; `descending` turns that round."""
+        asked = page_read(self._keys, start, count, descending=descending)
+        flat = self._locked(lambda wire: wire.call(*asked))
+        reads = record_reads(self._keys, flat)
+        return read_page(flat, self._locked(lambda wire: wire.call_many(reads)) if reads else [])
+
+    def count_schedulers(self) -> int:
+        """How many job schedulers there are."""
+        return int(self._locked(lambda wire: wire.call("ZCARD", self._keys.repeat)))
+
+    def _server_ms(self) -> int:
+        seconds, micros = self._locked(lambda wire: wire.call("TIME"))
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def _evaluate(self, script: str, keys: list[str], args: list[Any]) -> Any:
+        return self._locked(lambda wire: wire.evaluate(SCRIPTS[script], keys, args))
+
     # ---- looking after it -------------------------------------------------------------------------------------
+
+    def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
+        """End a job wherever it is; as `bullpen.Queue.cancel`."""
+        said, job_id = check_reason(reason), job.id if isinstance(job, Job) else job
+        opts = self._locked(lambda wire: wire.call("HGET", self._keys.job(job_id), "opts"))
+        keys, args = cancel_call(self._keys, job_id, said, WireOptions.parse(opts or b"{}"), 0)
+        times_sent = 0
+
+        def ask(wire: BlockingWire) -> Any:
+            nonlocal times_sent
+            times_sent += 1
+            return wire.evaluate(SCRIPTS["cancel"], keys, args)
+
+        reply = self._locked(ask)
+        return read_reply(self.name, job_id, reply, was_repeated=times_sent > 1)
 
     def pause(self) -> None:
         """Let all workers, of any client, take nothing more. Running jobs finish."""
@@ -378,6 +500,18 @@ class Queue:
         names = [self._keys.meta, self._keys.wait, self._keys.paused, self._keys.prioritized, self._keys.events]
         while self._locked(lambda wire: wire.evaluate(SCRIPTS["resume"], names, [self._keys.base])):
             pass  # jobs of older clients are merged back in pages
+
+    @property
+    def lanes(self) -> BlockingLanes:
+        """Fair shares of this queue by key: weights, limits, and who waits."""
+
+        def answer(ask: Ask) -> Any:
+            if ask.script is None:
+                return self._locked(lambda wire: wire.call(*ask.args))
+            script = SCRIPTS[ask.script]
+            return self._locked(lambda wire: wire.evaluate(script, [*ask.keys], [*ask.args]))
+
+        return BlockingLanes(self._keys, answer)
 
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
@@ -435,7 +569,7 @@ class Queue:
                 if is_short or may_have_run:
                     self._wire.wait_at_most(command_s)
                 return reply
-            except Unavailable as error:
+            except ServerUnavailable as error:
                 cause: Exception = error  # the server said that it did nothing; another one or another moment will do
             except ConnectionLost as error:
                 may_have_run = may_have_run or opened

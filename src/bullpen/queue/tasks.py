@@ -10,43 +10,58 @@ Elsewhere: storing jobs (`queue`), running handlers (`worker`), registering task
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Final,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
     Union,
+    Unpack,
     cast,
+    get_origin,
     get_type_hints,
     overload,
 )
 
 import msgspec
 
+from bullpen._kernel.duration import check_int, is_text, to_ms
+from bullpen._kernel.execute import run_thread
+from bullpen._kernel.ids import check_scheduler_id
 from bullpen._kernel.outcome import Raised
 from bullpen.errors import InvalidOption, PermanentError, require
-from bullpen.queue._execute import run_thread
-from bullpen.queue._packing import read_add_deadline
+from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
 from bullpen.queue.durability import Durability
 from bullpen.queue.job import Job, NewJob
+from bullpen.queue.packing import read_add_deadline
 from bullpen.queue.queue import Queue
-from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.queue.schedulers import DeclaredScheduler, split_options
+from bullpen.wire.deduplication import Deduplication
+from bullpen.wire.options import DEFAULT_OPTIONS, JobMeta, make_options
 from bullpen.wire.records import check_job_name
+from bullpen.wire.schedules import SCHEDULE_NAMES
 
 if TYPE_CHECKING:
     from bullpen.queue import sync
 
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 _UNNAMED: Final = {
@@ -56,6 +71,11 @@ _UNNAMED: Final = {
 }
 _MOST_THREADS: Final = 1_000
 """A ceiling only: the worker never starts more runs than its concurrency."""
+
+
+Unique = Literal["pending"] | int | timedelta
+"""Which runs of a task are one. "pending": those with the same key, until the first of them has ended. A duration (ms
+or timedelta): those with the same key that are added within it, whatever becomes of the first."""
 
 
 class TaskMaker(Protocol):
@@ -71,7 +91,7 @@ class TaskMaker(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
-class TaskJob(Job, Generic[R]):
+class TaskJob(Job[dict[str, Any]], Generic[R]):
     """A job of a task: as any other, with a result of the function's type."""
 
     __slots__ = ("_task",)
@@ -102,25 +122,46 @@ class AddsInTransactions(Protocol):
     """The part of an outbox that tasks need."""
 
     async def add_in_transaction(
-        self, connection: Any, queue: str, name: str, data: Any = None, **options: Any
+        self, connection: Any, queue: str, name: str, data: Any = None, **options: Unpack[AddInTransactionArguments]
     ) -> StoredInTransaction: ...
 
     def add_in_transaction_sync(
-        self, connection: Any, queue: str, name: str, data: Any = None, **options: Any
+        self, connection: Any, queue: str, name: str, data: Any = None, **options: Unpack[AddInTransactionArguments]
     ) -> StoredInTransaction: ...
 
 
+_INTO, _MANY = "bullpen-results-into", "bullpen-results-many"
+"""Headers of a job that gets the results of its children: the name of the parameter, and whether it gets a list."""
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Generic[R]):
     """Arguments of one run, checked and ready to store; made by `Task.call`."""
 
     task: str
     data: Mapping[str, Any]
     queue: str
-    options: Mapping[str, Any]
+    options: StoredJobArguments
     """All job options that `Task.add` would use."""
-    named: Mapping[str, Any] = field(repr=False)
+    named: StoredJobArguments = field(repr=False)
     """Those of them that `Task.options` said."""
+    source: Task[..., R] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallAfter(Generic[A_contra, R]):
+    """A run that comes after others and gets what they return as its first argument; made by `Task.after`."""
+
+    call: Call[R]
+    """Its other arguments."""
+    into: str
+    """The parameter that gets the results."""
+
+    def prepared(self, *, many: bool) -> Call[R]:
+        """The run, with what tells its worker where the results go. `many`: it gets a list of them."""
+        meta = self.call.options.get("meta") or JobMeta()
+        headers = {**meta.headers, _INTO: self.into, **({_MANY: True} if many else {})}
+        return replace(self.call, options={**self.call.options, "meta": replace(meta, headers=headers)})
 
 
 class Task(Generic[P, R]):
@@ -140,7 +181,9 @@ class Task(Generic[P, R]):
         handlers: TaskSet,
         name: str | None = None,
         strict: bool = False,
-        **options: Any,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        **options: Unpack[TaskArguments],
     ) -> None:
         self._signature, self._wants_job = _parameters(function)
         self.function = function
@@ -148,24 +191,44 @@ class Task(Generic[P, R]):
         """The name of the task's jobs."""
         self.handlers = handlers
         """All tasks of the queue; a child process of a worker finds them here."""
-        if "job_id" in options:
-            raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", options["job_id"])
+        given: Mapping[str, Any] = options
+        if "job_id" in given:
+            raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", given["job_id"])
+        rule = {option: options.pop(option) for option in SCHEDULE_NAMES if option in options}  # type: ignore[misc]
         self._add_deadline: int | timedelta | None = options.pop("add_deadline", None)
         read_add_deadline(self._add_deadline)
-        _check_options(options)  # a mistake is told where the task stands, not where it is first added
-        self._options = options
-        self._named: dict[str, Any] = {}  # what `options` said
+        self._lane_of: Callable[..., str | None] | None = None
+        if callable(lane := given.get("lane")):
+            given, self._lane_of = {**given, "lane": None}, lane
+        _check_options(given)  # a mistake is told where the task stands, not where it is first added
+        _check_unique(unique, unique_key, given)
+        self._unique, self._unique_key = unique, unique_key
+        self._options = cast("StoredJobArguments", given)
+        self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
         hints = get_type_hints(function, include_extras=True)
         self._returns: Any = hints.get("return", Any)
-        self._arguments = msgspec.defstruct(
-            "Arguments",
-            [_field(parameter, hints) for parameter in self._signature.parameters.values()],
-            kw_only=True,
-            forbid_unknown_fields=strict,
-        )
+        fields = [_field(parameter, hints) for parameter in self._signature.parameters.values()]
+        make = partial(msgspec.defstruct, kw_only=True, forbid_unknown_fields=strict)
+        self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
+        self.schedule: DeclaredScheduler | None = self._declare(rule) if rule else None
+        """With `every` or `cron`: the scheduler that an app keeps for the task. Its id is the task's name."""
         self.__doc__ = function.__doc__
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+
+    def _declare(self, rule: Mapping[str, Any]) -> DeclaredScheduler:
+        """Checked where the task stands: a mistake must not wait for the first start of a worker."""
+        missing = [name for name, one in self._signature.parameters.items() if one.default is inspect.Parameter.empty]
+        if missing:
+            expected = "parameters with defaults, since nobody gives a scheduled run its arguments"
+            raise InvalidOption(f"task {self.name!r}", expected, ", ".join(missing))
+        held = {name: value for name, value in self._options.items() if name not in ("durability", "replace_finished")}
+        if self._lane_of is not None:
+            bound = self._signature.bind()
+            bound.apply_defaults()
+            held["lane"] = self._lane_of(**bound.arguments)
+        split_options({**rule, **held}, DEFAULT_OPTIONS)
+        return DeclaredScheduler(check_scheduler_id(self.name), self.name, {}, {**rule, **held})
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, queue={self.handlers.queue!r})"
@@ -173,18 +236,30 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.function(*args, **kwargs)
 
-    def options(self, **options: Any) -> Task[P, R]:
-        """The same task with other job options, or another `add_deadline`, `durability` or `replace_finished`:
-        `await task.options(delay=5_000, job_id="a").add(...)`."""
+    def options(
+        self,
+        *,
+        unique: Unique | Literal[False] | None = None,
+        unique_key: Callable[..., str] | None = None,
+        **options: Unpack[AddArguments],
+    ) -> Task[P, R]:
+        """The same task with other job options, or another `add_deadline`, `durability`, `replace_finished`, `unique`
+        (False: none) or `unique_key`: `await task.options(delay=5_000, job_id="a").add(...)`."""
         deadline = options.pop("add_deadline", self._add_deadline)
         read_add_deadline(deadline)
+        own_unique = self._unique if unique is None else unique or None
+        own_key = (unique_key or self._unique_key) if own_unique is not None else unique_key
         _check_options({**self._options, **options})
+        _check_unique(own_unique, own_key, {**self._options, **options})
         other = object.__new__(Task)
         other.__dict__.update(
             self.__dict__,
             _options={**self._options, **options},
             _named={**self._named, **options},
+            _lane_of=None if options.get("lane") is not None else self._lane_of,
             _add_deadline=deadline,
+            _unique=own_unique,
+            _unique_key=own_key,
         )
         return cast("Task[P, R]", other)
 
@@ -192,37 +267,57 @@ class Task(Generic[P, R]):
 
     async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
         """Store one run. Wrong arguments raise before anything is sent, as a call of the function would."""
-        data = self._pack(args, kwargs)
-        job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **self._options)
+        data, options = self._pack_run(args, kwargs)
+        job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **options)
         return TaskJob(self, job)
 
     def add_sync(self, *args: P.args, **kwargs: P.kwargs) -> sync.Job:
         """As `add`, for code without an event loop: blocks until the run is stored."""
-        data = self._pack(args, kwargs)
-        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **self._options)
+        data, options = self._pack_run(args, kwargs)
+        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
 
     async def add_in_transaction(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
         """Store one run if and only if the caller's open transaction commits; the app's outbox adds it to the queue.
 
         `connection` is what `Outbox.enqueue` takes.
         """
-        data = self._pack(args, kwargs)
-        return await self._open_outbox().add_in_transaction(
-            connection, self.handlers.queue, self.name, data, **self._options
-        )
+        data, options = self._pack_run(args, kwargs)
+        return await self._open_outbox().add_in_transaction(connection, self.handlers.queue, self.name, data, **options)
 
     def add_in_transaction_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
         """As `add_in_transaction`, for blocking connections."""
-        data = self._pack(args, kwargs)
-        return self._open_outbox().add_in_transaction_sync(
-            connection, self.handlers.queue, self.name, data, **self._options
+        data, options = self._pack_run(args, kwargs)
+        return self._open_outbox().add_in_transaction_sync(connection, self.handlers.queue, self.name, data, **options)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Arguments for `add_many` and `map`, checked by type checkers and now; with queue and options of the task."""
+        data, options = self._pack_run(args, kwargs)
+        named: StoredJobArguments = {**self._named}
+        if self._unique is not None:
+            named["deduplication"] = options["deduplication"]
+        if self._lane_of is not None:
+            named["lane"] = options["lane"]
+        return Call(self.name, data, self.handlers.queue, options, named, self)
+
+    def after(self: Callable[Concatenate[A, Q], Any], *args: Q.args, **kwargs: Q.kwargs) -> CallAfter[A, R]:
+        """A step of a `chain` or the callback of a `chord`: its first parameter gets the result of what runs before,
+        the others are given here."""
+        return cast("Task[..., R]", self)._step(args, kwargs)  # mypy cannot take a Task apart
+
+    def _step(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> CallAfter[Any, R]:
+        parameters = list(self._signature.parameters.values())
+        if not parameters:
+            raise InvalidOption(f"task {self.name!r}", "a first parameter for the result of the step before", None)
+        data = self._checked(self._signature.replace(parameters=parameters[1:]), self._rest, args, kwargs)
+        return CallAfter(
+            Call(self.name, data, self.handlers.queue, self._options, self._named, self), parameters[0].name
         )
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Arguments for `add_many` and `map`, checked by type checkers and now; with queue and options of the task."""
-        return Call(self.name, self._pack(args, kwargs), self.handlers.queue, self._options, self._named)
+    def open_queue(self) -> Queue:
+        """The queue of its runs."""
+        return self._open_queue()
 
-    async def add_many(self, calls: Iterable[Call | Mapping[str, Any]]) -> list[TaskJob[R]]:
+    async def add_many(self, calls: Iterable[Call[R] | Mapping[str, Any]]) -> list[TaskJob[R]]:
         """Store many runs, hundreds per round trip; each is a `call(...)` or the parameters by name.
 
         What `options` said of a call holds for it, else what this task says. All are checked before the first is sent.
@@ -230,17 +325,27 @@ class Task(Generic[P, R]):
         """
         checked = [self._new_job(one) for one in calls]
         queue, added = self._open_queue(), list[Job]()
-        for level, jobs in groupby(checked, key=lambda job: job.options.get("durability")):
+        for level, jobs in groupby(checked, key=itemgetter(0)):
             # One call of the queue has one level; usually all jobs have the same.
-            plain = [NewJob(job.name, job.data, _without_durability(job.options)) for job in jobs]
+            plain = [job for _, job in jobs]
             added += await queue.add_many(plain, durability=level, add_deadline=self._add_deadline)
         return [TaskJob(self, job) for job in added]
 
     async def map(
-        self, calls: Iterable[Call | Mapping[str, Any]], *, timeout: int | timedelta | None = None
+        self,
+        calls: Iterable[Call[R] | Mapping[str, Any]],
+        *,
+        timeout: int | timedelta | None = None,
+        at_once: int | None = None,
     ) -> list[R]:
         """Store many runs and wait for all results, in order. The first failure is raised when its turn comes; the
-        other jobs run on. `timeout` is per result."""
+        other jobs run on. `timeout` is per result.
+
+        `at_once` bounds how many of them are stored and not finished: the next one is stored when one has ended, and
+        after a failure no more.
+        """
+        if at_once is not None:
+            return await self._map_bounded(calls, timeout, check_int("at_once", at_once, minimum=1))
         jobs = await self.add_many(calls)
         # All at once: when the turn of a job comes that ended long before, retention may have removed it.
         waits = [asyncio.ensure_future(job.result()) for job in jobs]
@@ -251,21 +356,74 @@ class Task(Generic[P, R]):
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    def _new_job(self, one: Call | Mapping[str, Any]) -> NewJob:
+    async def _map_bounded(
+        self, calls: Iterable[Call[R] | Mapping[str, Any]], timeout: int | timedelta | None, at_once: int
+    ) -> list[R]:
+        checked = enumerate([self._new_job(one) for one in calls])
+        queue, results = self._open_queue(), dict[int, R]()
+
+        async def run_next() -> None:
+            for number, (level, job) in checked:
+                [added] = await queue.add_many([job], durability=level, add_deadline=self._add_deadline)
+                results[number] = await TaskJob(self, added).result(timeout)
+
+        try:
+            async with asyncio.TaskGroup() as runners:
+                for _ in range(at_once):
+                    runners.create_task(run_next())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [results[number] for number in sorted(results)]
+
+    def _new_job(self, one: Call[R] | Mapping[str, Any]) -> tuple[Durability | str | None, NewJob]:
         if isinstance(one, Call):
             if (one.task, one.queue) != (self.name, self.handlers.queue):
                 raise InvalidOption("calls", f"calls of task {self.name!r} of queue {self.handlers.queue!r}", one.task)
-            return NewJob(self.name, one.data, {**self._options, **one.named})
+            return self._apart(one.data, {**self._options, **one.named})
         if not isinstance(one, Mapping):
             raise InvalidOption("calls", f"{self.name}.call(...) or the parameters by name", one)
-        return NewJob(self.name, self._pack((), one), self._options)
+        return self._apart(*self._pack_run((), one))
+
+    def _apart(self, data: Any, options: StoredJobArguments) -> tuple[Durability | str | None, NewJob]:
+        given = options.copy()
+        level = given.pop("durability", None)
+        return level, NewJob(self.name, data, given)
+
+    def _pack_run(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], StoredJobArguments]:
+        """The job's data and options."""
+        data = self._pack(args, kwargs)
+        if self._unique is None and self._lane_of is None:
+            return data, self._options
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()  # saying what holds anyway makes no other run
+        options = self._options.copy()
+        if self._lane_of is not None:
+            options["lane"] = self._lane_of(**bound.arguments)
+        if self._unique is not None:
+            options["deduplication"] = self._name_deduplication(self._unique, bound.arguments)
+        return data, options
+
+    def _name_deduplication(self, unique: Unique, arguments: Mapping[str, Any]) -> Deduplication:
+        """Which other runs mean the same as one with these arguments."""
+        if self._unique_key is None:
+            packed = msgspec.json.encode(msgspec.to_builtins(arguments, str_keys=True), order="deterministic")
+            key = hashlib.sha256(packed).hexdigest()[:32]
+        else:
+            key = self._unique_key(**arguments)
+            require("unique_key", is_text(key), f"a function that returns text for {self.name}", key)
+        return Deduplication(f"{self.name}:{key}", ttl=None if unique == "pending" else unique)
 
     def _pack(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The job's data: what the function would be called with, as JSON by its annotations."""
-        bound = self._signature.bind(*args, **kwargs)
+        return self._checked(self._signature, self._arguments, args, kwargs)
+
+    def _checked(
+        self, signature: inspect.Signature, types: type[Any], args: Iterable[Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
         try:
             data: dict[str, Any] = msgspec.to_builtins(bound.arguments, str_keys=True)
-            msgspec.convert(data, self._arguments, str_keys=True)
+            msgspec.convert(data, types, str_keys=True)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidOption(f"arguments of task {self.name!r}", str(error), bound.arguments) from None
         return data
@@ -276,10 +434,12 @@ class Task(Generic[P, R]):
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
-    def run(self, job: Job) -> Any:
-        """Call the function with the arguments in a job; a coroutine if it is `async def`."""
+    def run(self, job: Job, results: Mapping[str, Any] | None = None) -> Any:
+        """Call the function with the arguments in a job, and those that are results of other jobs; a coroutine if it is
+        `async def`."""
         try:
-            arguments = msgspec.convert({} if job.data is None else job.data, self._arguments, str_keys=True)
+            data = {} if job.data is None else job.data
+            arguments = msgspec.convert({**data, **results} if results else data, self._arguments, str_keys=True)
         except msgspec.ValidationError as error:
             raise PermanentError(f"task {self.name!r} cannot be called with this job's data: {error}") from None
         values = {name: getattr(arguments, name) for name in arguments.__struct_fields__}
@@ -308,9 +468,8 @@ class TaskSet:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def task(self, function: Callable[..., Any], **options: Any) -> Task[..., Any]:
-        """Make a task of a function and remember it; `options` are those of `Task`."""
-        task: Task[..., Any] = Task(function, handlers=self, **options)
+    def add(self, task: Task[..., Any]) -> None:
+        """Let the worker run this task too."""
         known = self._tasks.setdefault(task.name, task)
         if known is not task:
             place = f"{known.__module__}.{known.__qualname__}"
@@ -318,26 +477,53 @@ class TaskSet:
         if len(self._tasks) == 1:
             # Where a child process finds this object: it imports the first task's module and asks the task.
             self.__module__, self.__qualname__ = task.__module__, f"{task.__qualname__}.handlers"
-        return task
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tasks)
+
+    @property
+    def schedules(self) -> tuple[DeclaredScheduler, ...]:
+        """Of the tasks with `every` or `cron`."""
+        return tuple(task.schedule for task in self._tasks.values() if task.schedule is not None)
 
     async def __call__(self, job: Job) -> Any:
         task = self._tasks.get(job.name)
         if task is None:
             known = ", ".join(sorted(self._tasks))
             raise PermanentError(f"queue {self.queue!r} has no task {job.name!r} here; there is {known}")
+        results = await _results_for(job) if b"bpmeta" in job.record.raw_opts else None
         if task.is_async:
-            return task.write_result(await task.run(job))
+            return task.write_result(await task.run(job, results))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self.queue}")
         # The worker's own way of running plain functions: the slot stays taken until the thread returns.
-        result = await run_thread(self._threads, task.run, job, None)
+        job.bind_to_running_loop()
+        result = await run_thread(self._threads, partial(task.run, results=results), job, None)
         if isinstance(result, Raised):
             raise result.error
         return task.write_result(result.value)
+
+
+async def _results_for(job: Job) -> dict[str, Any] | None:
+    """What the runs before this one returned, by the parameter that gets it; None for a run that begins by itself."""
+    headers = job.meta.headers
+    into = headers.get(_INTO)
+    if not isinstance(into, str):
+        return None
+    values = await job.children_values()
+    in_order = [values[key] for key in sorted(values, key=_number_of)]
+    if headers.get(_MANY):
+        return {into: in_order}
+    if len(in_order) != 1:
+        raise PermanentError(f"job {job.id!r} has {len(in_order)} results of the step before, and needs one")
+    return {into: in_order[0]}
+
+
+def _number_of(key: str) -> tuple[int, str]:
+    """Where a child stands among its siblings: the end of its id."""
+    number = key.rpartition("~")[2]
+    return (int(number) if number.isdecimal() else 0, key)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -350,8 +536,15 @@ def _check_options(options: Mapping[str, Any]) -> None:
     make_options(DEFAULT_OPTIONS, **rest)
 
 
-def _without_durability(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "durability"}
+def _check_unique(unique: Any, key: Any, options: Mapping[str, Any]) -> None:
+    if unique is None:
+        require("unique_key", key is None, "none without unique", key)
+        return
+    if unique != "pending":
+        require("unique", not isinstance(unique, str), "'pending', or how long (ms or timedelta)", unique)
+        to_ms("unique", unique, minimum=1)
+    require("unique_key", key is None or callable(key), "a function of the task's parameters that returns text", key)
+    require("unique", options.get("deduplication") is None, "not together with deduplication", unique)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
@@ -361,7 +554,8 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
     name = getattr(function, "__qualname__", repr(function))
     signature = inspect.signature(function, eval_str=True)
     parameters = list(signature.parameters.values())
-    wants_job = bool(parameters) and parameters[0].annotation is Job
+    first = parameters[0].annotation if parameters else None
+    wants_job = (get_origin(first) or first) is Job
     named = parameters[1:] if wants_job else parameters
     for parameter in named:
         if parameter.kind in _UNNAMED:

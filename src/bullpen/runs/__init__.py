@@ -4,18 +4,20 @@ from bullpen.runs import Run, Runs
 """
 
 from bullpen._kernel.breaker import CircuitBreaker
+from bullpen.errors import RunFailed
 from bullpen.ledger import RunRow, RunStatus, TransactionManager
+from bullpen.runs.handlers import HandlerOptions, Price, RunArguments, RunOptions
 from bullpen.runs.maintenance import RunMaintenance, Swept
 from bullpen.runs.payload import RunPayload
 from bullpen.runs.processor import RunHandler, RunProcessor
 from bullpen.runs.providers import Provider
-from bullpen.runs.runs import RunOptions, Runs, RunWorker, ingestion_job_id, ingestion_queue, ingestion_worker_options
+from bullpen.runs.runs import Runs, RunWorker, ingestion_job_id, ingestion_queue, ingestion_worker_options
 from bullpen.runs.service import (
     DEAD_LETTER_QUEUE,
     QUEUE,
     EnqueuedRun,
-    RunFailed,
     RunService,
+    SubmitArguments,
     Submitted,
     run_id_for,
 )
@@ -26,8 +28,11 @@ __all__ = [
     "QUEUE",
     "CircuitBreaker",
     "EnqueuedRun",
+    "HandlerOptions",
+    "Price",
     "Provider",
     "Run",
+    "RunArguments",
     "RunFailed",
     "RunHandler",
     "RunInterrupted",
@@ -40,6 +45,7 @@ __all__ = [
     "RunStatus",
     "RunWorker",
     "Runs",
+    "SubmitArguments",
     "Submitted",
     "Swept",
     "TransactionManager",

@@ -57,7 +57,7 @@ class RunMaintenance:
         idle_ms: int = 60_000,
         every_ms: int = 30_000,
     ) -> None:
-        self._ledger, self._service, self._queue = ledger, service, queue
+        self._ledger, self._service = ledger, service
         self._idle_ms = check_int("idle_ms", idle_ms, minimum=0)
         self._ticker = Ticker("runs maintenance", self._tick, every=check_int("every_ms", every_ms, minimum=1))
         self._neighbours = Neighbours(ledger.transactions, queue)
@@ -92,7 +92,7 @@ class RunMaintenance:
 
     async def _look_at(self, row: RunRow, swept: Swept) -> None:
         swept.examined += 1
-        job = await self._queue.get_job(row.id)
+        job = await self._service.routes.queue(row.queue).get_job(row.id)
         state = JobState.UNKNOWN if job is None else await job.state()
         if job is not None and state is JobState.FAILED and not is_old_news(row, Take.of(job)):
             await self._fail(row, job)

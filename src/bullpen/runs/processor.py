@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,6 +42,7 @@ from bullpen.errors import (
 from bullpen.ledger import RunRow, RunStatus, TenantRuns, TransactionManager, check_run_id, check_tenant
 from bullpen.queue import Job, Queue
 from bullpen.runs._logs import log
+from bullpen.runs.handlers import MAX_RESULT_BYTES, QUEUE
 from bullpen.runs.payload import LEDGER_HEADER, read_payload
 from bullpen.runs.providers import ProviderLimits
 from bullpen.runs.steps import Run, RunInterrupted, encode_result
@@ -48,9 +50,10 @@ from bullpen.runs.steps import Run, RunInterrupted, encode_result
 __all__ = [
     "Begin",
     "ForeignRun",
+    "OtherHandler",
     "RunHandler",
     "RunProcessor",
-    "Skip",
+    "SkipRun",
     "Take",
     "UnknownRun",
     "decide",
@@ -78,9 +81,20 @@ class ForeignRun(DelayJob):
     application; the more often it comes to the wrong ones, the longer it waits."""
 
     def __init__(self, job: Job, ledger_id: str) -> None:
-        pause_ms = min(_FOREIGN_PAUSE_MS << min(max(job.fence - 1, 0), 10), _LONGEST_FOREIGN_PAUSE_MS)
-        super().__init__(pause_ms, f"run {job.id} is of ledger {ledger_id}")
+        super().__init__(_pause_ms(job), f"run {job.id} is of ledger {ledger_id}")
         self.ledger_id = ledger_id
+
+
+class OtherHandler(DelayJob):
+    """The run is for a handler that another process has on the same queue. It goes back, as a foreign one does."""
+
+    def __init__(self, job: Job, handler: str | None) -> None:
+        super().__init__(_pause_ms(job), f"run {job.id} is for handler {handler!r}")
+        self.handler = handler
+
+
+def _pause_ms(job: Job) -> int:
+    return min(_FOREIGN_PAUSE_MS << min(max(job.fence - 1, 0), 10), _LONGEST_FOREIGN_PAUSE_MS)
 
 
 class UnknownRun(Decided):
@@ -121,7 +135,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkipRun:
     """Do nothing; the job completes."""
 
     message: str
@@ -136,16 +150,16 @@ class Begin:
     is_redrive: bool = False
 
 
-def decide(row: RunRow, take: Take) -> Skip | Begin:
+def decide(row: RunRow, take: Take) -> SkipRun | Begin:
     """What a take of the job may do with the run as it is. Pure."""
     is_known_job = row.job_timestamp == take.timestamp
     if row.status is RunStatus.FAILED and is_known_job and _is_redrive_of(row, take):
         return Begin(is_redrive=True)
     if row.status.is_terminal:
-        return Skip(f"Run {row.id} is already {row.status.value}, its job is skipped", f"SKIPPED_{row.status.value}")
+        return SkipRun(f"Run {row.id} is already {row.status.value}, its job is skipped", f"SKIPPED_{row.status.value}")
     if is_known_job and take.fence <= row.job_fence:
         # A worker that slept between taking the job and asking: a later take has the run.
-        return Skip(f"Run {row.id} was begun by a later take of its job, this one is skipped", "SKIPPED_LATE")
+        return SkipRun(f"Run {row.id} was begun by a later take of its job, this one is skipped", "SKIPPED_LATE")
     return Begin(is_recovery=row.status is RunStatus.RUNNING)
 
 
@@ -170,7 +184,8 @@ class RunProcessor:
 
     It holds a `TransactionManager` and no database: every access names its tenant. `heartbeat_ms` is how often a
     running attempt shows that it lives and looks whether the run was cancelled; `patience_ms` how long finished work
-    waits for a database that is away.
+    waits for a database that is away; `timeout_ms` how long an attempt may take. `name` is the handler's: runs of
+    another one are left alone.
     """
 
     def __init__(
@@ -178,33 +193,39 @@ class RunProcessor:
         transactions: TransactionManager,
         handler: RunHandler = placeholder,
         *,
+        name: str | None = None,
         queue: Queue | None = None,
         policy: RetryPolicy = WORKFLOW_RUN.policy,
         providers: ProviderLimits | None = None,
         breaker: CircuitBreaker | None = None,
         heartbeat_ms: int = 15_000,
         patience_ms: int = 60_000,
+        timeout_ms: int | None = None,
+        max_result_bytes: int = MAX_RESULT_BYTES,
     ) -> None:
         if not inspect.iscoroutinefunction(handler):
             raise InvalidOption("handler", "an `async def` function that takes a Run", handler)
-        self._transactions, self._handler = transactions, handler
+        self._transactions, self._handler, self._name = transactions, handler, name
         self._queue, self._policy = queue, policy.over(WORKFLOW_RUN.policy)
         self._providers, self._breaker = providers, breaker
         self._foreign = set[str]()
+        self._others = set[str | None]()
         self._heartbeat_s = check_int("heartbeat_ms", heartbeat_ms, minimum=1) / 1000
         self._patience_s = check_int("patience_ms", patience_ms, minimum=1) / 1000
+        self._timeout_s = None if timeout_ms is None else check_int("timeout_ms", timeout_ms, minimum=1) / 1000
+        self._max_result_bytes = max_result_bytes
 
     async def process(self, job: Job) -> dict[str, str]:
         """Run one job. Returns what became of the run; raises what the handler raised, for the queue to judge."""
         self._wait_for_breaker()
         run_id, tenant_id = self._identify(job)
         begun = await self._begin(job, Take.of(job), run_id, tenant_id)
-        if isinstance(begun, Skip) and begun.outcome == _FAILED_BEFORE and self._queue is not None:
+        if isinstance(begun, SkipRun) and begun.outcome == _FAILED_BEFORE and self._queue is not None:
             # Perhaps an operator sent it back at the dead-letter queue. Workers do not read that note with each job.
             stored = await self._queue.get_job(job.id)
             if stored is not None and (sent_back := Take.of(stored)).redriven_from is not None:
                 begun = await self._begin(job, sent_back, run_id, tenant_id)
-        if isinstance(begun, Skip):
+        if isinstance(begun, SkipRun):
             self._log(logging.WARNING, begun.message, job, tenant_id=tenant_id)
             self._abandon_probe()
             return {"runId": run_id, "outcome": begun.outcome}
@@ -249,6 +270,9 @@ class RunProcessor:
         async def fail(runs: TenantRuns) -> bool:
             if await _foreign_ledger(runs, job) is not None:
                 return True  # its own application finds its dead letter, and the run without a job
+            row = await runs.get(run_id)
+            if row is None or not self._is_here(row):
+                return row is not None  # the job of the run is another one
             return await fail_run(runs, run_id, Take.of(job), failure_message(made, reason))
 
         try:
@@ -276,8 +300,12 @@ class RunProcessor:
             raise UnknownRun(f"job {job.id} claims run {run_id}, which is not its own")
         return run_id, tenant_id
 
-    async def _begin(self, job: Job, take: Take, run_id: str, tenant_id: str) -> Run | Skip:
-        async def begin(runs: TenantRuns) -> Run | Skip | None:
+    def _is_here(self, row: RunRow) -> bool:
+        """Whether the job of the run is in this processor's queue: one that lies elsewhere is none of its jobs."""
+        return self._queue is None or (row.queue or QUEUE) == self._queue.name
+
+    async def _begin(self, job: Job, take: Take, run_id: str, tenant_id: str) -> Run | SkipRun:
+        async def begin(runs: TenantRuns) -> Run | SkipRun | None:
             if (ledger_id := await _foreign_ledger(runs, job)) is not None:
                 raise ForeignRun(job, ledger_id)
             row = await runs.get(run_id, lock=True)
@@ -286,8 +314,15 @@ class RunProcessor:
                     "bullpen.runs", "run.security", run_id, jobId=job.id, reason="no such run of the tenant"
                 )
                 return None
+            if not self._is_here(row):
+                await runs.audit(
+                    "bullpen.runs", "run.security", run_id, jobId=job.id, reason=f"its queue is {row.queue or QUEUE}"
+                )
+                return None
+            if row.handler != self._name:
+                raise OtherHandler(job, row.handler)
             decision = decide(row, take)
-            if isinstance(decision, Skip):
+            if isinstance(decision, SkipRun):
                 return decision
             if decision.is_redrive:
                 row = await runs.requeue(run_id, actor="dead-letter queue") or row
@@ -319,16 +354,28 @@ class RunProcessor:
             self._abandon_probe()
             self._report_foreign(job, error, tenant_id=tenant_id)
             raise
+        except OtherHandler as error:
+            self._abandon_probe()
+            level = logging.DEBUG if error.handler in self._others else logging.WARNING
+            self._others.add(error.handler)
+            self._log(level, f"Run {job.id} is for handler {error.handler!r}, not for {self._name!r}: it goes back",
+                      job, tenant_id=tenant_id, operation="RUN_OTHER_HANDLER")  # fmt: skip
+            raise
         if begun is None:
             self._report_security(job, run_id, tenant_id)
             raise UnknownRun(f"Run {run_id} not found for tenant {tenant_id}")
         return begun
 
     async def _work(self, run: Run) -> Any:
-        """The handler, with a heartbeat beside it. A run that was cancelled or taken over is stopped."""
+        """The handler, with a heartbeat beside it. A run that was cancelled or taken over, or takes too long, is
+        stopped."""
         task = asyncio.ensure_future(self._handler(run))
+        clock = asyncio.get_running_loop().time
+        ends_at = math.inf if self._timeout_s is None else clock() + self._timeout_s
         try:
-            while not (await asyncio.wait({task}, timeout=self._heartbeat_s))[0]:
+            while not (await asyncio.wait({task}, timeout=min(self._heartbeat_s, ends_at - clock())))[0]:
+                if clock() >= ends_at:
+                    raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s")
                 if not await self._is_ours(run):
                     raise RunInterrupted(f"run {run.id} was cancelled or taken over")
         finally:
@@ -344,7 +391,7 @@ class RunProcessor:
             return True  # nobody can tell; the fence keeps us from writing what is not ours
 
     async def _complete(self, run: Run, result: Any) -> dict[str, str]:
-        result_json = encode_result(result, "result of the run")
+        result_json = encode_result(result, "result of the run", self._max_result_bytes)
         telemetry.emit("runs.completing", run_id=run.id)
 
         if await run.persist(lambda runs: runs.complete(run.id, run.fence, result_json)) is None:

@@ -1,33 +1,36 @@
-"""The wiring of safe runs: two queues, a service, a processor, and what a process runs of them.
+"""The wiring of safe runs: queues, a service, a processor per handler, and what a process runs of them.
 
-In: a ledger, a connection, a handler. Out: `service` for whoever submits runs, `worker` for processes that run them,
+In: a ledger, a connection, handlers. Out: `service` for whoever submits runs, `worker` for processes that run them,
 `maintenance` for the one that looks after them. The outbox puts jobs into the queue, so some process must dispatch it.
-Elsewhere: each of these parts, and choosing the ledger (`bullpen.app`).
+Elsewhere: each of these parts, what a handler may say (`handlers`), and choosing the ledger (`bullpen.app`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Unpack, overload
 
-from bullpen._kernel.breaker import CircuitBreaker
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import random_id
-from bullpen._kernel.policy import INGESTION, WORKFLOW_RUN
+from bullpen._kernel.policy import INGESTION
 from bullpen.errors import NotConfigured, UnsafeDatabaseRole
 from bullpen.ledger import Ledger
-from bullpen.queue import Connection, Queue, RateLimit, Worker
+from bullpen.queue import Queue, RateLimit
+from bullpen.redis import Connection
+from bullpen.runs.handlers import HandlerOptions, Routes, RunArguments, RunOptions, RunRoute
 from bullpen.runs.maintenance import RunMaintenance
 from bullpen.runs.neighbours import Neighbours
 from bullpen.runs.processor import RunHandler, RunProcessor, placeholder
-from bullpen.runs.providers import Provider, ProviderLimits
+from bullpen.runs.providers import ProviderLimits
 from bullpen.runs.service import DEAD_LETTER_QUEUE, RunService, run_queue
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 
 __all__ = [
     "INGESTION_QUEUE",
-    "RunOptions",
     "RunWorker",
     "Runs",
     "connections_for",
@@ -39,6 +42,8 @@ __all__ = [
 INGESTION_QUEUE: Final = "ingestion"
 _RUNS_PER_CONNECTION: Final = 10
 _MINUTE_MS: Final = 60_000
+_NAMED_CONCURRENCY: Final = 20
+"""Of a handler with a name: five of them and the one without fit the pool of connections that nobody has configured."""
 
 
 def connections_for(concurrency: int) -> int:
@@ -48,40 +53,6 @@ def connections_for(concurrency: int) -> int:
     heartbeats and steps of busy runs would wait for each other.
     """
     return max(2, -(-concurrency // _RUNS_PER_CONNECTION))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How runs are run."""
-
-    concurrency: int = 100
-    """Runs handled at the same time by one worker (WORKER_CONCURRENCY)."""
-    lock: int | timedelta = WORKFLOW_RUN.lock_ms or 300_000
-    """How long a run stays with a worker that died. Renewed while a handler works, so a short one is safe."""
-    stalled_interval: int | timedelta = 10_000
-    """How often to look for runs of dead workers: after a crash another worker has the run within `lock` plus
-    twice this."""
-    rate_limit_rpm: int | None = None
-    """Runs started per minute, over all workers; None: as many as come."""
-    providers: Mapping[str, Provider] = field(default_factory=dict)
-    """What runs may call (`run.provider(name)`), each with its limits."""
-    breaker: CircuitBreaker | None = field(default=None, compare=False)
-    """When handlers only fail, stop taking runs for a while; None: never."""
-    heartbeat_ms: int = 15_000
-    """How often a running run shows that it lives, and notices that it was cancelled."""
-    patience_ms: int = 60_000
-    """How long finished work waits for a database that is away before the run goes back to the queue."""
-    idle_ms: int = 60_000
-    """How long nobody has touched a run before maintenance looks at it. More than a heartbeat."""
-    sweep_every_ms: int = 30_000
-    """How often maintenance looks."""
-
-    def __post_init__(self) -> None:
-        for name in ("concurrency", "heartbeat_ms", "patience_ms", "sweep_every_ms"):
-            check_int(name, getattr(self, name), minimum=1)
-        check_int("idle_ms", self.idle_ms, minimum=0)
-        if self.rate_limit_rpm is not None:
-            check_int("rate_limit_rpm", self.rate_limit_rpm, minimum=1)
 
 
 class Runs:
@@ -94,7 +65,11 @@ class Runs:
         receipt = await run.step("charge", lambda key: payments.charge(idempotency_key=key))
         return {"receipt": receipt}
 
+    @runs.handler("report", price=5, timeout=60_000, retry=RetryPolicy(attempts=5))
+    async def report(run: Run) -> str: ...
+
     await runs.service.enqueue_run(run_id, payload)
+    await runs.service.submit(payload, handler="report")
     """
 
     def __init__(
@@ -107,13 +82,14 @@ class Runs:
         options: RunOptions | None = None,
     ) -> None:
         self.ledger = ledger
+        ledger.use("runs")
         self._connection, self._prefix = connection, prefix
-        self._handler: RunHandler = handler or placeholder
-        self.options = options or RunOptions()
-        self.on_handler: Callable[[], None] | None = None
-        """Called when a handler was registered; the app then runs a worker."""
+        self._handlers: dict[str | None, RunHandler] = {} if handler is None else {None: handler}
+        self.on_handler: Callable[[str | None], None] | None = None
+        """Called with the name when a handler was registered; the app then runs a worker."""
         self.queue: Queue = run_queue(connection, prefix=prefix)
-        """`workflow-execution`."""
+        """`workflow-execution`, the queue of the handler without a name."""
+        self.routes = Routes(self.queue, options)
         self.dead_letter_queue = Queue(
             DEAD_LETTER_QUEUE,
             connection=connection,
@@ -123,51 +99,106 @@ class Runs:
             remove_on_fail=False,
         )
         """`workflow-execution-dlq`. Nobody processes it; its entries stay."""
-        self.service = RunService(ledger.transactions, self.queue)
+        self.service = RunService(ledger.transactions, self.queue, self.routes)
 
-    def configure(self, **options: Any) -> None:
-        """Change options; before the handler is registered."""
-        self.options = replace(self.options, **options)
+    @property
+    def options(self) -> RunOptions:
+        """Of the handler without a name; named ones begin with them."""
+        return self.routes.get(None).options
 
-    def handler(self, handler: RunHandler) -> RunHandler:
-        """Let this function do the work of runs; for decorating it."""
-        self._handler = handler
-        self.processor  # noqa: B018 - refuses a function that it cannot call, here and not at the first run
+    def configure(self, **options: Unpack[RunArguments]) -> None:
+        """Change options; before handlers are registered."""
+        changes: Mapping[str, Any] = options
+        self.routes.set(None, None, replace(self.options, **changes))
+
+    @overload
+    def handler(self, handler: RunHandler, /) -> RunHandler: ...
+    @overload
+    def handler(
+        self, name: str | None = None, /, **options: Unpack[HandlerOptions]
+    ) -> Callable[[RunHandler], RunHandler]: ...
+    def handler(self, handler: RunHandler | str | None = None, /, **options: Unpack[HandlerOptions]) -> Any:
+        """Let this function do the work of runs; for decorating it.
+
+        With a name it does the work of the runs that were submitted for that name (`submit(…, handler="report")`), in a
+        queue of its own, `workflow-execution.report` unless `queue` says otherwise. `options` are those of
+        `RunOptions`; what is not named is as the app's (`configure`), but for
+        `concurrency`, 20, and `breaker`: a breaker counts the failures of one handler.
+        """
+        if callable(handler):
+            return self._register(None, handler)
+        name = handler
+        self.declare(name, **options)
+
+        def register(function: RunHandler) -> RunHandler:
+            return self._register(name, function)
+
+        return register
+
+    def declare(self, name: str | None, **options: Unpack[HandlerOptions]) -> None:
+        """Make a handler known that runs in another process, so that runs can be submitted for it here."""
+        given: dict[str, Any] = {**options}
+        queue = given.pop("queue", None)
+        base = self.options if name is None else replace(self.options, breaker=None, concurrency=_NAMED_CONCURRENCY)
+        self.routes.set(name, queue, replace(base, **given))
+
+    def _register(self, name: str | None, function: RunHandler) -> RunHandler:
+        self._processor(self.routes.get(name), function)  # refuses what it cannot call, here and not at the first run
+        self._handlers[name] = function
         if self.on_handler is not None:
-            self.on_handler()
-        return handler
+            self.on_handler(name)
+        return function
 
     @property
     def processor(self) -> RunProcessor:
-        """What the worker calls for each job."""
+        """What the worker of the handler without a name calls for each job."""
+        return self.processor_of(None)
+
+    def processor_of(self, name: str | None) -> RunProcessor:
+        """What the worker of a handler calls for each job."""
+        route = self.routes.get(name)
+        if name is not None and name not in self._handlers:
+            raise NotConfigured(f"handler {name!r} of runs is declared here and runs elsewhere")
+        return self._processor(route, self._handlers.get(name, placeholder))
+
+    def _processor(self, route: RunRoute, function: RunHandler) -> RunProcessor:
+        options = route.options
         return RunProcessor(
             self.ledger.transactions,
-            self._handler,
-            queue=self.queue,
-            providers=ProviderLimits(self.queue, self.options.providers),
-            breaker=self.options.breaker,
-            heartbeat_ms=self.options.heartbeat_ms,
-            patience_ms=self.options.patience_ms,
+            function,
+            name=route.name,
+            queue=route.queue,
+            policy=options.policy,
+            providers=ProviderLimits(route.queue, options.providers),
+            breaker=options.breaker,
+            heartbeat_ms=options.heartbeat_ms,
+            patience_ms=options.patience_ms,
+            timeout_ms=None if options.timeout is None else to_ms("timeout", options.timeout),
+            max_result_bytes=options.max_result_bytes,
         )
 
-    def worker(self, **further: Any) -> RunWorker:
-        """Something to run that takes runs. `further` are other options of `Worker`."""
-        processor, options = self.processor, self.options
-        rpm = options.rate_limit_rpm
-        worker = Worker(
-            self.queue.name,
-            processor.process,
-            connection=self._connection,
-            prefix=self._prefix,
-            policy=WORKFLOW_RUN.policy,
-            concurrency=options.concurrency,
-            lock=options.lock,
-            stalled_interval=options.stalled_interval,
-            limit=None if rpm is None else RateLimit(rpm, _MINUTE_MS),
+    def worker(self, handler: str | None = None, **further: Unpack[WorkerArguments]) -> RunWorker:
+        """Something to run that takes the runs of a handler. `further` are other options of `Worker`."""
+        route, processor = self.routes.get(handler), self.processor_of(handler)
+        options, rpm = route.options, route.options.rate_limit_rpm
+        arguments: WorkerArguments = {
+            "policy": options.policy,
+            "concurrency": options.concurrency,
+            "lock": options.lock,
+            "stalled_interval": options.stalled_interval,
+            "limit": None if rpm is None else RateLimit(rpm, _MINUTE_MS),
             **further,
+        }
+        worker = Worker(
+            route.queue.name, processor.process, connection=self._connection, prefix=self._prefix, **arguments
         )
         worker.on("failed", processor.on_failed)
-        return RunWorker(self.ledger, worker, Neighbours(self.ledger.transactions, self.queue))
+        beside = partial(self._concurrency_beside, handler)
+        return RunWorker(self.ledger, worker, Neighbours(self.ledger.transactions, route.queue), beside)
+
+    def _concurrency_beside(self, name: str | None) -> int:
+        """Runs at the same time of the other handlers of this process: they share the pool of connections."""
+        return sum(self.routes.get(each).options.concurrency for each in self._handlers if each != name)
 
     def maintenance(self) -> RunMaintenance:
         """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
@@ -185,15 +216,17 @@ class Runs:
 
     async def aclose(self) -> None:
         """Close the queues. Ledger and connection belong to whoever made them."""
-        await self.queue.close()
+        await self.routes.aclose()
         await self.dead_letter_queue.close()
 
 
 class RunWorker:
     """A worker that refuses to start where runs would not be safe."""
 
-    def __init__(self, ledger: Ledger, worker: Worker, neighbours: Neighbours) -> None:
-        self._ledger, self.worker, self._neighbours = ledger, worker, neighbours
+    def __init__(
+        self, ledger: Ledger, worker: Worker, neighbours: Neighbours, beside: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._ledger, self.worker, self._neighbours, self._beside = ledger, worker, neighbours, beside
         self._is_closed = False
 
     async def check(self) -> None:
@@ -206,7 +239,7 @@ class RunWorker:
         if not self._ledger.database.is_postgres:
             await self._ledger.check()
             return
-        concurrency = self.worker.options.concurrency
+        concurrency = self.worker.options.concurrency + self._beside()
         needed, pool = connections_for(concurrency), self._ledger.database.pool_size
         if needed > pool:
             raise NotConfigured(
@@ -257,6 +290,10 @@ def ingestion_job_id() -> str:
     return random_id(INGESTION.id_prefix)
 
 
-def ingestion_worker_options() -> dict[str, Any]:
+def ingestion_worker_options() -> WorkerArguments:
     """Options of `Worker` for that queue: lock 30 s, one at a time."""
-    return {"policy": INGESTION.policy, "lock": INGESTION.lock_ms, "concurrency": INGESTION.concurrency}
+    return {
+        "policy": INGESTION.policy,
+        "lock": INGESTION.lock_ms or 30_000,
+        "concurrency": INGESTION.concurrency or 1,
+    }

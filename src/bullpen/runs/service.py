@@ -15,11 +15,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.policy import WORKFLOW_RUN
 from bullpen._kernel.scrub import hide_secrets, summary
 from bullpen.errors import (
     BullpenError,
@@ -29,6 +28,7 @@ from bullpen.errors import (
     ResultTimeout,
     RowNotFound,
     RowStateConflict,
+    RunFailed,
     require,
 )
 from bullpen.ledger import (
@@ -42,27 +42,27 @@ from bullpen.ledger import (
     check_run_id,
     check_tenant,
 )
-from bullpen.queue import Connection, DeadLetter, JobState, Queue
-from bullpen.queue.dead_letter import TenantLetters
+from bullpen.queue import DeadLetter, JobState, Queue
+from bullpen.queue.dead_letters.operations import TenantLetters
+from bullpen.redis import Connection
 from bullpen.runs._ends import RunEnds
 from bullpen.runs._logs import log
+from bullpen.runs.handlers import QUEUE, Routes, RunRoute, job_options
 from bullpen.runs.payload import LEDGER_HEADER, RunPayload, read_payload
-from bullpen.wire.deferred import options_to_json
+from bullpen.wire.deferred import options_from_json, options_to_json
 from bullpen.wire.options import JobMeta
 
 __all__ = [
     "DEAD_LETTER_QUEUE",
     "QUEUE",
     "EnqueuedRun",
-    "RunFailed",
     "RunService",
+    "SubmitArguments",
     "Submitted",
-    "job_options",
     "run_id_for",
     "run_queue",
 ]
 
-QUEUE: Final = "workflow-execution"
 DEAD_LETTER_QUEUE: Final = "workflow-execution-dlq"
 """Nobody processes it: its entries wait for a person."""
 JOB_NAME: Final = "workflow-run"
@@ -78,21 +78,22 @@ _SOON_S: Final = 0.02
 _GONE: Final = (JobState.UNKNOWN, JobState.COMPLETED)
 
 
-class RunFailed(BullpenError):
-    """A run ended without a result: it failed finally, or was cancelled."""
-
-    def __init__(self, row: RunRow) -> None:
-        why = f": {row.error_message}" if row.error_message else ""
-        super().__init__(f"run {row.id} is {row.status}{why}")
-        self.run_id, self.status, self.reason = row.id, row.status, row.error_message
-
-
 class EnqueuedRun(dict[str, str]):
     """`{"jobId": run_id}`, and whether this call stored the run or found it."""
 
     def __init__(self, run_id: str, *, created: bool) -> None:
         super().__init__(jobId=run_id)
         self.created = created
+
+
+class SubmitArguments(TypedDict, total=False):
+    """What `submit` takes besides the payload, and so do `submit_in` and `enqueue_run`."""
+
+    handler: str | None
+    cost: int | None
+    is_test_run: bool
+    payload_in_job: bool
+    actor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +110,6 @@ def run_id_for(tenant_id: str, idempotency_key: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{len(tenant_id)}:{tenant_id}:{idempotency_key}"))
 
 
-def job_options() -> dict[str, Any]:
-    """The options of a run's job: attempts 3, exponential from 5 s, the last 100 completed and all failed are kept."""
-    preset = WORKFLOW_RUN
-    return {
-        "attempts": preset.policy.attempts,
-        "backoff": preset.policy.backoff,
-        "remove_on_complete": False if preset.keep_completed is None else preset.keep_completed,
-        "remove_on_fail": False if preset.keep_failed is None else preset.keep_failed,
-    }
-
-
 def run_queue(connection: Connection, *, prefix: str | None = None) -> Queue:
     """The queue of runs, with the options that every job of it has."""
     return Queue(QUEUE, connection=connection, prefix=prefix, **job_options())
@@ -128,16 +118,19 @@ def run_queue(connection: Connection, *, prefix: str | None = None) -> Queue:
 class RunService:
     """What other modules use: `enqueue_run` and what people do with runs afterwards.
 
-    Give it the transactions of a ledger and the queue that runs go to (`run_queue`).
+    Give it the transactions of a ledger and the queue that runs go to (`run_queue`); `routes` are the handlers that
+    have a name.
     """
 
-    def __init__(self, transactions: TransactionManager, queue: Queue) -> None:
-        self._transactions, self._queue = transactions, queue
-        self._ends = RunEnds(queue)
+    def __init__(self, transactions: TransactionManager, queue: Queue, routes: Routes | None = None) -> None:
+        self._transactions, self.routes = transactions, routes or Routes(queue)
+        self._ends: dict[str, RunEnds] = {}
 
     # ---- submitting ---------------------------------------------------------------------------------------------
 
-    async def enqueue_run(self, run_id: str, payload: Mapping[str, Any] | RunPayload, **options: Any) -> EnqueuedRun:
+    async def enqueue_run(
+        self, run_id: str, payload: Mapping[str, Any] | RunPayload, **options: Unpack[SubmitArguments]
+    ) -> EnqueuedRun:
         """Store a run and the intent to run it. The job's id is the run's, without prefix.
 
         `payload` has the wire's names (`tenantId`, `versionId`, `definition`, …); `options` are those of `submit`. A
@@ -153,61 +146,33 @@ class RunService:
         self,
         payload: RunPayload,
         *,
-        cost: int = 0,
+        handler: str | None = None,
+        cost: int | None = None,
         is_test_run: bool = False,
         payload_in_job: bool = True,
         actor: str | None = None,
     ) -> Submitted:
         """Store a run, reserve what it costs, and store the intent to run it, all in one transaction.
 
-        `payload_in_job=False` keeps the payload in the ledger only: the job carries a reference. Raises
-        InsufficientCredits, PayloadTooLarge (10 MiB), InvalidOption; then nothing is stored. A known run with another
-        payload is refused.
+        `handler` names who runs it (None: the one without a name); `cost` is its price in credits (None: the handler's
+        own). `payload_in_job=False` keeps the payload in the ledger only: the job carries a reference. Raises
+        InsufficientCredits, PayloadTooLarge (10 MiB, or the handler's limit), InvalidOption, also for a handler that
+        is not known here; then nothing is stored. A known run with another payload or handler is refused.
         """
-        new = self._new_run(payload, cost=cost, is_test_run=is_test_run, payload_in_job=payload_in_job)
-        item = self._intent(payload, await self._transactions.ledger_id(), in_job=payload_in_job)
+        route = self.routes.get(handler)
+        new = _new_run(route, payload, cost=cost, is_test_run=is_test_run, payload_in_job=payload_in_job)
+        item = _intent(route, payload, await self._transactions.ledger_id(), in_job=payload_in_job)
         return await self._transactions.run(payload.tenant_id, lambda runs: self._store(runs, new, item, actor))
 
-    async def submit_in(self, runs: TenantRuns, payload: RunPayload, **options: Any) -> Submitted:
+    async def submit_in(self, runs: TenantRuns, payload: RunPayload, **options: Unpack[SubmitArguments]) -> Submitted:
         """As `submit`, inside a transaction of yours (`transactions.run`), with `runs.connection` for your own rows."""
         require(
             "payload.tenantId", payload.tenant_id == runs.tenant_id, "the tenant of the transaction", payload.tenant_id
         )
-        actor = options.pop("actor", None)
-        in_job = options.get("payload_in_job", True)
-        item = self._intent(payload, await runs.ledger_id(), in_job=in_job)
-        return await self._store(runs, self._new_run(payload, **options), item, actor)
-
-    @staticmethod
-    def _new_run(
-        payload: RunPayload, *, cost: int = 0, is_test_run: bool = False, payload_in_job: bool = True
-    ) -> NewRun:
-        check_int("cost", cost, minimum=0)
-        for name, value in (("is_test_run", is_test_run), ("payload_in_job", payload_in_job)):
-            require(name, isinstance(value, bool), "True or False", value)
-        return NewRun(
-            id=payload.run_id,
-            version_id=payload.version_id,
-            payload_json=json.encode(payload.to_data(), what="payload").decode(),
-            payload_in_job=payload_in_job,
-            is_test_run=is_test_run,
-            cost=cost,
-        )
-
-    def _intent(self, payload: RunPayload, ledger_id: str, *, in_job: bool) -> OutboxItem:
-        # Made before the transaction: what cannot be a job is refused before anything is stored.
-        return OutboxItem(
-            integration_type=f"{_CHANNEL}:{self._queue.name}",
-            event_type=JOB_NAME,
-            payload=_job_data(payload, in_job=in_job),
-            headers={
-                _OPTIONS_HEADER: options_to_json({**job_options(), "job_id": payload.run_id}),
-                LEDGER_HEADER: ledger_id,
-            },
-            source_stream_id=_STREAM,
-            source_event_id=payload.run_id,
-            tenant_id=payload.tenant_id,
-        )
+        actor, in_job = options.get("actor"), options.get("payload_in_job", True)
+        route = self.routes.get(options.get("handler"))
+        item = _intent(route, payload, await runs.ledger_id(), in_job=in_job)
+        return await self._store(runs, _new_run(route, payload, **options), item, actor)
 
     @staticmethod
     async def _store(runs: TenantRuns, new: NewRun, item: OutboxItem, actor: str | None) -> Submitted:
@@ -219,6 +184,8 @@ class RunService:
         if row is None:
             # The id exists and this tenant does not see it: it is another's. Nothing more is told.
             raise InvalidOption("run_id", "an id that is not in use", new.id)
+        if row.handler != new.handler:
+            raise RowStateConflict(TABLE, new.id, f"known for {_called(row.handler)}", "new")
         if await runs.payload(new.id) != json.decode(new.payload_json):
             raise RowStateConflict(TABLE, new.id, "known with another payload", "new")
         return Submitted(row, False)
@@ -241,14 +208,16 @@ class RunService:
         """
         known = check_run_id(run_id)
         timeout_s = None if timeout is None else to_ms("timeout", timeout) / 1000
-        async with self._ends.of(known) as ended:
+        queue = self.routes.queue((await self.get(tenant_id, known)).queue)
+        ends = self._ends.setdefault(queue.name, RunEnds(queue))
+        async with ends.of(known) as ended:
             try:
                 async with asyncio.timeout(timeout_s):
                     return await self._ended(tenant_id, known, ended)
             except TimeoutError:
                 row = await self.get(tenant_id, known)
                 text = f"run {known} has not ended within {timeout_s:g} s: it is {row.status}"
-                raise ResultTimeout(text, queue=self._queue.name, job_id=known, state=row.status) from None
+                raise ResultTimeout(text, queue=queue.name, job_id=known, state=row.status) from None
 
     async def _ended(self, tenant_id: str, run_id: str, ended: asyncio.Event) -> Any:
         pause_s = _FALLBACK_S
@@ -258,7 +227,7 @@ class RunService:
             if row.status is RunStatus.COMPLETED:
                 return row.result
             if row.status.is_terminal:
-                raise RunFailed(row)
+                raise RunFailed(row.id, row.status, row.error_message)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), pause_s)
             # A failure is written down a moment after its event, so the next looks come soon.
@@ -269,13 +238,14 @@ class RunService:
         tenant_id: str,
         *,
         status: RunStatus | None = None,
+        handler: str | None = None,
         before: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
         """Runs of this tenant, newest first; `before` is `created_at` and `id` of the last run of the page before."""
         check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
         return await self._transactions.run(
-            tenant_id, lambda runs: runs.find(status=status, before=before, limit=limit)
+            tenant_id, lambda runs: runs.find(status=status, handler=handler, before=before, limit=limit)
         )
 
     async def steps(self, tenant_id: str, run_id: str) -> list[StepRow]:
@@ -347,10 +317,11 @@ class RunService:
 
         A failed job goes back in one script, its dead letter with it; one that is gone is made anew from the row.
         """
-        state = await self._queue.state_of(row.id)
+        queue = self.routes.queue(row.queue)
+        state = await queue.state_of(row.id)
         if state is JobState.FAILED:
             try:
-                await self._queue.retry(row.id, reset_attempts=True)
+                await queue.retry(row.id, reset_attempts=True)
             except (JobNotFound, JobStateConflict):
                 return False  # somebody was faster; the next look tells
             return True
@@ -367,38 +338,98 @@ class RunService:
         data = _job_data(payload, in_job=row.payload_in_job)
         headers = {LEDGER_HEADER: await self._transactions.ledger_id()}
         meta = JobMeta(tenant_id=row.tenant_id, headers=headers)
-        await self._queue.add(JOB_NAME, data, job_id=row.id, replace_finished=True, meta=meta)
+        # As it was submitted, whether or not this process knows the handler.
+        options = options_from_json(row.job_options) if row.job_options else {**job_options(), "lane": row.tenant_id}
+        await queue.add(JOB_NAME, data, **{**options, "job_id": row.id}, replace_finished=True, meta=meta)
         return True
 
     async def _remove_job(self, row: RunRow) -> None:
         """A job that still waits is not needed. One that runs notices by itself; one out of reach is skipped later."""
         try:
-            await self._queue.remove(row.id)
+            await self.routes.queue(row.queue).remove(row.id)
         except BullpenError as error:
             log(logging.INFO, f"The job of cancelled run {row.id} was left where it is", job_id=row.id, run_id=row.id,
                 tenant_id=row.tenant_id, error=summary(str(error)))  # fmt: skip
 
     # ---- dead letters -------------------------------------------------------------------------------------------
 
-    async def dead_letters(self, tenant_id: str, *, actor: str, limit: int = 50) -> list[DeadLetter]:
-        """The newest dead letters of this tenant, secrets in their payloads hidden. Looking is written down."""
-        return [*(await self.dead_letter_page(tenant_id, actor=actor, limit=limit)).letters]
+    async def dead_letters(
+        self, tenant_id: str, *, actor: str, handler: str | None = None, limit: int = 50
+    ) -> list[DeadLetter]:
+        """The newest dead letters of this tenant, secrets in their payloads hidden. Looking is written down.
+
+        Each handler has a dead-letter queue: `handler` names it, None is the one without a name.
+        """
+        return [*(await self.dead_letter_page(tenant_id, actor=actor, handler=handler, limit=limit)).letters]
 
     async def dead_letter_page(
-        self, tenant_id: str, *, actor: str, before: int | None = None, limit: int = 50
+        self, tenant_id: str, *, actor: str, handler: str | None = None, before: int | None = None, limit: int = 50
     ) -> TenantLetters:
         """As `dead_letters`, with how many there are; `before` is the `next` of the page before."""
-        tenant = check_tenant(tenant_id)
+        tenant, queue = check_tenant(tenant_id), self.routes.get(handler).queue
         check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
-        page = await self._queue.dead_letters.of_tenant(tenant, before=before, limit=limit)
+        page = await queue.dead_letters.of_tenant(tenant, before=before, limit=limit)
         await self._transactions.run(
-            tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", self._queue.name, count=len(page.letters))
+            tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", queue.name, count=len(page.letters))
         )
         return replace(page, letters=[_hidden(letter) for letter in page.letters])
 
-    async def dead_letter_depth(self) -> int:
-        """How many dead letters wait for somebody, of all tenants."""
-        return await self._queue.dead_letters.depth()
+    async def dead_letter_depth(self, handler: str | None = None) -> int:
+        """How many dead letters of a handler wait for somebody, of all tenants."""
+        return await self.routes.get(handler).queue.dead_letters.depth()
+
+
+def _called(handler: str | None) -> str:
+    return "the handler without a name" if handler is None else f"handler {handler!r}"
+
+
+def _new_run(
+    route: RunRoute,
+    payload: RunPayload,
+    *,
+    cost: int | None = None,
+    is_test_run: bool = False,
+    payload_in_job: bool = True,
+    actor: str | None = None,
+    handler: str | None = None,
+) -> NewRun:
+    """What is stored. `actor` and `handler` are the caller's; they are taken so that all of a submit can be given."""
+    for name, value in (("is_test_run", is_test_run), ("payload_in_job", payload_in_job)):
+        require(name, isinstance(value, bool), "True or False", value)
+    encoded = json.encode(payload.to_data(), what="payload")
+    json.check_payload_size(len(encoded), limit_bytes=route.options.max_payload_bytes)
+    named: dict[str, str] = {}
+    if route.name is not None or route.options.retry.named or not route.options.lane_per_tenant:
+        # What it takes to make the job anew, also in a process that does not know the handler.
+        options = options_to_json(route.job_options(payload.tenant_id))
+        named["job_options_json"] = json.encode(options).decode()
+    if route.name is not None:
+        named |= {"handler": route.name, "queue": route.queue.name}
+    return NewRun(
+        id=payload.run_id,
+        version_id=payload.version_id,
+        payload_json=encoded.decode(),
+        payload_in_job=payload_in_job,
+        is_test_run=is_test_run,
+        cost=route.cost_of(payload) if cost is None else check_int("cost", cost, minimum=0),
+        **named,
+    )
+
+
+def _intent(route: RunRoute, payload: RunPayload, ledger_id: str, *, in_job: bool) -> OutboxItem:
+    # Made before the transaction: what cannot be a job is refused before anything is stored.
+    return OutboxItem(
+        integration_type=f"{_CHANNEL}:{route.queue.name}",
+        event_type=JOB_NAME,
+        payload=_job_data(payload, in_job=in_job),
+        headers={
+            _OPTIONS_HEADER: options_to_json({**route.job_options(payload.tenant_id), "job_id": payload.run_id}),
+            LEDGER_HEADER: ledger_id,
+        },
+        source_stream_id=_STREAM,
+        source_event_id=payload.run_id,
+        tenant_id=payload.tenant_id,
+    )
 
 
 def _job_data(payload: RunPayload, *, in_job: bool) -> dict[str, Any]:

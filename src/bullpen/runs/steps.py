@@ -24,6 +24,7 @@ from bullpen._kernel.duration import is_text
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
 from bullpen.queue import Job, Queue
+from bullpen.runs.handlers import MAX_RESULT_BYTES
 from bullpen.runs.payload import RunPayload
 from bullpen.runs.providers import ProviderLimits
 from bullpen.wire.records import check_progress
@@ -32,8 +33,6 @@ __all__ = ["Run", "RunInterrupted", "encode_result"]
 
 T = TypeVar("T")
 
-MAX_RESULT_BYTES: Final = 1024 * 1024
-"""A step's result is a receipt, not a file."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 
@@ -234,14 +233,14 @@ async def _in_thread(work: Callable[[str], Any], key: str) -> Any:
         raise
 
 
-def encode_result(value: Any, what: str) -> str:
+def encode_result(value: Any, what: str, limit_bytes: int = MAX_RESULT_BYTES) -> str:
     """JSON of a result. What cannot be stored fails for good: running again would end here again."""
     try:
         encoded = json.encode(value, what=what)
     except InvalidOption as error:
         raise PermanentError(f"{what} cannot be stored: {error}") from error
-    if len(encoded) > MAX_RESULT_BYTES:
-        raise PermanentError(f"{what} has {len(encoded)} bytes, more than {MAX_RESULT_BYTES}; store it elsewhere")
+    if len(encoded) > limit_bytes:
+        raise PermanentError(f"{what} has {len(encoded)} bytes, more than {limit_bytes}; store it elsewhere")
     if b"\\u0000" in encoded:
         raise PermanentError(f"{what} holds the character U+0000, which PostgreSQL cannot store")
     return encoded.decode()

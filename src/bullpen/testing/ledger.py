@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["Ledger", "LedgerReport", "Run"]
+__all__ = ["JobBook", "JobBookReport", "JobRun"]
 
 _TERMINAL = frozenset({"completed", "failed"})
 _GONE = "gone"
@@ -33,10 +33,11 @@ _NOWHERE = "nowhere"
 
 # Where a job may be when an event about it is written, and where it is afterwards. An event that is not listed does not
 # move its job. A finished job may come back under the same id once its retention has removed it, which no event tells.
+# A waiting job is delayed when the limit of its lane holds it back.
 _MOVES: Mapping[str, tuple[frozenset[str], str]] = {
     "added": (frozenset({_NOWHERE, _GONE, *_TERMINAL}), "added"),
     "waiting": (frozenset({"added", "active", "delayed", "waiting-children", *_TERMINAL}), "waiting"),
-    "delayed": (frozenset({"added", "active", "delayed", "waiting-children"}), "delayed"),
+    "delayed": (frozenset({"added", "waiting", "active", "delayed", "waiting-children"}), "delayed"),
     "waiting-children": (frozenset({"added", "active"}), "waiting-children"),
     "active": (frozenset({"waiting"}), "active"),
     "completed": (frozenset({"active"}), "completed"),
@@ -66,7 +67,7 @@ _MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JobRun:
     """One execution of a handler."""
 
     job_id: str
@@ -75,7 +76,7 @@ class Run:
 
 
 @dataclass
-class LedgerReport:
+class JobBookReport:
     """What does not add up, by kind; each is a list of sentences."""
 
     lost: list[str] = field(default_factory=list)
@@ -102,10 +103,10 @@ class LedgerReport:
         return "\n".join(lines) or "everything adds up"
 
 
-class Ledger:
+class JobBook:
     """The books of one queue: what was accepted, what ran, how it moved, where it ended.
 
-    Every process opens its own `Ledger(path)` on the same file and calls `accepted` and `ran`; the test that judges
+    Every process opens its own `JobBook(path)` on the same file and calls `accepted` and `ran`; the test that judges
     calls `read_events` often enough that nothing is trimmed unread (or keeps `following` open), `read_states` at the
     end, and `check`.
     """
@@ -137,9 +138,9 @@ class Ledger:
         return [entry["accepted"] for entry in self._entries() if "accepted" in entry]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[JobRun]:
         """All executions, of all processes, in the order of the file."""
-        return [Run(entry["ran"], entry["fence"], entry["pid"]) for entry in self._entries() if "ran" in entry]
+        return [JobRun(entry["ran"], entry["fence"], entry["pid"]) for entry in self._entries() if "ran" in entry]
 
     @property
     def ended_ids(self) -> set[str]:
@@ -205,10 +206,10 @@ class Ledger:
 
     def report(
         self, *, max_runs: int | None = None, max_extra_runs: int | None = None, unexpected: bool = True
-    ) -> LedgerReport:
+    ) -> JobBookReport:
         """Compare the books. `max_runs` bounds the runs of one job, `max_extra_runs` those of all jobs beyond the
         first; `unexpected=False` accepts jobs of unknown origin, as after an add whose reply was lost."""
-        found = LedgerReport(illegal=list(self._illegal))
+        found = JobBookReport(illegal=list(self._illegal))
         accepted = set(self.accepted_ids)
         for job_id in sorted(accepted):
             self._judge_end(job_id, found)
@@ -254,7 +255,7 @@ class Ledger:
                 if line.endswith(b"\n"):  # a last line without its end is being written right now
                     yield json.loads(line)
 
-    def _judge_end(self, job_id: str, found: LedgerReport) -> None:
+    def _judge_end(self, job_id: str, found: JobBookReport) -> None:
         state = (self._states or {}).get(job_id)
         told = self._where.get(job_id)
         if state in _TERMINAL or (state is None and told in (*_TERMINAL, _GONE)):
@@ -266,7 +267,7 @@ class Ledger:
         else:
             found.lost.append(f"{job_id!r} is in no state" + (f", last seen {told}" if told else ", no event names it"))
 
-    def _judge_runs(self, max_runs: int | None, max_extra_runs: int | None, found: LedgerReport) -> None:
+    def _judge_runs(self, max_runs: int | None, max_extra_runs: int | None, found: JobBookReport) -> None:
         runs = self.runs
         per_fence = Counter((run.job_id, run.fence) for run in runs if run.fence is not None)
         for (job_id, fence), times in sorted(per_fence.items()):

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bullpen._kernel.backoff import from_option, from_wire
+from bullpen._kernel.backoff import CustomBackoff, from_option, from_wire
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import require
-from bullpen.wire.options import DEFAULT_OPTIONS, JobMeta, KeepJobs, make_options, to_epoch_ms
+from bullpen.wire.deduplication import Deduplication
+from bullpen.wire.links import JobKey
+from bullpen.wire.options import DEFAULT_OPTIONS, JobMeta, make_options, to_epoch_ms
 
 __all__ = ["options_from_json", "options_to_json"]
 
@@ -46,8 +49,10 @@ def _to_json(name: str, value: Any) -> Any:
             return to_epoch_ms(name, value)
         case timedelta():
             return from_option(value).to_wire() if name == "backoff" else to_ms(name, value)
-        case KeepJobs() | JobMeta():
+        case KeepJobs() | JobMeta() | Deduplication() | CustomBackoff():
             return value.to_wire()
+        case _ if name == "parent":
+            return JobKey.read(name, value).to_wire()
     return from_option(value).to_wire() if name == "backoff" else value
 
 
@@ -58,6 +63,10 @@ def _from_json(name: str, value: Any) -> Any:
         return from_wire(value)
     if name == "meta":
         return JobMeta.from_wire(value)
+    if name == "parent":
+        return JobKey(value["id"], value["queue"])
+    if name == "deduplication":
+        return value if isinstance(value, str) else Deduplication.from_wire(value)
     if isinstance(value, dict):
         return KeepJobs(count=value.get("count"), age_s=value.get("age"), limit=value.get("limit"))
     return value

@@ -1,7 +1,7 @@
 """Entries of a queue's event stream, decoded.
 
-In: one stream entry, written by a Node or a bullpen worker. Out: `Event`. Broken entries become events with less in
-them, never an exception: one bad entry must not end a listener.
+In: one stream entry, written by a Node or a bullpen worker. Out: `QueueEvent`. Broken entries become events with
+less in them, never an exception: one bad entry must not end a listener.
 Elsewhere: reading the stream (`bullpen.queue.events`), writing it (the scripts).
 """
 
@@ -34,6 +34,7 @@ class EventName(StrEnum):
     RETRY = "retry"
     STALLED = "stalled"
     WAITING_CHILDREN = "waiting-children"
+    CANCELLED = "cancelled"
     REMOVED = "removed"
     DUPLICATED = "duplicated"
     DEDUPLICATED = "deduplicated"
@@ -45,7 +46,7 @@ class EventName(StrEnum):
 
 FINISHED: Final = frozenset({EventName.COMPLETED, EventName.FAILED})
 
-# Fields with a place of their own in Event; all others are its data.
+# Fields with a place of their own in QueueEvent; all others are its data.
 _OWN_FIELDS: Final = frozenset({b"event", b"jobId", b"timestamp", b"attemptsMade"})
 
 _JSON_FIELDS: Final = {(EventName.PROGRESS, b"data"), (EventName.COMPLETED, b"returnvalue")}
@@ -57,7 +58,7 @@ _NUMBER_FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class QueueEvent:
     """Something that happened in a queue."""
 
     id: str
@@ -73,7 +74,7 @@ class Event:
     """Further fields by their wire names: `returnvalue` and progress `data` as values, numbers as ints, else text."""
 
     @classmethod
-    def parse(cls, entry_id: bytes | str, fields: Mapping[Any, Any] | Iterable[Any]) -> Event:
+    def parse(cls, entry_id: bytes | str, fields: Mapping[Any, Any] | Iterable[Any]) -> QueueEvent:
         """From an entry id and its fields, as a mapping or as the flat list that Redis sends. Never raises."""
         if not isinstance(fields, Mapping):
             flat = iter(fields)

@@ -38,8 +38,14 @@ DEFAULT_PREFIX: Final = "bull"
 EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:audit:": "stream, capped; who did what to dead letters where there is no ledger; always with a TTL",
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
+    "bp:cancel:": "stream, capped; which running jobs somebody wants to end; always with a TTL",
+    "bp:held:": "sorted set; delayed jobs that the limit of one lane holds back; always with a TTL",
+    "bp:lanes:": "sorted set; turns of the lanes of one class of priority, or lanes that hold jobs; always with a TTL",
     "bp:letters:": "sorted set or string; dead letters of one tenant, an index made from them; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
+    "bp:rate:": "string; jobs of one lane that started in the current window; always with a TTL",
+    "bp:running:": "sorted set; jobs of one lane with a limit that run or may start; always with a TTL",
+    "bp:size:": "sorted set; jobs of one lane with a limit of size that did not start; always with a TTL",
     "bp:synced:": "string; empty, written to see how long WAITAOF takes; always with a TTL",
     "bp:turns:": "string; calls of one provider in the current window; always with a TTL",
     "bp:users:": "sorted set; which ledgers used the queue of runs, by when; always with a TTL",
@@ -164,6 +170,31 @@ class QueueKeys:
     def call(self, caller: str) -> str:
         """Where the scripts remember the last numbered call of one caller."""
         return f"{self.base}bp:call:{caller}"
+
+    @property
+    def cancels(self) -> str:
+        """Which running jobs somebody wants to end; their workers read it."""
+        return f"{self.base}bp:cancel:asked"
+
+    def held(self, lane: str) -> str:
+        """Which delayed jobs are held back by the limit of a lane, in the order in which they go on."""
+        return f"{self.base}bp:held:{lane}"
+
+    def lanes(self, which: str) -> str:
+        """The turns of the lanes of a class of priority; or with `held` when to look at the lanes that hold jobs."""
+        return f"{self.base}bp:lanes:{which}"
+
+    def lane_rate(self, lane: str) -> str:
+        """How many jobs of a lane started in the current window."""
+        return f"{self.base}bp:rate:{lane}"
+
+    def running(self, lane: str) -> str:
+        """Which jobs of a lane with a limit run, or were released and may start."""
+        return f"{self.base}bp:running:{lane}"
+
+    def lane_size(self, lane: str) -> str:
+        """Which jobs of a lane with a limit of size did not start."""
+        return f"{self.base}bp:size:{lane}"
 
     def letters(self, tenant_id: str) -> str:
         """Which entries of this dead-letter queue are a tenant's, in the order in which they came."""

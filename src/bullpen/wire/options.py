@@ -2,7 +2,7 @@
 
 In: keyword options of `add` (strict), or the `opts` JSON of a stored job (tolerant). Out: `JobOptions` with its
 wire JSON made once, or `WireOptions`, which never fails to parse.
-Elsewhere: the options of workers, which are another type on purpose (`bullpen.queue.worker`).
+Elsewhere: the options of workers, which are another type on purpose (`bullpen.worker.worker`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final, Literal
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypedDict
 
 from bullpen._kernel import json
-from bullpen._kernel.backoff import Backoff, UnknownBackoff, from_option, from_wire
+from bullpen._kernel.backoff import BUILT_IN, Backoff, BackoffMapping, CustomBackoff, from_option, from_wire
 from bullpen._kernel.duration import MAX_MS, check_int, to_ms
-from bullpen._kernel.ids import check_job_id, is_encodable
+from bullpen._kernel.ids import check_job_id, check_lane, is_encodable
+from bullpen._kernel.keep import KeepJobs, Retention
 from bullpen._kernel.policy import DEFAULT_ATTEMPTS, DEFAULT_BACKOFF
 from bullpen.errors import InvalidOption, NotJson, require
+from bullpen.wire.deduplication import Deduplication
+from bullpen.wire.links import FLAGS, HasKey, JobKey, OnFailure, check_on_failure
 
 MAX_PRIORITY: Final = 2_097_151
 """2^21 - 1: one more and the score would lose the order among equals."""
@@ -34,45 +37,12 @@ DEFAULT_KEEP_LOGS: Final = 1_000
 DEFAULT_STACK_TRACE_LIMIT: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class KeepJobs:
-    """Which finished jobs stay. All bounds hold together."""
-
-    count: int | None = None
-    """Keep the newest so many; 0 keeps none, None any number."""
-    age_s: int | None = None
-    """Keep jobs for so many seconds; None for ever."""
-    limit: int | None = None
-    """Remove at most so many aged jobs each time a job finishes; None is 1000."""
-
-    def __post_init__(self) -> None:
-        for name, value, minimum in (("count", self.count, 0), ("age_s", self.age_s, 0), ("limit", self.limit, 1)):
-            if value is not None:
-                check_int(f"KeepJobs.{name}", value, minimum=minimum)
-
-    @property
-    def keeps_all(self) -> bool:
-        return self.count is None and self.age_s is None
-
-    @property
-    def keeps_none(self) -> bool:
-        return self.count == 0
-
-    def to_wire(self) -> dict[str, int]:
-        named = {"count": self.count, "age": self.age_s, "limit": self.limit}
-        return {name: value for name, value in named.items() if value is not None}
-
-
 KEEP_ALL: Final = KeepJobs()
 KEEP_NONE: Final = KeepJobs(count=0)
 
 DEFAULT_KEEP_COMPLETED: Final = KeepJobs(count=1_000, age_s=86_400)
 DEFAULT_KEEP_FAILED: Final = KeepJobs(age_s=7 * 86_400)
 """Only of those that have a dead letter; the others stay."""
-
-Retention = bool | int | KeepJobs | None
-"""None: as the worker says, else the default rule: 1000 completed ones and a day; failed ones a week if they have a
-dead letter, else for ever. True or 0: none stays. False: all stay. A number: the newest so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +101,7 @@ class JobOptions:
     """The other way to say it: higher runs earlier, 1 to 2097151. Not together with `priority`."""
     attempts: int = DEFAULT_ATTEMPTS
     """All tries, the first included."""
-    backoff: Backoff | None = DEFAULT_BACKOFF
+    backoff: Backoff | CustomBackoff | None = DEFAULT_BACKOFF
     """Pause before a retry; None only without retries."""
     lifo: bool = False
     """Run before the jobs that wait already."""
@@ -149,6 +119,14 @@ class JobOptions:
     """Trace context of the producer, opaque text."""
     meta: JobMeta | None = None
     """Ids and headers that travel beside the data; read as `job.meta`."""
+    deduplication: Deduplication | None = None
+    """Which other adds of the queue mean the same job; an id alone is the simplest rule."""
+    parent: JobKey | None = None
+    """The job that waits for this one; it must exist. A Job, or its key."""
+    on_failure: OnFailure | None = None
+    """What the final failure of this job does to its parent. Must be said where there is one."""
+    lane: str | None = None
+    """Whose fair share of the queue the job belongs to: a tenant, a customer. Its class is its priority, 1 if none."""
     large_retention: Literal["warn", "refuse"] = "warn"
     """What happens to a `remove_on_*` above 10000 jobs. Not written."""
     wire_json: bytes = field(init=False, repr=False, compare=False)
@@ -165,12 +143,21 @@ class JobOptions:
         """Check what depends on several options, and make the wire JSON."""
         require("urgency", not (self.urgency and self.priority), "not together with priority", self.urgency)
         require("at", not (self.at and self.delay_ms), "not together with delay", self.at)
+        if self.parent is not None or self.on_failure is not None:
+            self._check_parent()
         if self.backoff is None and self.attempts > 1:
             object.__setattr__(self, "backoff", DEFAULT_BACKOFF)
         _check_size("remove_on_complete", self.remove_on_complete, self.large_retention)
         _check_size("remove_on_fail", self.remove_on_fail, self.large_retention)
         object.__setattr__(self, "wire_json", json.encode_checked(self.to_wire()))
         object.__setattr__(self, "place", self.place_of(replaces=False))
+
+    def _check_parent(self) -> None:
+        expected = "what a failure does to the parent: " + ", ".join(map(repr, FLAGS))
+        require("on_failure", self.on_failure is not None, expected, self.on_failure)
+        require("on_failure", self.parent is not None, "a parent that it is about", self.on_failure)
+        # Its parent would wait for a job that was never added.
+        require("deduplication", self.deduplication is None, "none for a job with a parent", self.deduplication)
 
     @property
     def at_ms(self) -> int | None:
@@ -180,16 +167,22 @@ class JobOptions:
     @property
     def wire_priority(self) -> int:
         """The priority that Redis sees, from whichever of the two ways it was given."""
-        return urgency_to_priority(self.urgency) if self.urgency else self.priority
+        if self.urgency:
+            return urgency_to_priority(self.urgency)
+        return self.priority or (0 if self.lane is None else 1)
 
     def place_of(self, *, replaces: bool) -> str:
-        """Five words for the `add` script, or nothing for a job that just waits in line. `replaces`: it takes the place
+        """The words for the `add` script, or nothing for a job that just waits in line. `replaces`: it takes the place
         of a finished job with its id."""
         at_ms, flags = self.at_ms, (2 if replaces else 0) + (1 if self.lifo else 0)
         words = (self.timestamp_ms, self.delay_ms, at_ms, self.wire_priority, flags)
-        if words == (None, 0, None, 0, 0):
+        is_tied = self.deduplication is not None or self.parent is not None
+        if words == (None, 0, None, 0, 0) and not is_tied:
             return ""
-        return " ".join("-" if word is None else str(word) for word in words)
+        place = " ".join("-" if word is None else str(word) for word in words)
+        if is_tied:
+            place += " tied"
+        return place if self.lane is None else f"{place} @{self.lane}"
 
     def to_wire(self) -> dict[str, Any]:
         """The options as BullMQ stores them, with its names; what changes nothing is left out.
@@ -226,15 +219,75 @@ class JobOptions:
             wire["tm"] = self.tm
         if self.meta is not None and (meta := self.meta.to_wire()):
             wire["bpmeta"] = meta
+        if self.deduplication is not None:
+            wire["de"] = self.deduplication.to_wire()
+        if self.parent is not None and self.on_failure is not None:
+            wire["parent"] = self.parent.to_wire()
+            if flag := FLAGS[self.on_failure]:
+                wire[flag] = True
+        if self.lane is not None:
+            wire["bplane"] = self.lane
         return wire
 
 
-def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
-    """The options of one job: what was given over the queue's defaults. None means "not given".
+class CommonArguments(TypedDict, total=False):
+    """Job options that callers write in the same way everywhere.
 
-    Takes `delay` (ms or timedelta), `at`, `priority`, `urgency`, `attempts`, `backoff`, `lifo`, `job_id`,
-    `remove_on_complete`, `remove_on_fail`, `keep_logs`, `stack_trace_limit`, `timestamp`, `tm`, `meta`,
-    `large_retention`.
+    `JobOptions` says what each does, and checks it. None means "not given".
+    """
+
+    priority: int | None
+    urgency: int | None
+    attempts: int | None
+    backoff: Backoff | CustomBackoff | int | timedelta | BackoffMapping | None
+    lifo: bool | None
+    remove_on_complete: Retention
+    remove_on_fail: Retention
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    tm: str | None
+    meta: JobMeta | None
+    large_retention: Literal["warn", "refuse"] | None
+
+
+class TimeArguments(TypedDict, total=False):
+    """Job options that are about one time."""
+
+    delay: int | timedelta | None
+    at: datetime | None
+    deduplication: Deduplication | str | None
+    timestamp: int | datetime | None
+
+
+class TemplateArguments(CommonArguments, total=False):
+    """Job options where they hold for jobs of any time: those that a scheduler makes."""
+
+    lane: str | None
+
+
+class JobDefaults(TemplateArguments, TimeArguments, total=False):
+    """The same, where they hold for many jobs: `Queue(…)`."""
+
+
+class JobArguments(JobDefaults, total=False):
+    """Options of one job, as callers write them."""
+
+    job_id: str | None
+    parent: JobKey | HasKey | None
+    on_failure: OnFailure | None
+
+
+def make_defaults(**given: Any) -> JobOptions:
+    """The options of all jobs of a queue, by the names of `JobDefaults`. Raises InvalidOption as `make_options`."""
+    for name in JobArguments.__annotations__.keys() - JobDefaults.__annotations__.keys():
+        if name in given:
+            raise InvalidOption(name, "an option of one job, not of a whole queue", given[name])
+    return make_options(DEFAULT_OPTIONS, **given)
+
+
+def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
+    """The options of one job: what was given, by the names of `JobArguments`, over the queue's defaults.
+
     Raises InvalidOption for a wrong value, and for a wrong name with the nearest right one.
     """
     changes: dict[str, Any] = {}
@@ -248,7 +301,11 @@ def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
         elif name == "timestamp":
             changes["timestamp_ms"] = to_epoch_ms("timestamp", value) if isinstance(value, datetime) else value
         elif name == "backoff":
-            changes["backoff"] = from_option(value)
+            changes["backoff"] = value if isinstance(value, CustomBackoff) else from_option(value)
+        elif name == "parent":
+            changes["parent"] = JobKey.read("parent", value)
+        elif name == "deduplication":
+            changes["deduplication"] = Deduplication.read(value)
         else:
             changes[name] = value
     if not changes:
@@ -279,12 +336,7 @@ def _settle_rivals(changes: dict[str, Any], first: str, second: str, none_of_sec
         changes[first] = 0
 
 
-_OPTION_NAMES: Final = frozenset(
-    {
-        "at", "attempts", "backoff", "delay", "job_id", "keep_logs", "large_retention", "lifo", "meta", "priority",
-        "remove_on_complete", "remove_on_fail", "stack_trace_limit", "timestamp", "tm", "urgency",
-    }
-)  # fmt: skip
+_OPTION_NAMES: Final = frozenset(JobArguments.__annotations__)
 
 _WORKER_ONLY: Final = frozenset({"lock", "lock_duration", "lock_ms", "lockDuration"})
 
@@ -355,9 +407,11 @@ def _check_count(name: str, value: Any) -> None:
 
 def _check_backoff(name: str, value: Any) -> None:
     if value is not None:
-        require(name, isinstance(value, Backoff), "a Backoff", value)
-        # A Node worker that must retry another kind throws, and leaves the job active until it stalls.
-        require("backoff.type", value.kind in ("fixed", "exponential"), "'fixed' or 'exponential'", value.kind)
+        require(name, isinstance(value, Backoff | CustomBackoff), "a Backoff", value)
+        # A Node worker that must retry another kind throws, and leaves the job active until it stalls. Who writes
+        # `Backoff.custom` says that the workers have a strategy of this name.
+        is_known = isinstance(value, CustomBackoff) or value.kind in BUILT_IN
+        require("backoff.type", is_known, "'fixed', 'exponential' or Backoff.custom(…)", value)
 
 
 def _check_flag(name: str, value: Any) -> None:
@@ -381,6 +435,19 @@ def _check_meta(name: str, value: Any) -> None:
         text = getattr(value, each)
         require(f"{name}.{each}", text is None or (isinstance(text, str) and is_encodable(text)), "text", text)
     require(f"{name}.headers", isinstance(value.headers, Mapping), "a mapping", value.headers)
+
+
+def _check_deduplication(name: str, value: Any) -> None:
+    require(name, value is None or isinstance(value, Deduplication), "a Deduplication", value)
+
+
+def _check_parent_key(name: str, value: Any) -> None:
+    require(name, value is None or isinstance(value, JobKey), "a JobKey", value)
+
+
+def _check_lane(name: str, value: Any) -> None:
+    if value is not None:
+        check_lane(value)
 
 
 def _check_large(name: str, value: Any) -> None:
@@ -409,6 +476,10 @@ _CHECKS: Final[dict[str, Callable[[str, Any], None]]] = {
     "timestamp_ms": _check_timestamp,
     "tm": _check_trace,
     "meta": _check_meta,
+    "deduplication": _check_deduplication,
+    "parent": _check_parent_key,
+    "on_failure": lambda _, value: check_on_failure(value),
+    "lane": _check_lane,
     "large_retention": _check_large,
 }
 """What each option must be on its own, by the name of its field."""
@@ -458,6 +529,16 @@ def resolve(job_value: Any, worker_default: KeepJobs | None = None) -> KeepJobs:
     return KeepJobs(count=_read_bound(job_value))
 
 
+def rule_text(keep: KeepJobs) -> str:
+    """The rule as scripts read it."""
+    if keep.keeps_none:
+        return "none"
+    if keep.keeps_all:
+        return "all"
+    age_ms = -1 if keep.age_s is None else keep.age_s * 1000
+    return f"{-1 if keep.count is None else keep.count}:{age_ms}:{keep.limit or 1000}"
+
+
 def _read_bound(value: Any) -> int | None:
     number = _read_int(value, -1)
     return number if number >= 0 else None
@@ -482,7 +563,7 @@ class WireOptions:
 
     attempts: int = 1
     """At least 1: Node writes 0 for "not given", and a negative number means one attempt too."""
-    backoff: Backoff | UnknownBackoff | None = None
+    backoff: Backoff | CustomBackoff | None = None
     lifo: bool = False
     priority: int = 0
     """As given when the job was added. The job's own `priority` field decides where it goes."""
@@ -500,6 +581,8 @@ class WireOptions:
     """As given when the job was added."""
     at_ms: int | None = None
     """The instant that was given instead of a delay."""
+    lane: str | None = None
+    """Whose fair share of the queue the job belongs to."""
     raw: bytes = field(default=b"{}", repr=False, compare=False)
 
     @staticmethod
@@ -533,6 +616,7 @@ _PUBLIC_NAMES: Final = {
     "tm": "telemetryMetadata",
     "omc": "omitContext",
     "bpmeta": "meta",
+    "bplane": "lane",
 }
 
 
@@ -560,6 +644,7 @@ def _parse(raw: bytes) -> WireOptions:
         has_repeat=bool(stored.get("repeat")),
         delay_ms=max(0, _read_int(stored.get("delay"), 0)),
         at_ms=_read_bound(stored.get("bpat")),
+        lane=lane if isinstance(lane := stored.get("bplane"), str) and lane else None,
         raw=raw,
     )
 

@@ -11,7 +11,10 @@ from typing import Any, Final, NoReturn
 
 from bullpen._kernel import json
 from bullpen._kernel.ids import is_encodable
+from bullpen._kernel.json import decode_strict
 from bullpen.errors import InvalidOption, NotJson
+from bullpen.wire.cancels import reason_in
+from bullpen.wire.envelope import SEALED, seal_words
 from bullpen.wire.options import WireOptions
 
 _MISSING: Final = object()
@@ -75,13 +78,45 @@ class JobRecord:
             _put_data(self, json.decode(self.raw_data))
         return self._data
 
-    def decode_data(self) -> bool:
-        """Decode `data` now, for whoever reads it later. False: it is no JSON, and reading it raises."""
+    @property
+    def data_for_logs(self) -> Any:
+        """Data whose ids may be logged; None when what is stored is no JSON."""
         try:
-            _put_data(self, json.decode(self._fields.get(b"data") or b"{}"))
+            return self.data
         except NotJson:
+            return None
+
+    def decode_data(self) -> bool:
+        """Decode `data` now, for whoever reads it later. False: it is sealed, or no JSON, and reading it raises."""
+        raw = self._fields.get(b"data") or b"{}"
+        if raw.startswith(SEALED):
             return False
+        try:
+            _put_data(self, decode_strict(raw))
+        except Exception:  # noqa: BLE001 - whatever the strict reader refused, the lenient one has the last word
+            try:
+                _put_data(self, json.decode(raw))
+            except NotJson:
+                return False
         return True
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether what is stored as data is an envelope of a codec, also after it was opened here."""
+        return (self._fields.get(b"data") or b"").startswith(SEALED)
+
+    @property
+    def seal_words(self) -> str | None:
+        """What to show instead of sealed data, such as `encrypted with key k1`; None when it is not sealed, or was
+        opened here."""
+        try:
+            return seal_words(self.data)
+        except NotJson:
+            return None
+
+    def opened(self, data: bytes, return_value: bytes | None) -> JobRecord:
+        """The same job with what a codec made of its data and its return value."""
+        return OpenedRecord(self, data, return_value)
 
     @property
     def raw_data(self) -> bytes:
@@ -193,6 +228,14 @@ class JobRecord:
         return None if raw is None else raw.decode("utf-8", "replace")
 
     @property
+    def cancel_reason(self) -> str | None:
+        """What was said by whoever cancelled the job, perhaps nothing (empty); None: nobody has, or it ended by itself
+        before its worker heard of it."""
+        raw = self._fields.get(b"bpcancel")
+        text = self.failed_reason if self.finished_on else self.deferred_failure
+        return None if raw is None or reason_in(text or "") is None else raw.decode("utf-8", "replace")
+
+    @property
     def parent_key(self) -> str | None:
         """Key of the parent job, `<prefix>:<queue>:<id>`."""
         return self._text(b"parentKey") or None
@@ -227,6 +270,11 @@ class JobRecord:
         given = opts.get("de") if isinstance(opts, dict) else None
         named = given.get("id") if isinstance(given, dict) else None
         return named if isinstance(named, str) else None
+
+    @property
+    def lane(self) -> str | None:
+        """Whose fair share of the queue the job belongs to."""
+        return self._text(b"bplane") or self.opts.lane
 
     @property
     def dead_letter_id(self) -> str | None:
@@ -327,6 +375,38 @@ def read_attempts(raw: bytes | str) -> int:
 # Straight into the slots of a frozen class: an assignment by name takes twice as long, and every job has three.
 _slots: dict[str, Any] = {**vars(JobRecord)}
 _put_id, _put_fields, _put_data = (_slots[name].__set__ for name in ("id", "_fields", "_data"))
+
+
+class OpenedRecord(JobRecord):
+    """A record whose payload was opened: `data` and `fields` show it, `raw_data` is still what is stored."""
+
+    __slots__ = ("_stored",)
+
+    _stored: bytes
+
+    def __init__(self, record: JobRecord, data: bytes, return_value: bytes | None) -> None:
+        fields: dict[bytes, bytes | None] = {**record.fields(), b"data": data}
+        if return_value is not None:
+            fields[b"returnvalue"] = return_value
+        super().__init__(record.id, fields)
+        _put_stored(self, record.raw_data)
+        _put_data(self, json.decode(data))
+
+    @property
+    def raw_data(self) -> bytes:
+        return self._stored
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._stored.startswith(SEALED)
+
+    @property
+    def data_for_logs(self) -> Any:
+        """Nothing: what a producer encrypted is not for logs."""
+        return None
+
+
+_put_stored = vars(OpenedRecord)["_stored"].__set__
 
 
 class LateRecord(JobRecord):

@@ -1,7 +1,7 @@
 """The table of our Lua scripts: one entry per file of `lua/`, with the names of its keys and arguments.
 
 In: nothing. Out: `Script` records whose body is ready to send (includes resolved) and whose `sha1` EVALSHA takes.
-Elsewhere: sending them (`bullpen.queue._redis`, `bullpen.queue._caller`), making key names (`keys`). A test compares
+Elsewhere: sending them (`bullpen.redis.client`, `bullpen.redis.calls`), making key names (`keys`). A test compares
 each entry with the header of its file.
 """
 
@@ -9,43 +9,66 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 
-__all__ = ["SCRIPTS", "Script"]
+__all__ = ["SCRIPTS", "Script", "assemble"]
 
-_INCLUDE = re.compile(r"^--#include (\S+)$", re.MULTILINE)
+_LUA = Path(__file__).with_name("lua")
+_INCLUDE = re.compile(r"--#include (\S+)")
+_SCOPE, _END = "--#scope", "--#end"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Script:
     """One atomic operation: `EVALSHA sha1 len(keys) *keys *args`.
 
-    `args` are the leading arguments; a script that takes a list of jobs documents the rest in its header.
+    `args` are the leading arguments; a script that takes a list of jobs documents the rest in its header. A program
+    uses few of the scripts: each is read when it is first sent.
     """
 
     name: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
-    body: bytes = field(init=False, repr=False)
-    sha1: bytes = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        body = _assemble(self.name).encode()
-        object.__setattr__(self, "body", body)
+    @cached_property
+    def body(self) -> bytes:
+        return "\n".join(line for _, _, line in assemble(self.name)).encode()
+
+    @cached_property
+    def sha1(self) -> bytes:
         # Not a secret: the server names scripts by this digest.
-        object.__setattr__(self, "sha1", hashlib.sha1(body, usedforsecurity=False).hexdigest().encode())
+        return hashlib.sha1(self.body, usedforsecurity=False).hexdigest().encode()
 
 
 @cache
-def _read(name: str) -> str:
-    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+def _read(name: str) -> tuple[str, ...]:
+    return tuple((_LUA / f"{name}.lua").read_text(encoding="utf-8").splitlines())
 
 
-def _assemble(name: str) -> str:
-    """Replace each `--#include lib/x` by that file. Includes are not nested: their order stands in the script."""
-    return _INCLUDE.sub(lambda match: _read(match[1]).rstrip("\n"), _read(name))
+def assemble(name: str) -> Iterator[tuple[str, int, str]]:
+    """Every line of a script as the server gets it, with the file and the number that it comes from.
+
+    `--#include lib/x` stands for that file and, before it, for what that file includes. A file comes once: it is there
+    for all that follows. Between `--#scope` and `--#end`, which enclose a block of Lua, includes are there for that
+    block only: what few calls need is made only by those.
+    """
+    return _assemble(name, [set()])
+
+
+def _assemble(name: str, scopes: list[set[str]]) -> Iterator[tuple[str, int, str]]:
+    for number, line in enumerate(_read(name), start=1):
+        if line == _SCOPE:
+            scopes.append(set())
+        elif line == _END:
+            scopes.pop()
+        elif (include := _INCLUDE.fullmatch(line)) is None:
+            yield name, number, line
+        elif not any(include[1] in known for known in scopes):
+            scopes[-1].add(include[1])
+            yield from _assemble(include[1], scopes)
 
 
 _TABLE = (
@@ -54,6 +77,8 @@ _TABLE = (
         keys=("call",),
         args=("base", "call_number", "call_ttl_ms", "clock_and_version", "name", "opts", "place"),
     ),
+    Script("add_flow", keys=("call",), args=("call_number", "call_ttl_ms", "clock_and_version")),
+    Script("leave_parent", keys=("job",), args=("clock_offset",)),
     Script(
         "exchange",
         keys=("call",),
@@ -82,15 +107,43 @@ _TABLE = (
     Script("update_data", keys=("job",), args=("data",)),
     Script("add_log", keys=("job", "logs"), args=("line", "keep")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
+    Script("read_heads", keys=("meta",), args=("base", "most_bytes")),
     Script("seek", keys=("job", "line"), args=("base", "job_id", "passed")),
     Script("read_result", keys=("job", "completed", "failed"), args=("job_id",)),
     Script("read_events", keys=("events",), args=("after", "count")),
     Script(
-        "advance_scheduler",
-        keys=("repeat", "scheduler", "id", "events"),
+        "upsert_scheduler",
+        keys=("call",),
         args=(
-            *("base", "clock_offset", "scheduler_id", "job_id", "pattern_next_ms"),
-            *("opts", "name", "data", "every", "offset", "limit", "end_ms"),
+            *(
+                "base",
+                "call_number",
+                "call_ttl_ms",
+                "clock_and_version",
+                "scheduler_id",
+                "every",
+                "first_ms",
+                "start_ms",
+            ),
+            *("offset", "opts_head", "data", "priority", "lifo", "later_ms", "digest"),
+        ),
+    ),
+    Script(
+        "advance_scheduler",
+        keys=("repeat", "scheduler", "id", "job"),
+        args=(
+            *("base", "clock_offset", "scheduler_id", "slot", "next_ms", "next_head", "opts_head", "names_time"),
+            *("later_ms", "priority", "lifo", "running"),
+        ),
+    ),
+    Script("remove_scheduler", keys=("repeat", "scheduler", "delayed", "meta"), args=("base", "scheduler_id")),
+    Script("pause_scheduler", keys=("repeat", "scheduler"), args=("base", "clock_offset", "scheduler_id")),
+    Script(
+        "resume_scheduler",
+        keys=("repeat", "scheduler", "id"),
+        args=(
+            *("base", "clock_offset", "scheduler_id", "slot", "next_ms", "opts_head", "names_time", "later_ms"),
+            *("priority", "lifo", "step"),
         ),
     ),
     Script(
@@ -118,7 +171,11 @@ _TABLE = (
             *("attempts_made", "failed_reason", "stacktrace", "version"),
         ),
     ),
-    Script("sweep", keys=("failed", "meta"), args=("base", "clock_offset", "interval_ms", "from_ms", "skip")),
+    Script(
+        "sweep",
+        keys=("failed", "meta"),
+        args=("base", "clock_offset", "interval_ms", "from_ms", "skip", "with_cancelled"),
+    ),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
     Script("sweep_letters", keys=("meta", "failed", "entry_wait"), args=("base", "dead_letter_base", "most")),
     Script(
@@ -151,6 +208,7 @@ _TABLE = (
     Script(
         "remove", keys=("job",), args=("base", "clock_offset", "job_id", "with_children", "only_unfinished", "parent")
     ),
+    Script("cancel", keys=("job", "cancels"), args=("base", "clock_offset", "job_id", "text", "reason", "rule")),
     Script("drain", keys=("state_key",), args=("base", "clock_offset", "is_list", "kept", "most")),
     Script(
         "clean",
@@ -168,6 +226,7 @@ _TABLE = (
         keys=("line", "twin"),
         args=("base", "count", "newest_first", "strict", "position", "around"),
     ),
+    Script("read_seals", keys=(), args=("mark", "wrapped", "most")),
     Script("count_priorities", keys=("prioritized",), args=("after",)),
     Script("hold_lock", keys=("lock",), args=("token", "lease_ms")),
     Script("release_lock", keys=("lock",), args=("token",)),
@@ -176,12 +235,15 @@ _TABLE = (
         keys=("entity", "applied", "outcomes", "history"),
         args=("version", "data", "keep_applied", "keep_history", "is_failed", "reason", "key_count", "tenant"),
     ),
+    Script("delete_entity", keys=("entity", "applied", "outcomes", "history"), args=("tenant",)),
     Script("take_turn", keys=("turns",), args=("most", "window_ms")),
     Script(
         "configure",
         keys=("meta", "limiter", "wait", "prioritized", "limits_changed"),
         args=("base", "pause_ms"),
     ),
+    Script("configure_lane", keys=("meta", "running", "rate", "size"), args=("base", "clock_offset", "lane")),
+    Script("count_lanes", keys=("state_key",), args=("base", "is_list", "start", "count")),
 )
 
 SCRIPTS: dict[str, Script] = {script.name: script for script in _TABLE}

@@ -1,10 +1,25 @@
 """State machines driven by events, whatever brings the events.
 
-Everything that a program needs to define a workflow is here. Entities in SQL: `bullpen.ledger.entities`.
+Everything that a program needs to define a workflow is here. `SqlEntities` needs the extra `postgres` or `sqlite`, and
+is loaded when it is first named.
 """
 
+from typing import TYPE_CHECKING
+
+from bullpen._kernel.lazy import lazy
 from bullpen._kernel.rates import RateLimit
+from bullpen.errors import (
+    EmitsToItself,
+    EndlessSteps,
+    EntityBusy,
+    EntityChanged,
+    EntityFailed,
+    EntityNotFound,
+    NoTransition,
+    UnknownEvent,
+)
 from bullpen.ports.bindings import (
+    AnyEvent,
     AnyTransport,
     BullMQ,
     BullMQEvent,
@@ -15,21 +30,22 @@ from bullpen.ports.bindings import (
     RabbitMQ,
     RabbitMQEvent,
     RedisAddress,
-    SourceEvent,
 )
-from bullpen.ports.entity import Entities, EntityBusy, EntityChanged, EntityNotFound, EntityStore
+from bullpen.ports.entity import Entities, EntityStore
 from bullpen.ports.transport import Receipt
 from bullpen.workflow.actions import on_event, on_status_changed
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import step
 from bullpen.workflow.definition import Definition, InlineEntities, States, Transition
-from bullpen.workflow.engine import EntityFailed, UnknownEvent
-from bullpen.workflow.locks import EmitsToItself, RedisLocks
-from bullpen.workflow.machine import EndlessSteps, NoTransition
+from bullpen.workflow.locks import RedisLocks
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores import RedisEntities
 
+if TYPE_CHECKING:
+    from bullpen.ledger.entities import SqlEntities
+
 __all__ = [
+    "AnyEvent",
     "AnyTransport",
     "Batch",
     "BullMQ",
@@ -56,7 +72,7 @@ __all__ = [
     "RedisAddress",
     "RedisEntities",
     "RedisLocks",
-    "SourceEvent",
+    "SqlEntities",
     "States",
     "Transition",
     "UnknownEvent",
@@ -65,3 +81,7 @@ __all__ = [
     "on_status_changed",
     "step",
 ]
+
+# Hidden from type checkers, which would otherwise believe that every name exists.
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__, {"bullpen.ledger.entities": ("SqlEntities",)})

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Failed, Raised
 from bullpen.errors import JobSignal, PermanentError
-from bullpen.ports.bindings import Binding, Route
+from bullpen.ports.bindings import Binding, BindingRoute
 from bullpen.ports.messaging import Consumer, Messaging
 from bullpen.ports.transport import KEY_HEADER, Delivery
 from bullpen.workflow.context import Trigger, log_fields
@@ -110,7 +110,7 @@ class EventConsumers(Generic[E]):
         await asyncio.gather(*(consumer.close(timeout) for consumer in self._consumers))
 
     def _handler(
-        self, route: Route[E], client: Messaging[Any], batch_size: int
+        self, route: BindingRoute[E], client: Messaging[Any], batch_size: int
     ) -> Callable[[Delivery], Awaitable[None]]:
         gathered = None
         if batch_size > 1 and self._apply_batch is not None:
@@ -119,7 +119,8 @@ class EventConsumers(Generic[E]):
         async def handle(delivery: Delivery) -> None:
             trigger = trigger_of(delivery, client)
             fields = log_fields(delivery.urn, trigger)
-            logger.info("%s job received", self._label, extra=fields)
+            # At a level below what the client says of the same: one line for each thing that happens.
+            logger.debug("%s job received", self._label, extra=fields)
             try:
                 event = route.event_for(delivery.name)
                 if gathered is not None:
@@ -134,9 +135,9 @@ class EventConsumers(Generic[E]):
                     logger.info("%s job goes back to its queue: %s", self._label, why, extra=fields)
                 else:
                     reason = str(error)
-                    logger.error("%s job processing failed: %s", self._label, reason, extra={**fields, "error": reason})
+                    logger.debug("%s job processing failed: %s", self._label, reason, extra={**fields, "error": reason})
                 raise
-            logger.info("%s job processed successfully", self._label, extra=fields)
+            logger.debug("%s job processed successfully", self._label, extra=fields)
 
         return handle
 

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.ids import encode_segment
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.transport import KEY_HEADER
+
+if TYPE_CHECKING:  # an extra, for those alone who send from an action
+    from bullpen.ledger import OutboxFields
 
 __all__ = [
     "CORRELATION",
@@ -119,7 +122,9 @@ class StepContext:
     def correlation_id(self) -> str | None:
         return self.trigger.correlation_id
 
-    def enqueue(self, *, integration_type: str, event_type: str, payload: Any = None, **options: Any) -> None:
+    def enqueue(
+        self, *, integration_type: str, event_type: str, payload: Any = None, **options: Unpack[OutboxFields]
+    ) -> None:
         """Let a message leave if and only if this change is stored; `options` are those of `OutboxItem`.
 
         Raises InvalidOption where entities are not kept in a SQL ledger.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from bullpen._kernel.duration import check_int, is_text
-from bullpen.errors import InvalidOption, require
+from bullpen.errors import InvalidOption, require, word
 from bullpen.ports.bindings import AnyTransport, BullMQ, Kafka, RabbitMQ
-from bullpen.ports.entity import Entities, EntityStore, word
+from bullpen.ports.entity import Entities, EntityStore
 
 __all__ = ["Action", "Condition", "Definition", "InlineEntities", "States", "Transition", "many"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from xml.sax.saxutils import escape, quoteattr
 
-from bullpen.ports.entity import word
+from bullpen.errors import word
 from bullpen.workflow.definition import Definition
 
 __all__ = ["mermaid", "svg"]

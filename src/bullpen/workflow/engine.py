@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -24,46 +25,35 @@ from bullpen._kernel.ids import encode_segment
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import cut, describe
 from bullpen.errors import (
-    BullpenError,
     ConnectionLost,
     DatabaseUnavailable,
     DelayJob,
-    InvalidOption,
+    EndlessSteps,
+    EntityBusy,
+    EntityChanged,
+    EntityFailed,
+    EntityNotFound,
+    NoTransition,
     PermanentError,
     RateLimited,
     ReturnToWait,
+    UnknownEvent,
     WaitForChildren,
     require,
-)
-from bullpen.ports.entity import (
-    Change,
-    EntityBusy,
-    EntityChanged,
-    EntityNotFound,
-    EntityStore,
-    Loaded,
-    Move,
-    UrnLocks,
     word,
 )
+from bullpen.ports.entity import Change, EntityStore, Loaded, Move, UrnLocks
 from bullpen.workflow.actions import Hooks, name_of
 from bullpen.workflow.batch import Batch
 from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
 from bullpen.workflow.definition import Action, Definition
-from bullpen.workflow.locks import LocalLocks
-from bullpen.workflow.machine import (
-    EndlessSteps,
-    NoTransition,
-    Step,
-    first_step,
-    holds_for,
-    is_ignored,
-    is_target,
-    next_step,
-)
+from bullpen.workflow.locks import local_locks_beside
+from bullpen.workflow.machine import Step, first_step, holds_for, is_ignored, is_target, next_step
 from bullpen.workflow.stores import DirectStore
 
-__all__ = ["Engine", "EntityFailed", "UnknownEvent"]
+__all__ = [
+    "Engine",
+]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -79,25 +69,6 @@ _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
 _SIGNALS: Final = (DelayJob, ReturnToWait, RateLimited, WaitForChildren)
 """What an action may raise without having failed."""
-
-
-class UnknownEvent(InvalidOption, PermanentError):
-    """No transition of the workflow has this event, in whatever state: a mistake of the program, not of the moment."""
-
-    def __init__(self, workflow: str, event: object, known: Iterable[object]) -> None:
-        super().__init__("event", f"an event of workflow {workflow!r}: {_words(known)}", word(event))
-        self.event = event
-
-
-class EntityFailed(BullpenError, PermanentError):
-    """This event has parked the entity in its failed state before, and it is still there.
-
-    Move the entity out of it first; then the event may be sent back.
-    """
-
-    def __init__(self, urn: str, reason: str) -> None:
-        super().__init__(f"this event has parked entity {urn!r} in its failed state: {reason}")
-        self.urn, self.reason = urn, reason
 
 
 class _ActionFailed(Exception):
@@ -130,7 +101,7 @@ class Engine(Generic[T, P, E, S]):
     ) -> None:
         """`locks` keep events of one entity apart over several processes; within this one they always are."""
         self.name, self.definition, self.store, self.hooks = name, definition, store, hooks
-        self._local, self._locks = LocalLocks(), locks
+        self._local, self._locks = local_locks_beside(locks), locks
         self._events = definition.all_events()
 
     async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
@@ -437,7 +408,15 @@ class Engine(Generic[T, P, E, S]):
         if policy == "retry" and not trigger.is_final(error):
             raise error
         reason = describe(error)[0]
-        logger.error("Action failed: %s", reason, exc_info=error, extra={**fields, "error": cut(reason, 500)})
+        # Of a delivery that fails the client tells, with the traceback; of one that succeeds only this line does.
+        is_told = not is_direct and policy != "fail"
+        logger.log(
+            logging.WARNING if is_told else logging.ERROR,
+            "Action failed: %s",
+            reason,
+            exc_info=None if is_told else error,
+            extra={**fields, "error": cut(reason, 500)},
+        )
         entity = await self._park(failure.step, source, urn, payload, trigger, keys, reason)
         if policy == "fail":
             return entity
@@ -463,9 +442,10 @@ class Engine(Generic[T, P, E, S]):
 
     @contextlib.asynccontextmanager
     async def _alone(self, urn: str, trigger: Trigger) -> AsyncIterator[None]:
-        async with self._local.hold(urn), contextlib.AsyncExitStack() as held:
-            if self._locks is not None:
-                with _nobody_counts(trigger):
+        async with contextlib.AsyncExitStack() as held:
+            with _nobody_counts(trigger):
+                await held.enter_async_context(self._local.hold(urn))
+                if self._locks is not None:
                     await held.enter_async_context(self._locks.hold(urn))
             yield
 

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from bullpen.errors import InvalidOption
-from bullpen.ports.entity import EntityStore, word
+from bullpen.errors import word
+from bullpen.ports.entity import EntityStore
 from bullpen.workflow.actions import Hook, name_of
 from bullpen.workflow.definition import Definition, InlineEntities, Transition, many
 from bullpen.workflow.machine import automatic_exits, reachable
 
-__all__ = ["DoubtfulDefinition", "Finding", "lint"]
+__all__ = ["LintFinding", "lint"]
 
 AnyDefinition = Definition[Any, Any, Any, Any]
 AnyTransition = Transition[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One doubt."""
 
     level: Literal["error", "warning"]
@@ -40,19 +40,9 @@ class Finding:
         return f"{self.level}: {self.text} [{self.code}]"
 
 
-class DoubtfulDefinition(InvalidOption):
-    """A workflow that cannot work as it is defined, or, with `strict=True`, that may not."""
-
-    def __init__(self, workflow: str, findings: Iterable[Finding]) -> None:
-        self.findings = tuple(findings)
-        listed = "; ".join(map(str, self.findings))
-        super().__init__(f"workflow {workflow!r}", "a definition without these findings", listed)
-        self.args = (f"workflow {workflow!r} is refused: {listed}",)
-
-
 def lint(
     definition: AnyDefinition, hooks: Iterable[Hook] = (), store: EntityStore[Any, Any] | None = None
-) -> list[Finding]:
+) -> list[LintFinding]:
     """All findings, errors first."""
     hooks = tuple(hooks)
     found = [
@@ -70,7 +60,7 @@ def lint(
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _unreachable(definition: AnyDefinition) -> Iterator[Finding]:
+def _unreachable(definition: AnyDefinition) -> Iterator[LintFinding]:
     states = definition.states
     if states.initial is not None:
         starts = {states.initial}
@@ -82,33 +72,33 @@ def _unreachable(definition: AnyDefinition) -> Iterator[Finding]:
     seen = {state for start in starts for state in reachable(definition, start)}
     for state in definition.all_states():
         if state not in seen:
-            yield Finding("warning", "unreachable-state", f"no event leads to state {word(state)}")
+            yield LintFinding("warning", "unreachable-state", f"no event leads to state {word(state)}")
 
 
-def _dead_ends(definition: AnyDefinition) -> Iterator[Finding]:
+def _dead_ends(definition: AnyDefinition) -> Iterator[LintFinding]:
     states = definition.states
     for state in definition.all_states():
         if state in states.finals or state == states.failed:
             continue
         if not any(state in transition.sources for transition in definition.transitions):
-            yield Finding("warning", "dead-end", f"no event leads out of state {word(state)}, which is not final")
+            yield LintFinding("warning", "dead-end", f"no event leads out of state {word(state)}, which is not final")
 
 
-def _final_exits(definition: AnyDefinition) -> Iterator[Finding]:
+def _final_exits(definition: AnyDefinition) -> Iterator[LintFinding]:
     for transition in definition.transitions:
         for state in transition.sources:
             if state in definition.states.finals:
-                yield Finding(
+                yield LintFinding(
                     "warning", "final-exit", f"state {word(state)} is final, but {transition} leads out of it"
                 )
 
 
-def _no_finals(definition: AnyDefinition) -> Iterator[Finding]:
+def _no_finals(definition: AnyDefinition) -> Iterator[LintFinding]:
     if not definition.states.finals:
-        yield Finding("warning", "no-final-state", "no state is final, so no entity is ever done; name finals=[…]")
+        yield LintFinding("warning", "no-final-state", "no state is final, so no entity is ever done; name finals=[…]")
 
 
-def _arity(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding]:
+def _arity(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[LintFinding]:
     """Functions that cannot be called as they will be."""
     two: list[tuple[str, Callable[..., Any]]] = [
         *(("condition", each) for each in definition.conditions),
@@ -132,13 +122,13 @@ def _arity(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding
             signature.bind(*names)
         except TypeError as error:
             text = f"{what} {name_of(function)} cannot be called with ({', '.join(names)}): {error}"
-            yield Finding("error", "wrong-arity", text)
+            yield LintFinding("error", "wrong-arity", text)
 
 
 _COPIES: Final = frozenset({"replace", "_replace", "evolve", "copy", "model_copy", "copy_with"})
 
 
-def _changed_urns(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding]:
+def _changed_urns(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[LintFinding]:
     """Actions whose text gives the entity another urn. What their text does not show is refused when it happens."""
     access = definition.entity
     names = _read_by(access.urn_ if isinstance(access, InlineEntities) else getattr(access, "urn", None))
@@ -147,7 +137,7 @@ def _changed_urns(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[
         changed = next(_changes(action, names), None)
         if changed is not None:
             text = f"action {name_of(action)} changes {changed!r}, which names the entity: an entity keeps its urn"
-            yield Finding("warning", "changed-urn", text)
+            yield LintFinding("warning", "changed-urn", text)
 
 
 def _read_by(function: Any) -> frozenset[str]:
@@ -192,7 +182,7 @@ def _text_of(function: Any) -> ast.AST:
         return ast.Module([], [])
 
 
-def _blank_status(definition: AnyDefinition, store: EntityStore[Any, Any] | None) -> Iterator[Finding]:
+def _blank_status(definition: AnyDefinition, store: EntityStore[Any, Any] | None) -> Iterator[LintFinding]:
     if store is None:
         return
     try:
@@ -201,10 +191,10 @@ def _blank_status(definition: AnyDefinition, store: EntityStore[Any, Any] | None
         return
     if status is not None and status not in definition.all_states():
         text = f"a new entity has the status {word(status)}, which is no state of the workflow"
-        yield Finding("warning", "unknown-status", text)
+        yield LintFinding("warning", "unknown-status", text)
 
 
-def _ambiguous(definition: AnyDefinition) -> Iterator[Finding]:
+def _ambiguous(definition: AnyDefinition) -> Iterator[LintFinding]:
     for state in definition.all_states():
         for event in definition.all_events():
             fitting = [one for one in definition.transitions if event in one.events and state in one.sources]
@@ -213,17 +203,17 @@ def _ambiguous(definition: AnyDefinition) -> Iterator[Finding]:
             yield from _shadowed(list(automatic_exits(definition, state)), f"the automatic step from {word(state)}")
 
 
-def _shadowed(fitting: list[AnyTransition], where: str) -> Iterator[Finding]:
+def _shadowed(fitting: list[AnyTransition], where: str) -> Iterator[LintFinding]:
     """What stands behind a transition without conditions is never taken."""
     for place, transition in enumerate(fitting[:-1]):
         if not transition.conditions:
             later = ", ".join(word(each.to) for each in fitting[place + 1 :])
             text = f"{where} always leads to {word(transition.to)}, never to {later}; give the first one a condition"
-            yield Finding("warning", "ambiguous-exit", text)
+            yield LintFinding("warning", "ambiguous-exit", text)
             return
 
 
-def _loops(definition: AnyDefinition) -> Iterator[Finding]:
+def _loops(definition: AnyDefinition) -> Iterator[LintFinding]:
     told: set[frozenset[Any]] = set()
     passing = [state for state in definition.all_states() if not definition.states.rests(state)]
     for start in passing:
@@ -233,10 +223,10 @@ def _loops(definition: AnyDefinition) -> Iterator[Finding]:
         told.add(frozenset(circle))
         names = " -> ".join(map(word, (*circle, circle[0])))
         if all(_is_forced(definition, state, circle) for state in circle):
-            yield Finding("error", "endless-loop", f"automatic steps run in a circle for ever: {names}")
+            yield LintFinding("error", "endless-loop", f"automatic steps run in a circle for ever: {names}")
         else:
             text = f"automatic steps may run in a circle, ended only by conditions: {names}"
-            yield Finding("warning", "endless-loop", text)
+            yield LintFinding("warning", "endless-loop", text)
 
 
 def _circle(definition: AnyDefinition, start: Any) -> tuple[Any, ...] | None:
@@ -259,15 +249,17 @@ def _is_forced(definition: AnyDefinition, state: Any, circle: tuple[Any, ...]) -
     return not first.conditions and not definition.conditions and first.to in circle
 
 
-def _impossible(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Finding]:
+def _impossible(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[LintFinding]:
     events = set(definition.all_events())
     changes = {(source, each.to) for each in definition.transitions for source in each.sources}
     for hook in hooks:
         if hook.is_on_event:
             for event in many(hook.event):
                 if event not in events:
-                    yield Finding("error", "impossible-hook", f"{hook.name} waits for {word(event)}, which is no event")
+                    yield LintFinding(
+                        "error", "impossible-hook", f"{hook.name} waits for {word(event)}, which is no event"
+                    )
         elif not any((source, target) in changes for source in many(hook.source) for target in many(hook.target)):
             source, target = ("/".join(map(word, many(each))) for each in (hook.source, hook.target))
             text = f"{hook.name} waits for a change from {source} to {target}, which no transition makes"
-            yield Finding("error", "impossible-hook", text)
+            yield LintFinding("error", "impossible-hook", text)

@@ -21,33 +21,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
-from bullpen.errors import BullpenError, ConnectionLost, DatabaseUnavailable, PermanentError
-from bullpen.ports.entity import EntityBusy, UrnLocks
-from bullpen.queue import Connection
+from bullpen.errors import ConnectionLost, DatabaseUnavailable, EmitsToItself, EntityBusy
+from bullpen.ports.entity import UrnLocks
+from bullpen.redis import Connection
 from bullpen.wire.scripts import SCRIPTS
 from bullpen.workflow.stores.redis import RedisEntities
 
 if TYPE_CHECKING:
     from bullpen.ledger.turns import Turns
 
-__all__ = ["EmitsToItself", "LedgerLocks", "LocalLocks", "RedisLocks", "locks_of"]
+__all__ = ["LedgerLocks", "LocalLocks", "RedisLocks", "local_locks_beside", "locks_of"]
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.04
 _SHORT_LEASE_MS: Final = 10_000
-
-
-class EmitsToItself(BullpenError, PermanentError):
-    """An action emits to the entity that it is called for. It would wait for itself, so nothing was done.
-
-    Use `step().follow_up(event, payload)`: it is applied after the action's own transition and stored with it.
-    """
-
-    def __init__(self, urn: str) -> None:
-        super().__init__(
-            f"an action of entity {urn!r} emits to the same entity, which would wait for that action to end; "
-            "use step().follow_up(event, payload), which is applied after it"
-        )
-        self.urn = urn
+_WAIT_MS: Final = 30_000
+"""How long an event waits for its turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +71,9 @@ def _inside(place: object, urn: str) -> Iterator[None]:
 class LocalLocks:
     """Between the tasks of one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wait: int | timedelta = _WAIT_MS) -> None:
+        """Whoever waits longer raises EntityBusy: an action that hangs must not take everybody behind it along."""
+        self._wait_ms = to_ms("wait", wait, minimum=1)
         self._held: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
@@ -93,12 +83,22 @@ class LocalLocks:
         self._held[urn] = (lock, users + 1)
         try:
             with _inside(self, urn):
-                async with lock:
+                await self._take(lock, urn)
+                try:
                     yield
+                finally:
+                    lock.release()
         finally:
             lock, users = self._held.pop(urn)
             if users > 1:
                 self._held[urn] = (lock, users - 1)
+
+    async def _take(self, lock: asyncio.Lock, urn: str) -> None:
+        try:
+            async with asyncio.timeout(self._wait_ms / 1000):
+                await lock.acquire()
+        except TimeoutError:
+            raise EntityBusy(urn, self._wait_ms) from None
 
 
 class _Leased(ABC):
@@ -112,7 +112,8 @@ class _Leased(ABC):
     def __init__(self, place: str, lease: int | timedelta, wait: int | timedelta) -> None:
         self._place = place
         self._lease_ms = to_ms("lease", lease, minimum=100)
-        self._wait_ms = to_ms("wait", wait, minimum=1)
+        self.wait_ms = to_ms("wait", wait, minimum=1)
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def _is_ours(self, urn: str, token: str) -> bool:
@@ -125,22 +126,43 @@ class _Leased(ABC):
     async def hold(self, urn: str) -> AsyncIterator[None]:
         token = uuid.uuid4().hex
         with _inside(self._place, urn):
-            await self._take(urn, token)
+            try:
+                await self._take(urn, token)
+            except EntityBusy:
+                raise
+            except BaseException:
+                # Cancelled, or without an answer: it may be given to us all the same, and nobody else would get it.
+                self._forgo(urn, token)
+                raise
             renewing = asyncio.create_task(self._renew(urn, token), name=f"bullpen lock of {urn}")
             try:
                 yield
             finally:
                 await end(renewing)
-                # If it cannot be given back, it ends by itself.
-                with contextlib.suppress(self._away):
-                    await self._give_back(urn, token)
+                await self._try_to_give_back(urn, token)
+
+    async def _try_to_give_back(self, urn: str, token: str) -> None:
+        """If it cannot be given back, it ends by itself."""
+        with contextlib.suppress(self._away):
+            await self._give_back(urn, token)
+
+    def _forgo(self, urn: str, token: str) -> None:
+        """Without waiting for it: whoever leaves may be in a hurry, and the server away."""
+        leaving = asyncio.create_task(self._try_to_give_back(urn, token), name=f"bullpen lock of {urn} is not wanted")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._left)
+
+    def _left(self, leaving: asyncio.Task[None]) -> None:
+        self._leaving.discard(leaving)
+        if not leaving.cancelled():
+            leaving.exception()  # as above: it ends by itself
 
     async def _take(self, urn: str, token: str) -> None:
-        give_up_at = time.monotonic() + self._wait_ms / 1000
+        give_up_at = time.monotonic() + self.wait_ms / 1000
         pause_s = _SHORTEST_PAUSE_S
         while not await self._is_ours(urn, token):
             if time.monotonic() + pause_s > give_up_at:
-                raise EntityBusy(urn, self._wait_ms)
+                raise EntityBusy(urn, self.wait_ms)
             await asyncio.sleep(pause_s * (0.5 + random.random()))  # not all at the same moment
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -166,7 +188,7 @@ class RedisLocks(_Leased):
         *,
         prefix: str = "bullpen:lock:",
         lease: int | timedelta = 30_000,
-        wait: int | timedelta = 30_000,
+        wait: int | timedelta = _WAIT_MS,
     ) -> None:
         super().__init__(f"{connection!r} {prefix}", lease, wait)
         self._connection, self._prefix = connection, prefix
@@ -187,7 +209,7 @@ class LedgerLocks(_Leased):
     _away = DatabaseUnavailable
 
     def __init__(
-        self, turns: Turns, kind: str, *, lease: int | timedelta = 30_000, wait: int | timedelta = 30_000
+        self, turns: Turns, kind: str, *, lease: int | timedelta = 30_000, wait: int | timedelta = _WAIT_MS
     ) -> None:
         super().__init__(f"{turns.place} {kind}", lease, wait)
         self._turns, self._kind = turns, kind
@@ -197,6 +219,11 @@ class LedgerLocks(_Leased):
 
     async def _give_back(self, urn: str, token: str) -> None:
         await self._turns.release(f"{self._kind}/{urn}", token)
+
+
+def local_locks_beside(locks: UrnLocks | None) -> LocalLocks:
+    """For the events of one process: those who wait for each other here wait as long as they would there."""
+    return LocalLocks(wait=locks.wait_ms) if isinstance(locks, _Leased) else LocalLocks()
 
 
 def locks_of(store: Any) -> UrnLocks | None:

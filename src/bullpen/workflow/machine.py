@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bullpen.errors import BullpenError, PermanentError
-from bullpen.ports.entity import word
+from bullpen.errors import NoTransition
 from bullpen.workflow.definition import Definition, Transition
 
 __all__ = [
-    "EndlessSteps",
-    "NoTransition",
     "Step",
     "automatic_exits",
     "first_step",
@@ -31,25 +28,6 @@ T = TypeVar("T")
 P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
-
-
-class NoTransition(BullpenError):
-    """An event that leads nowhere from the entity's status. It may do so later: on a queue it is tried again."""
-
-    def __init__(self, event: object, status: object) -> None:
-        super().__init__(f"Unable to find transition for event: {word(event)} and status: {word(status)}")
-        self.event, self.status = event, status
-
-
-class EndlessSteps(BullpenError, PermanentError):
-    """One event caused more automatic steps than allowed: the states run in a circle. Nothing was stored."""
-
-    def __init__(self, event: object, status: object, max_steps: int) -> None:
-        super().__init__(
-            f"event {word(event)} caused more than {max_steps} automatic steps and was still at {word(status)}; let a "
-            "state of the circle be idle, or give its transitions conditions that end it"
-        )
-        self.event, self.status, self.max_steps = event, status, max_steps
 
 
 @dataclass(frozen=True)

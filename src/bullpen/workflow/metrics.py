@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Final
 
 from bullpen._kernel import telemetry
-from bullpen.ports.entity import word
+from bullpen.errors import word
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.workflow.service import Workflow
 

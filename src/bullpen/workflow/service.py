@@ -12,24 +12,24 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 import msgspec
 
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import NotConfigured
+from bullpen.errors import DoubtfulDefinition, EntityNotFound, NotConfigured, UnknownEvent, word
 from bullpen.ports.bindings import Binding
-from bullpen.ports.entity import EntityNotFound, EntityStore, HistoryEntry, KnowsStates, UrnLocks, word
-from bullpen.ports.messaging import Messaging
+from bullpen.ports.entity import EntityStore, HistoryEntry, KnowsStates, UrnLocks
+from bullpen.ports.messaging import Messaging, ProduceArguments
 from bullpen.ports.transport import Receipt
 from bullpen.workflow import diagram
 from bullpen.workflow.actions import Hooks
 from bullpen.workflow.bindings import EventConsumers
 from bullpen.workflow.context import CORRELATION, TENANT, USER, Trigger, inherited_headers
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.engine import Engine, UnknownEvent
-from bullpen.workflow.lint import DoubtfulDefinition, Finding, lint
+from bullpen.workflow.engine import Engine
+from bullpen.workflow.lint import LintFinding, lint
 from bullpen.workflow.simulate import Explanation, Simulation, explain, simulate
 
 __all__ = ["Workflow"]
@@ -64,7 +64,7 @@ class Workflow(Generic[T, P, E, S]):
         self.name, self.definition, self.store = name, definition, store
         self.binding, self.client = binding, client
         hooks = hooks or Hooks([])
-        self.findings: tuple[Finding, ...] = tuple(lint(definition, hooks.all, store))
+        self.findings: tuple[LintFinding, ...] = tuple(lint(definition, hooks.all, store))
         """What lint has found."""
         errors = [finding for finding in self.findings if strict or finding.level == "error"]
         if errors:
@@ -119,7 +119,7 @@ class Workflow(Generic[T, P, E, S]):
         user_id: str | None = None,
         correlation_id: str | None = None,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ProduceArguments],
     ) -> Receipt:
         """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it. On BullMQ
         that is the `Job`.

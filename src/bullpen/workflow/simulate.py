@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
-from bullpen.ports.entity import HistoryEntry, Move, word
+from bullpen.errors import NoTransition, word
+from bullpen.ports.entity import HistoryEntry, Move
 from bullpen.workflow.definition import Definition
-from bullpen.workflow.machine import NoTransition, first_step, holds_for, is_ignored, next_step
+from bullpen.workflow.machine import first_step, holds_for, is_ignored, next_step
 
 __all__ = ["Explanation", "Option", "Simulation", "explain", "simulate"]
 

@@ -61,7 +61,7 @@ async function jobOf(request) {
 const later = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 // Steps, each optional, in this order: `progress` (list), `logs` (list), `sleep` (ms), `hold` (until the op `release`), then `kind`.
-async function play(behaviour, job, token, slot) {
+async function play(behaviour, job, token, slot, signal) {
   const step = behaviour.byName?.[job.name] ?? behaviour;
   for (const value of step.progress ?? []) await job.updateProgress(value);
   for (const line of step.logs ?? []) await job.log(line);
@@ -98,6 +98,10 @@ async function play(behaviour, job, token, slot) {
       return { children: await job.getChildrenValues(), ignored: await job.getIgnoredChildrenFailures() };
     case 'children':
       return { children: await job.getChildrenValues(), ignored: await job.getIgnoredChildrenFailures() };
+    case 'until_aborted':
+      say({ event: 'worker', worker: slot.id, type: 'held', jobId: job.id });
+      if (!signal.aborted) await new Promise((resolve) => { signal.onabort = resolve; });
+      throw new UnrecoverableError(`cancelled: ${signal.reason}`);
     case 'drop_children':
       await job.removeUnprocessedChildren();
       return { ignored: await job.getIgnoredChildrenFailures() };
@@ -129,7 +133,9 @@ function release({ worker, jobId }) {
 
 async function startWorker({ worker: id, queue, prefix = 'bull', behaviour = {}, opts = {} }) {
   const slot = { id, holds: new Map(), releaseAll: false };
-  slot.worker = new Worker(queue, (job, token) => play(behaviour, job, token, slot), { connection: shared, prefix, ...opts });
+  const { backoffMs, ...rest } = opts; // a function cannot be sent: this one answers the same pause for every type
+  const settings = backoffMs === undefined ? {} : { settings: { backoffStrategy: () => backoffMs } };
+  slot.worker = new Worker(queue, (job, token, signal) => play(behaviour, job, token, slot, signal), { connection: shared, prefix, ...rest, ...settings });
   const tell = (type, fields) => say({ event: 'worker', worker: id, type, ...fields });
   slot.worker.on('active', (job) => tell('active', { jobId: job.id, attemptsMade: job.attemptsMade }));
   slot.worker.on('completed', (job, value) => tell('completed', { jobId: job.id, value }));
@@ -184,6 +190,7 @@ const ops = {
   reset,
   closeWorker,
   release: async (r) => release(r),
+  cancelJob: async (r) => workers.get(r.worker).worker.cancelJob(r.jobId, r.reason),
   startWorker,
   startQueueEvents,
   closeQueueEvents: async ({ queue, prefix = 'bull' }) => {

@@ -77,6 +77,18 @@ SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
         ('"passwords": ["hunter2", "hunter3"]', "hunter3"),
         ("token: {'value': 'hunter2'}", "hunter2"),
     ],
+    "elsewhere": [
+        ("Passwort: hunter2", "hunter2"),
+        ("Kennwort=hunter2", "hunter2"),
+        ("GET /?q=%7B%22password%22%3A%22hunter2%22%7D", "hunter2"),
+        ("GET /?q=%7B%22apiKey%22%3a%20%22hunt%2Fer2%22%7D", "er2"),
+        ("[SQL: INSERT INTO users VALUES ('ada', 'hunter2')]", "hunter2"),
+        ("[SQL: SELECT 1\nWHERE a = 'hunter2' AND b = 'it''s hunter2']", "hunter2"),
+        ("ERR unknown command, with args beginning with: AUTH default hunter2", "hunter2"),
+        ("535 5.7.8 refused: AUTH PLAIN AGFkbWluAGh1bnRlcjI=", "AGFkbWluAGh1bnRlcjI="),
+        ("command failed: mysql -u root -phunter2 shop", "hunter2"),
+        ("command failed: mysqldump --host db -p'hunter2' shop", "hunter2"),
+    ],
     "quoted": [
         ('body was {"user": "ada", "password": "hunter2"}', "hunter2"),
         ("{'password': 'hunter2', 'user': 'ada'}", "hunter2"),
@@ -260,6 +272,8 @@ SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
 }
 
 HARMLESS: Final = [
+    # an instant with the check digit of a card, as every tenth has
+    "job 'repeat:digest:1795000000004' of queue 'emails' was taken at 1795000000004",
     # what servers say of a wrong password
     "the server refused the command: WRONGPASS invalid username-password pair or user is disabled.",
     "ERR AUTH <password> called without any password configured for the default user. Are you sure about it?",
@@ -278,6 +292,11 @@ HARMLESS: Final = [
     "job custom:basket-0001:2026-01-02 is done",
     "trace 4bf92f3577b34da6a3ce929d0e0e4736 span 00f067aa0ba902b7",
     "the token has expired",
+    "SMTP AUTH PLAIN mechanism is not supported",
+    "AUTH login failed for ada",
+    "mysql -p needs a terminal; mysql --port 3306",
+    "[SQL: SELECT id FROM jobs WHERE tenant = %(tenant)s]",
+    "GET /?q=%22name%22%3A%22ada%22",
     "token bucket of tenant-b is empty",
     "password is missing",
     'password authentication failed for user "ada"',

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen._kernel.backoff import ONE_HOUR_MS, Backoff, UnknownBackoff, from_option, from_wire
+from bullpen._kernel.backoff import ONE_HOUR_MS, Backoff, CustomBackoff, from_option, from_wire
 from bullpen.errors import InvalidOption
 
 json_values = st.recursive(
@@ -143,11 +143,11 @@ def test_reading_a_foreign_backoff_never_raises(value: Any) -> None:
         ({"type": "exponential"}, None),
         ({"type": "fixed", "delay": -1}, None),
         ({"type": "fixed", "delay": "soon"}, None),
-        ({"type": "custom", "delay": 5}, UnknownBackoff("custom")),
-        ({"delay": 5}, UnknownBackoff("NoneType")),
-        (["fixed"], UnknownBackoff("list")),
-        (True, UnknownBackoff("bool")),
-        ("custom", UnknownBackoff("custom")),
+        ({"type": "custom", "delay": 5}, CustomBackoff("custom", 5)),
+        ({"delay": 5}, CustomBackoff("NoneType", 5)),
+        (["fixed"], CustomBackoff("list")),
+        (True, CustomBackoff("bool")),
+        ("custom", CustomBackoff("custom")),
     ],
 )
 def test_foreign_backoffs_mean_what_they_mean_to_node(value: Any, expected: object) -> None:
@@ -203,3 +203,15 @@ def test_a_wrong_option_is_refused_by_name(value: Any, message: str) -> None:
     """The message names the part that is wrong."""
     with pytest.raises(InvalidOption, match=message):
         from_option(value)
+
+
+def test_a_producer_names_a_strategy_of_the_workers_on_purpose() -> None:
+    """A mapping with a misspelt type is still refused: nobody means a strategy that no worker has."""
+    assert Backoff.custom("own").to_wire() == {"type": "own"}
+    assert Backoff.custom("own", delay=timedelta(seconds=1)).to_wire() == {"type": "own", "delay": 1_000}
+    assert from_wire(Backoff.custom("own", delay=5).to_wire()) == CustomBackoff("own", 5)
+    for name in ("fixed", "exponential", "linear", ""):
+        with pytest.raises(InvalidOption, match="name of your own"):
+            Backoff.custom(name)
+    with pytest.raises(InvalidOption, match="backoff"):
+        from_option({"type": "own", "delay": 5})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.backoff import Backoff, CustomBackoff
 from bullpen._kernel.outcome import (
     MAX_TEXT,
     Cause,
@@ -50,8 +50,9 @@ def after(
     *,
     made: int = 0,
     attempts: int = 3,
-    backoff: Backoff | UnknownBackoff | None = SECOND,
+    backoff: Backoff | CustomBackoff | None = SECOND,
     policy: RetryPolicy | None = None,
+    subject: Any = None,
 ) -> Outcome:
     return judge(
         result,
@@ -59,6 +60,7 @@ def after(
         attempts=attempts,
         backoff=backoff,
         policy=policy or RetryPolicy(),
+        subject=subject,
         random=lambda: 0.5,
     )
 
@@ -137,18 +139,111 @@ def test_without_backoff_the_retry_is_immediate() -> None:
     assert outcome.delay_ms == 0
 
 
-def test_an_unknown_backoff_fails_the_job_and_keeps_the_error() -> None:
-    """Guessing a pause would be wrong, and waiting for a worker that knows it would be for ever."""
-    outcome = after(Raised(OSError("refused")), backoff=UnknownBackoff("fibonacci"))
+@pytest.mark.parametrize(
+    ("policy", "made", "delay_ms"),
+    [
+        (RetryPolicy(), 0, 1_000),
+        (RetryPolicy(), 1, 2_000),
+        (RetryPolicy(backoff=Backoff.fixed(70)), 1, 70),
+        (RetryPolicy(attempts=1, backoff=None), 0, 1_000),
+        (RetryPolicy(strategies={"other": lambda failures, error, job: 5}), 0, 1_000),
+    ],
+)
+def test_a_backoff_that_the_worker_does_not_know_gets_its_default(
+    policy: RetryPolicy, made: int, delay_ms: int
+) -> None:
+    """A guess of a second costs little; a job that fails for good at its first error costs somebody an evening."""
+    outcome = after(Raised(OSError("refused")), made=made, backoff=CustomBackoff("fibonacci"), policy=policy)
 
-    assert isinstance(outcome, Failed)
-    assert outcome.cause is Cause.UNKNOWN_BACKOFF
-    assert "'fibonacci'" in outcome.reason and outcome.reason.endswith("refused")
+    assert isinstance(outcome, Retry)
+    assert (outcome.reason, outcome.delay_ms) == ("refused", delay_ms)
+
+
+def test_a_strategy_is_told_failures_error_and_job_and_says_how_long() -> None:
+    """As Node's `backoffStrategy`."""
+    told: list[Any] = []
+    error = OSError("refused")
+
+    def strategy(failures: int, raised: BaseException, job: Any) -> int:
+        told.append((failures, raised, job))
+        return 321
+
+    policy = RetryPolicy(strategies={"own": strategy})
+    outcome = after(Raised(error), made=1, backoff=CustomBackoff("own"), policy=policy, subject="the job")
+
+    assert isinstance(outcome, Retry)
+    assert (outcome.delay_ms, told) == (321, [(2, error, "the job")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "delay_ms"),
+    [
+        (0, 0),
+        (12.9, 12),
+        (timedelta(seconds=2), 2_000),
+        (Backoff.exponential(100), 200),
+        (float("inf"), 2**53 - 1),
+        (None, None),
+        (-1, None),
+        (timedelta(seconds=-1), None),
+        (float("nan"), None),
+    ],
+)
+def test_what_a_strategy_may_return(answer: Any, delay_ms: int | None) -> None:
+    """None and -1 end it, as in Node; everything else is a time."""
+    policy = RetryPolicy(strategies={"own": lambda failures, error, job: answer})
+
+    outcome = after(Raised(OSError("refused")), made=1, backoff=CustomBackoff("own"), policy=policy)
+
+    if delay_ms is None:
+        assert isinstance(outcome, Failed)
+        assert (outcome.cause, outcome.reason) == (Cause.PERMANENT, "refused")
+    else:
+        assert isinstance(outcome, Retry)
+        assert outcome.delay_ms == delay_ms
+
+
+@pytest.mark.parametrize("answer", ["soon", True, [], ZeroDivisionError()])
+def test_a_broken_strategy_costs_no_job_its_retry(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the worker's default takes its place."""
+
+    def strategy(failures: int, error: BaseException, job: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    policy = RetryPolicy(strategies={"own": strategy}, backoff=Backoff.fixed(70))
+    outcome = after(Raised(OSError("refused")), backoff=CustomBackoff("own"), policy=policy)
+
+    assert isinstance(outcome, Retry)
+    assert outcome.delay_ms == 70
+    assert "backoff strategy 'own' failed" in caplog.text
+
+
+def test_a_backoff_may_stand_for_a_strategy() -> None:
+    """The usual case needs no function."""
+    policy = RetryPolicy(strategies={"own": Backoff.exponential(10), "linear": Backoff.fixed(3)})
+
+    outcomes = [
+        after(Raised(OSError("refused")), made=2, attempts=9, backoff=backoff, policy=policy)
+        for backoff in (CustomBackoff("own"), Backoff.linear(5))
+    ]
+
+    assert [outcome.delay_ms for outcome in outcomes if isinstance(outcome, Retry)] == [40, 3]
+
+
+@pytest.mark.parametrize(
+    "strategies", [{"fixed": Backoff.fixed(1)}, {"exponential": len}, {"": len}, {"own": 5}, {5: len}, [], "own"]
+)
+def test_wrong_strategies_are_refused(strategies: Any) -> None:
+    """Built-in types mean the same to every client."""
+    with pytest.raises(InvalidOption, match="strategies"):
+        RetryPolicy(strategies=strategies)
 
 
 def test_an_unknown_backoff_does_not_matter_when_no_attempt_is_left() -> None:
     """The reason is then the error itself."""
-    outcome = after(Raised(OSError("refused")), made=2, backoff=UnknownBackoff("fibonacci"))
+    outcome = after(Raised(OSError("refused")), made=2, backoff=CustomBackoff("fibonacci"))
 
     assert isinstance(outcome, Failed)
     assert (outcome.reason, outcome.cause) == ("refused", Cause.EXHAUSTED)
@@ -318,9 +413,9 @@ def test_cutting_keeps_the_beginning_within_the_limit(text: str, limit: int) -> 
     assert short == text or (short.endswith("…") and text.startswith(short[:-1]))
 
 
-@given(st.text(), st.integers(0, 10), st.integers(1, 10), st.sampled_from([None, SECOND, UnknownBackoff("x")]))
+@given(st.text(), st.integers(0, 10), st.integers(1, 10), st.sampled_from([None, SECOND, CustomBackoff("x")]))
 def test_whatever_a_handler_raises_there_is_an_outcome_that_can_be_stored(
-    text: str, made: int, attempts: int, backoff: Backoff | UnknownBackoff | None
+    text: str, made: int, attempts: int, backoff: Backoff | CustomBackoff | None
 ) -> None:
     """The worker's loop never sees an exception of a handler."""
     outcome = after(Raised(ValueError(text)), made=made, attempts=attempts, backoff=backoff)

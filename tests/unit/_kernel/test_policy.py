@@ -15,7 +15,7 @@ from bullpen._kernel.policy import (
     SCHEDULED_MESSAGE,
     WORKFLOW_EVENT,
     WORKFLOW_RUN,
-    DeadLetters,
+    DeadLetterPolicy,
     RetryPolicy,
     from_retries,
 )
@@ -100,7 +100,7 @@ def test_a_wrong_policy_is_refused_when_it_is_made(options: Any, message: str) -
 def test_wrong_dead_letters_are_refused(options: Any) -> None:
     """A colon would make an illegal queue name, found out only at the first dead letter."""
     with pytest.raises(InvalidOption, match=r"dead_letters\."):
-        DeadLetters(**options)
+        DeadLetterPolicy(**options)
 
 
 def test_permanent_errors_are_known_by_class_by_subclass_and_by_a_test() -> None:
@@ -130,7 +130,7 @@ def test_a_policy_over_another_changes_only_what_it_names() -> None:
 
     assert RetryPolicy().over(base) == base
     assert RetryPolicy(attempts=2).over(base) == replace(base, attempts=2)
-    assert RetryPolicy(dead_letters=DeadLetters()).over(base) == replace(base, dead_letters=DeadLetters())
+    assert RetryPolicy(dead_letters=DeadLetterPolicy()).over(base) == replace(base, dead_letters=DeadLetterPolicy())
     assert RetryPolicy(permanent_errors=(KeyError,)).over(RetryPolicy(attempts=1, backoff=None)) == RetryPolicy(
         attempts=1, backoff=None, permanent_errors=(KeyError,)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import re
 import sys
 import traceback
 import weakref
@@ -209,7 +210,7 @@ def told_by_the_library(error: BaseException, depth: int = 0) -> str:
 
 def scrubbed_by_every_pattern(text: str) -> str:
     for _, pattern, instead in scrub._SECRETS:
-        text = pattern.sub(instead, text)
+        text = re.sub(pattern, instead, text)
     return scrub._CARD.sub(scrub._hide_card, text)
 
 

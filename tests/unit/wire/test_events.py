@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen.wire.events import Event, EventName, timestamp_of
+from bullpen.wire.events import EventName, QueueEvent, timestamp_of
 
 
 @pytest.mark.requirement("Q-52", "Q-54", "X-12")
 def test_an_entry_of_ours_has_job_time_attempts_and_data() -> None:
     """The time is the server's, from the entry's id."""
-    event = Event.parse(
+    event = QueueEvent.parse(
         b"1700000000123-4",
         [b"event", b"retry", b"jobId", b"7", b"attemptsMade", b"2", b"delay", b"4000", b"failedReason", b"refused"],
     )
 
-    assert event == Event(
+    assert event == QueueEvent(
         "1700000000123-4", "retry", "7", 1_700_000_000_123, 2, {"delay": 4000, "failedReason": "refused"}
     )
     assert event.event == EventName.RETRY
@@ -41,13 +41,13 @@ def test_an_entry_of_ours_has_job_time_attempts_and_data() -> None:
 )
 def test_fields_are_read_by_the_kind_of_event(fields: dict[str, str], data: dict[str, Any]) -> None:
     """JSON where the protocol has JSON, numbers where it has numbers, raw text for reasons."""
-    assert Event.parse("1-0", fields).data == data
+    assert QueueEvent.parse("1-0", fields).data == data
 
 
 @pytest.mark.requirement("Q-52")
 def test_an_entry_of_node_has_no_attempts_and_a_queue_event_has_no_job() -> None:
     """None, not zero: nobody told."""
-    event = Event.parse("5-0", {b"event": b"drained"})
+    event = QueueEvent.parse("5-0", {b"event": b"drained"})
 
     assert (event.job_id, event.attempts_made, event.data) == (None, None, {})
     assert event.to_json() == {"event": "drained", "timestamp": 5}
@@ -56,7 +56,7 @@ def test_an_entry_of_node_has_no_attempts_and_a_queue_event_has_no_job() -> None
 @pytest.mark.requirement("Q-68")
 def test_as_json_an_event_has_the_names_of_the_wire() -> None:
     """What the live pages receive."""
-    event = Event.parse("5-0", {"event": "active", "jobId": "7", "attemptsMade": "0", "prev": "waiting"})
+    event = QueueEvent.parse("5-0", {"event": "active", "jobId": "7", "attemptsMade": "0", "prev": "waiting"})
 
     assert event.to_json() == {
         "event": "active",
@@ -69,7 +69,7 @@ def test_as_json_an_event_has_the_names_of_the_wire() -> None:
 
 def test_only_completed_and_failed_end_a_job() -> None:
     """A failed attempt that will be retried emits neither."""
-    final = {name for name in EventName if Event("1-0", name, "7", 1).is_final}
+    final = {name for name in EventName if QueueEvent("1-0", name, "7", 1).is_final}
 
     assert final == {EventName.COMPLETED, EventName.FAILED}
 
@@ -77,7 +77,7 @@ def test_only_completed_and_failed_end_a_job() -> None:
 @given(st.binary(), st.lists(st.binary(max_size=20)))
 def test_any_entry_can_be_read(entry_id: bytes, flat: list[bytes]) -> None:
     """One broken entry ended Node's listeners for good."""
-    event = Event.parse(entry_id, flat)
+    event = QueueEvent.parse(entry_id, flat)
 
     assert event.timestamp >= 0
     assert isinstance(event.event, str)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen._kernel.backoff import Backoff, UnknownBackoff
+from bullpen._kernel.backoff import Backoff, CustomBackoff
+from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import InvalidOption
 from bullpen.wire.options import (
     DEFAULT_OPTIONS,
@@ -20,7 +21,6 @@ from bullpen.wire.options import (
     KEEP_NONE,
     MAX_PRIORITY,
     JobOptions,
-    KeepJobs,
     WireOptions,
     make_options,
     priority_to_urgency,
@@ -398,7 +398,7 @@ def test_reading_any_options_never_raises(stored: bytes) -> None:
     options = WireOptions.parse(stored)
 
     assert options.attempts >= 1 and options.priority >= 0
-    assert isinstance(options.backoff, Backoff | UnknownBackoff | None)
+    assert isinstance(options.backoff, Backoff | CustomBackoff | None)
     assert options.stack_trace_limit is None or options.stack_trace_limit >= 0
     assert isinstance(resolve(options.remove_on_complete, KEEP_NONE), KeepJobs)
     assert isinstance(options.to_json(), dict)
@@ -415,7 +415,7 @@ def test_all_options_of_a_foreign_job_are_read() -> None:
 
     assert options == WireOptions(
         attempts=5,
-        backoff=UnknownBackoff("custom"),
+        backoff=CustomBackoff("custom"),
         lifo=True,
         priority=3,
         remove_on_complete={"age": 5},

@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bullpen.queue import Connection, Job, Queue, Worker
+from bullpen.queue import Job, Queue
+from bullpen.redis import Connection
+from bullpen.worker import Worker
 
 QUEUE_PREFIX: Final = "bullpen-bench-"
 IN_FLIGHT: Final = 100

@@ -29,8 +29,10 @@ from bullpen.cli.demo import display
 from bullpen.cli.demo.play import Play, Report
 from bullpen.cli.demo.scenario import handle
 from bullpen.cli.demo.tour import Line, tour
-from bullpen.queue import Connection, Queue, Worker
+from bullpen.queue import Queue
+from bullpen.redis import Connection
 from bullpen.settings import Settings
+from bullpen.worker import Worker
 
 
 def demo(

@@ -18,8 +18,9 @@ from typing import Any
 from bullpen.cli.demo import scenario
 from bullpen.cli.demo.troupe import Player, Troupe
 from bullpen.errors import BullpenError, EventsLost
-from bullpen.queue import Connection, JobCounts, JobState, NewJob, Queue, QueueEvents
+from bullpen.queue import JobCounts, JobState, NewJob, Queue, QueueEvents
 from bullpen.queue.browse import list_jobs
+from bullpen.redis import Connection
 
 WORKERS = 3
 _TICK_S = 0.1

@@ -14,6 +14,7 @@ from typing import Any
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import PermanentError
 from bullpen.queue import Job, NewJob
+from bullpen.queue.arguments import NewJobArguments
 
 LOCK_MS = 2_000
 STALLED_INTERVAL_MS = 500
@@ -49,7 +50,7 @@ def make_jobs(count: int, seconds: float, dice: random.Random) -> Iterator[NewJo
     """`count` jobs in the shares above, mixed; delayed ones become due within `seconds`."""
     for name in _names(count, dice):
         data: dict[str, Any] = {"ms": dice.randint(1, 25)}
-        options: dict[str, Any] = {}
+        options: NewJobArguments = {}
         match name:
             case "reminder":
                 options["delay"] = dice.randint(200, max(201, int(seconds * 1000)))
@@ -57,14 +58,14 @@ def make_jobs(count: int, seconds: float, dice: random.Random) -> Iterator[NewJo
                 options["priority"] = dice.randint(1, 10)
             case "crm-sync":
                 data["fails"] = dice.choice((1, 1, 2))
-                options.update(attempts=4, backoff=_QUICKLY)
+                options.update({"attempts": 4, "backoff": _QUICKLY})
             case "report":
                 data["steps"] = 4
             case "video":
                 data["ms"] = dice.randint(800, 1_200)
             case "import":
                 data["fails"] = 3
-                options.update(attempts=3, backoff=_QUICKLY)
+                options.update({"attempts": 3, "backoff": _QUICKLY})
             case "bad-input":
                 data["hopeless"] = True
         yield NewJob(name, data, options)

@@ -123,7 +123,7 @@ def _outbox(app: Bullpen, partner: Any) -> Any:
     from bullpen.plugins.channels.webhook import Webhook
 
     hook = Webhook(partner.url, allow_http=True, allowed_networks=["127.0.0.0/8"])
-    app.outbox.route("webhook:partner", hook)
+    app.use_outbox().route("webhook:partner", hook)
 
     async def work() -> Line:
         for number in range(20):
@@ -155,7 +155,7 @@ def _run(app: Bullpen) -> Any:
         charged[key] += 1
         return f"receipt for {key}"
 
-    @app.runs.handler
+    @app.use_runs().handler
     async def execute(run: Run) -> str:
         for step in ("fetch", "generate", "store"):
             await run.step(step, pay)
@@ -183,7 +183,7 @@ def _message(app: Bullpen) -> Any:
     # Not the next minute, which may begin while we are still preparing.
     due = (datetime.now(UTC) + timedelta(seconds=90)).replace(second=0, microsecond=0)
 
-    @app.messages.channel("console", after_crash="same_key")
+    @app.use_messages().channel("console", after_crash="same_key")
     async def send(message: Message) -> str:
         sent.append(datetime.now(UTC))
         return "shown"

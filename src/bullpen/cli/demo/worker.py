@@ -11,7 +11,7 @@ import sys
 
 from bullpen.app import connect
 from bullpen.cli.demo.scenario import CONCURRENCY, LOCK_MS, STALLED_INTERVAL_MS, handle
-from bullpen.queue import Worker
+from bullpen.worker import Worker
 
 
 async def main(queue: str, name: str) -> None:

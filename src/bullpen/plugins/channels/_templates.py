@@ -14,7 +14,7 @@ from typing import Any, Final
 from bullpen._kernel import json
 from bullpen.errors import InvalidOption
 
-__all__ = ["FieldMissing", "Template", "for_header", "for_html", "for_slack", "plain"]
+__all__ = ["FieldMissing", "FieldTemplate", "for_header", "for_html", "for_slack", "plain"]
 
 Escape = Callable[[str], str]
 
@@ -45,7 +45,7 @@ def for_slack(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-class Template:
+class FieldTemplate:
     """A text with gaps. Checked when made."""
 
     def __init__(self, text: str, escape: Escape = plain) -> None:

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from email import policy
 from email.message import EmailMessage
 from email.utils import format_datetime, parseaddr
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import MissingExtra, require
-from bullpen.plugins.channels._templates import FieldMissing, Template, for_header, for_html
+from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate, for_header, for_html
 from bullpen.ports.channel import (
     Accepted,
     ChannelHealth,
@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise MissingExtra("email", "the email channel") from error
 
-__all__ = ["Email", "EmailTemplate"]
+__all__ = ["Email", "EmailArguments", "EmailTemplate"]
 
 Security = Literal["starttls", "tls", "none"]
 
@@ -58,6 +58,20 @@ class EmailTemplate:
     html: str | None = None
     """Values are escaped; the text of the template itself is taken as it is."""
     to: str = "$to"
+
+
+class EmailArguments(TypedDict, total=False):
+    """What `app.channels.email` takes: the arguments of `Email`, in place of what is configured."""
+
+    sender: str | None
+    port: int | None
+    security: Security
+    username: str | None
+    password: str | None
+    templates: Mapping[str, EmailTemplate] | None
+    when_unknown: WhenUnknown | str
+    timeout_ms: int
+    tls: ssl.SSLContext | None
 
 
 class Email:
@@ -92,7 +106,7 @@ class Email:
         self._templates = {name: _Compiled(template) for name, template in (templates or {}).items()}
         self.when_unknown = WhenUnknown(when_unknown)
         """A server that knows the Message-ID again drops the second copy; not all do. `park` leaves it to a person."""
-        self._timeout_s = check_int("timeout_ms", timeout_ms, minimum=1) / 1000
+        self._timeout_ms = check_int("timeout_ms", timeout_ms, minimum=1)
         self._tls = tls
 
     def __repr__(self) -> str:
@@ -104,7 +118,7 @@ class Email:
             content = _serialised(mail)
         except (FieldMissing, ValueError) as error:
             return Refused(str(error), "BAD_PAYLOAD")
-        client = self._client()
+        client = self._client(message.limit_ms(self._timeout_ms))
         is_leaving = False
         try:
             await client.connect()
@@ -122,9 +136,12 @@ class Email:
         # Without its host the Message-ID does not look like somebody's address.
         return Accepted(f"{_digest(message)} {answer.code} {answer.message}"[:300])
 
+    def why_not(self, address: str) -> str | None:
+        return None if _is_address(address) and "=?" not in address else "one plain mail address"
+
     async def check(self) -> ChannelHealth:
         """Whether the server lets us in."""
-        client = self._client()
+        client = self._client(self._timeout_ms)
         try:
             await client.connect()
         except (aiosmtplib.SMTPException, OSError) as error:
@@ -136,14 +153,14 @@ class Email:
     async def aclose(self) -> None:
         """Nothing is kept open between messages."""
 
-    def _client(self) -> aiosmtplib.SMTP:
+    def _client(self, timeout_ms: int) -> aiosmtplib.SMTP:
         user, password = self._login or (None, None)
         return aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,
             username=user,
             password=password,
-            timeout=self._timeout_s,
+            timeout=timeout_ms / 1000,
             use_tls=self._security == "tls",
             start_tls=self._security == "starttls",
             tls_context=self._tls,
@@ -154,7 +171,7 @@ class Email:
         template = self._templates.get(message.event_type)
         fields = template.fill(message.payload) if template is not None else _fields(message.payload)
         to = fields["to"]
-        if not isinstance(to, str) or not _is_address(to) or "=?" in to:
+        if not isinstance(to, str) or self.why_not(to) is not None:
             raise ValueError("`to` must be one plain mail address")
         mail = EmailMessage(policy=policy.SMTP)
         mail["From"], mail["To"] = self._sender, to
@@ -179,10 +196,10 @@ class Email:
 class _Compiled:
     def __init__(self, template: EmailTemplate) -> None:
         self._parts = {
-            "to": Template(template.to),
-            "subject": Template(template.subject, for_header),
-            "text": Template(template.text),
-            **({} if template.html is None else {"html": Template(template.html, for_html)}),
+            "to": FieldTemplate(template.to),
+            "subject": FieldTemplate(template.subject, for_header),
+            "text": FieldTemplate(template.text),
+            **({} if template.html is None else {"html": FieldTemplate(template.html, for_html)}),
         }
 
     def fill(self, payload: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, Final, Literal
+from typing import Final, Literal, Unpack
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, is_text
 from bullpen.errors import BullpenError, ServerRefused, require
-from bullpen.plugins._kafka import Brokers, KafkaDoor, RecordRefused
+from bullpen.plugins._kafka import BrokerArguments, Brokers, KafkaDoor, RecordRefused
 from bullpen.ports.channel import (
     Accepted,
     ChannelHealth,
@@ -26,12 +26,20 @@ from bullpen.ports.channel import (
     WhenUnknown,
 )
 
-__all__ = ["KafkaChannel", "headers_of"]
+__all__ = ["KafkaChannel", "KafkaChannelArguments", "headers_of"]
 
 Key = Literal["event", "stream", "idempotency", "tenant", "none"]
 
 _KEYS: Final = ("event", "stream", "idempotency", "tenant", "none")
 _is_topic = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}").fullmatch
+
+
+class KafkaChannelArguments(BrokerArguments, total=False):
+    """What `app.channels.kafka` takes: the arguments of `KafkaChannel`, without the brokers."""
+
+    topic: str | None
+    key: Key
+    timeout_ms: int
 
 
 class KafkaChannel:
@@ -52,7 +60,7 @@ class KafkaChannel:
         topic: str | None = None,
         key: Key = "event",
         timeout_ms: int = 10_000,
-        **options: Any,
+        **options: Unpack[BrokerArguments],
     ) -> None:
         require("key", key in _KEYS, " or ".join(map(repr, _KEYS)), key)
         require("topic", topic is None or (is_text(topic) and bool(_is_topic(topic))), "the name of a topic", topic)
@@ -65,9 +73,10 @@ class KafkaChannel:
         if not _is_topic(topic):
             return Refused(f"{topic!r} is no name of a topic", "NO_SUCH_TOPIC")
         key, was_open = self._key_of(message), self._door.is_open
+        limit_ms = message.limit_ms(self._timeout_ms)
         try:
             # The client itself tries again for longer than anybody wants to wait.
-            async with asyncio.timeout(self._timeout_ms / 1000):
+            async with asyncio.timeout(limit_ms / 1000):
                 partition, offset = await self._door.send(
                     topic,
                     key=None if key is None else key.encode(),
@@ -75,7 +84,7 @@ class KafkaChannel:
                     headers=headers_of(message),
                 )
         except TimeoutError:
-            return Unknown(f"Kafka did not answer within {self._timeout_ms} ms", "NO_ANSWER")
+            return Unknown(f"Kafka did not answer within {limit_ms} ms", "NO_ANSWER")
         except RecordRefused as error:
             return Refused(str(error), "KAFKA_REFUSED")
         except ServerRefused as error:

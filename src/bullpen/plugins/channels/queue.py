@@ -8,12 +8,14 @@ storing such messages (`bullpen.outbox`), the queue (`bullpen.queue`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
-from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge
+from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, TooFewReplicas
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, NotTried, Refused, SendResult, WhenUnknown
-from bullpen.queue import Added, Connection, Queue
-from bullpen.queue.durability import TooFewReplicas
+from bullpen.queue import Added, Queue
+from bullpen.queue.codec import Codec
+from bullpen.redis import Connection
 from bullpen.wire.deferred import options_from_json
 from bullpen.wire.options import JobMeta
 
@@ -31,9 +33,14 @@ class QueueChannel:
     """A job with the same id is not added twice."""
 
     def __init__(
-        self, connection: Connection, *, prefix: str | None = None, deadline_ms: int = _ADD_DEADLINE_MS
+        self,
+        connection: Connection,
+        *,
+        prefix: str | None = None,
+        deadline_ms: int = _ADD_DEADLINE_MS,
+        codec: Codec | None = None,
     ) -> None:
-        self._connection, self._prefix = connection, prefix
+        self._connection, self._prefix, self._codec = connection, prefix, codec
         self._deadline_ms = deadline_ms
         self._queues: dict[str, Queue] = {}
 
@@ -64,7 +71,11 @@ class QueueChannel:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(
-                name, connection=self._connection, prefix=self._prefix, add_deadline=self._deadline_ms
+                name,
+                connection=self._connection,
+                prefix=self._prefix,
+                add_deadline=self._deadline_ms,
+                codec=self._codec,
             )
         return queue
 
@@ -75,7 +86,11 @@ def _options(message: Message) -> dict[str, Any]:
     options = options_from_json(stored if isinstance(stored, dict) else {}, waited_ms=message.waited_ms)
     options.setdefault("job_id", message.id)
     options.setdefault("timestamp", message.created_ms)
-    options.setdefault("meta", _meta(message))
+    own = _meta(message)
+    given = options.setdefault("meta", own)
+    if own.tenant_id is not None:
+        # The row's word: row-level security has checked it, and nobody has checked the options.
+        options["meta"] = replace(given, tenant_id=own.tenant_id)
     return options
 
 

@@ -10,18 +10,38 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
-from bullpen.plugins._http import AddressGuard, AddressRefused, HttpClient, HttpFailed, check_url, hide_path
+from bullpen.plugins._http import (
+    AddressGuard,
+    AddressRefused,
+    HttpClient,
+    HttpFailed,
+    check_url,
+    header_text,
+    hide_path,
+)
 from bullpen.plugins.channels._answers import read_answer, read_failure
-from bullpen.plugins.channels._templates import FieldMissing, Template, for_slack
+from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate, for_slack
 from bullpen.ports.channel import ChannelHealth, Message, Refused, SendResult, WhenUnknown
 
-__all__ = ["Slack"]
+__all__ = ["Slack", "SlackArguments"]
 
 _MOST_TEXT: Final = 40_000
+
+
+class SlackArguments(TypedDict, total=False):
+    """What `app.channels.slack` takes besides the address: the arguments of `Slack`."""
+
+    templates: Mapping[str, str] | None
+    timeout_ms: int
+    when_unknown: WhenUnknown | str
+    allow_http: bool
+    allowed_networks: Iterable[str]
+    tls: ssl.SSLContext | None
+    now: Callable[[], float]
 
 
 class Slack:
@@ -40,7 +60,7 @@ class Slack:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._url = check_url(url, allow_http=allow_http)
-        self._templates = {name: Template(text, for_slack) for name, text in (templates or {}).items()}
+        self._templates = {name: FieldTemplate(text, for_slack) for name, text in (templates or {}).items()}
         self._timeout_ms = check_int("timeout_ms", timeout_ms, minimum=1)
         self.when_unknown = WhenUnknown(when_unknown)
         """Slack knows no idempotency key: after a lost answer a post may appear twice. `park` leaves it to a person."""
@@ -58,9 +78,9 @@ class Slack:
         try:
             answer = await self._client.post(
                 self._url,
-                headers={"content-type": "application/json", "idempotency-key": _ascii(message.idempotency_key)},
+                headers={"content-type": "application/json", "idempotency-key": header_text(message.idempotency_key)},
                 content=json.encode(content),
-                timeout_ms=self._timeout_ms,
+                timeout_ms=message.limit_ms(self._timeout_ms),
             )
         except (AddressRefused, HttpFailed) as error:
             return read_failure(error)
@@ -89,7 +109,3 @@ class Slack:
         if text is not None and len(text) > _MOST_TEXT:
             raise ValueError(f"the text has {len(text)} characters, Slack takes {_MOST_TEXT}")
         return content
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode().replace("\n", " ").replace("\r", " ")

@@ -14,24 +14,50 @@ import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 from urllib.parse import urlencode
 
 import msgspec
 
 from bullpen._kernel.duration import check_int, is_text
 from bullpen.errors import require
-from bullpen.plugins._http import AddressGuard, AddressRefused, HttpClient, HttpFailed, check_url, hide_path
+from bullpen.plugins._http import (
+    AddressGuard,
+    AddressRefused,
+    HttpClient,
+    HttpFailed,
+    check_url,
+    header_text,
+    hide_path,
+)
 from bullpen.plugins.channels._answers import read_answer, read_failure
-from bullpen.plugins.channels._templates import FieldMissing, Template
+from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, Refused, SendResult, Unavailable, WhenUnknown
 
-__all__ = ["Sms"]
+__all__ = ["Sms", "SmsArguments"]
 
 LookUp = Callable[[Message], Awaitable[Accepted | Unavailable | None]]
 
 _MOST_TEXT: Final = 1_600
+_NUMBER: Final = "a number with its country, such as +4930123456"
 _is_number = re.compile(r"\+[1-9][0-9]{6,14}").fullmatch
+
+
+class SmsArguments(TypedDict, total=False):
+    """What `app.channels.sms` takes: the arguments of `Sms`, in place of what is configured."""
+
+    url: str | None
+    account: str | None
+    token: str | None
+    sender: str | None
+    templates: Mapping[str, str] | None
+    look_up: LookUp | None
+    when_unknown: WhenUnknown | str | None
+    timeout_ms: int
+    allow_http: bool
+    allowed_networks: Iterable[str]
+    tls: ssl.SSLContext | None
+    now: Callable[[], float]
 
 
 class Sms:
@@ -62,7 +88,7 @@ class Sms:
             require(name, is_text(value), "text", "***")
         self._login = base64.b64encode(f"{account}:{token}".encode()).decode()
         self._sender = sender
-        self._templates = {name: Template(text) for name, text in (templates or {}).items()}
+        self._templates = {name: FieldTemplate(text) for name, text in (templates or {}).items()}
         self._look_up = look_up
         default = WhenUnknown.PARK if look_up is None else WhenUnknown.LOOK_UP
         self.when_unknown = default if when_unknown is None else WhenUnknown(when_unknown)
@@ -86,10 +112,10 @@ class Sms:
                 headers={
                     "authorization": f"Basic {self._login}",
                     "content-type": "application/x-www-form-urlencoded",
-                    "idempotency-key": message.idempotency_key.encode("ascii", "backslashreplace").decode(),
+                    "idempotency-key": header_text(message.idempotency_key),
                 },
                 content=urlencode({"To": to, "From": self._sender, "Body": text}).encode(),
-                timeout_ms=self._timeout_ms,
+                timeout_ms=message.limit_ms(self._timeout_ms),
             )
         except (AddressRefused, HttpFailed) as error:
             return read_failure(error)
@@ -106,6 +132,9 @@ class Sms:
         assert self._look_up is not None
         return await self._look_up(message)
 
+    def why_not(self, address: str) -> str | None:
+        return None if _is_number(address) else _NUMBER
+
     async def check(self) -> ChannelHealth:
         """Nothing can be said about it without sending something."""
         return ChannelHealth(True)
@@ -116,8 +145,8 @@ class Sms:
     def _content(self, message: Message) -> tuple[str, str]:
         payload = message.payload
         to = payload.get("to") if isinstance(payload, dict) else None
-        if not isinstance(to, str) or not _is_number(to):
-            raise ValueError("`to` must be a number with its country, such as +4930123456")
+        if not isinstance(to, str) or self.why_not(to) is not None:
+            raise ValueError(f"`to` must be {_NUMBER}")
         template = self._templates.get(message.event_type)
         text = payload.get("text") if template is None else template.fill(payload)
         if not isinstance(text, str) or not text.strip():

@@ -17,17 +17,25 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._version import __version__
 from bullpen.errors import InvalidOption, require
-from bullpen.plugins._http import AddressGuard, AddressRefused, HttpClient, HttpFailed, check_url, hide_path
+from bullpen.plugins._http import (
+    AddressGuard,
+    AddressRefused,
+    HttpClient,
+    HttpFailed,
+    check_url,
+    header_text,
+    hide_path,
+)
 from bullpen.plugins.channels._answers import read_answer, read_failure
 from bullpen.ports.channel import ChannelHealth, Message, SendResult, WhenUnknown
 
-__all__ = ["Webhook"]
+__all__ = ["Webhook", "WebhookArguments"]
 
 _SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - how secrets begin, not one of them
 _OURS: Final = frozenset(
@@ -53,6 +61,19 @@ _NOT_PASSED_ON: Final = _OURS | {
     *("editof", "idempotencykey", "joboptions", "replayof"),
 }
 _is_header_name = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+
+
+class WebhookArguments(TypedDict, total=False):
+    """What `app.channels.webhook` takes besides the address: the arguments of `Webhook`."""
+
+    secret: str | Iterable[str] | None
+    timeout_ms: int
+    headers: Mapping[str, str] | None
+    body: Literal["event", "payload"]
+    allow_http: bool
+    allowed_networks: Iterable[str]
+    tls: ssl.SSLContext | None
+    now: Callable[[], float]
 
 
 class Webhook:
@@ -96,7 +117,10 @@ class Webhook:
         content = self._content(message)
         try:
             answer = await self._client.post(
-                self._url, headers=self._all_headers(message, content), content=content, timeout_ms=self._timeout_ms
+                self._url,
+                headers=self._all_headers(message, content),
+                content=content,
+                timeout_ms=message.limit_ms(self._timeout_ms),
             )
         except (AddressRefused, HttpFailed) as error:
             return read_failure(error)
@@ -117,7 +141,7 @@ class Webhook:
         return json.encode(event)
 
     def _all_headers(self, message: Message, content: bytes) -> dict[str, str]:
-        timestamp, key = str(int(self._now())), _header_text(message.idempotency_key)
+        timestamp, key = str(int(self._now())), header_text(message.idempotency_key)
         headers = {
             "content-type": "application/json",
             "user-agent": f"bullpen/{__version__}",
@@ -138,7 +162,7 @@ class Webhook:
         }
         headers |= {name: value for name, value in ids.items() if value}
         every = {**_passed_on(message.headers), **headers, **self._headers}
-        return {name: _header_text(value) for name, value in every.items()}
+        return {name: header_text(value) for name, value in every.items()}
 
 
 def _passed_on(headers: Mapping[str, Any]) -> dict[str, str]:
@@ -176,19 +200,3 @@ def _check_value(name: str, value: Any) -> str:
     fits = isinstance(value, str) and value.isprintable()
     require(f"headers[{name!r}]", fits, "printable text", "***")
     return str(value)
-
-
-def _header_text(value: str) -> str:
-    """Text as a header can carry it: what ASCII has not is percent-encoded, line breaks can never get in.
-
-    So are spaces at its ends, which every receiver cuts off.
-    """
-    text = "".join(
-        character
-        if 32 <= ord(character) < 127
-        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
-        for character in value
-    )
-    inner = text.lstrip(" ")
-    start = "%20" * (len(text) - len(inner))
-    return start + inner.rstrip(" ") + "%20" * (len(inner) - len(inner.rstrip(" ")))

@@ -3,8 +3,9 @@
 In: a connection string and which event types are wanted. Out: a filtered `$all` behind a position, or what a persistent
 subscription hands out; after an outage the subscription ends, and whoever reads subscribes again from its checkpoint.
 The server's own checkpoints of a filtered read come out as empty batches, so that a rare event type does not read
-everything again. Elsewhere: what events become (`bullpen.outbox`), the port (`bullpen.ports.source`). Only this module
-knows the client.
+everything again. A stored event that the client cannot decode ends its stream at that event for good; such an event is
+mended on the way to the client, with a problem that says why. Elsewhere: what events become (`bullpen.outbox`), the
+port (`bullpen.ports.source`). Only this module knows the client.
 """
 
 from __future__ import annotations
@@ -22,18 +23,8 @@ from bullpen._kernel import json
 from bullpen._kernel.addresses import show_address
 from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ending import end
-from bullpen.errors import BullpenError, InvalidOption, MissingExtra, require
-from bullpen.ports.source import (
-    BEGINNING,
-    NO_STREAM,
-    Batch,
-    EventFilter,
-    NewEvent,
-    SourceEvent,
-    SourceHealth,
-    SourceUnavailable,
-    WrongVersion,
-)
+from bullpen.errors import BullpenError, InvalidOption, MissingExtra, SourceUnavailable, WrongVersion, require
+from bullpen.ports.source import BEGINNING, NO_STREAM, EventBatch, EventFilter, NewEvent, SourceEvent, SourceHealth
 
 # The C core writes every lost connection to stderr by itself; whoever wants to see that says so.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -41,6 +32,7 @@ try:
     import grpc
     from kurrentdbclient import AsyncKurrentDBClient, StreamState
     from kurrentdbclient import NewEvent as _NewEvent
+    from kurrentdbclient.common import construct_recorded_event
     from kurrentdbclient.events import RecordedEvent
     from kurrentdbclient.exceptions import (
         AlreadyExistsError,
@@ -64,6 +56,8 @@ _is_url = re.compile(r"(?:esdb|kurrentdb|kdb)(?:\+discover)?://[^\x00-\x20]+").f
 # what cannot be stored is parked by the projector, in sight: the server must never give up by itself.
 _NEVER_PARK: Final = 2_000_000_000
 _ACK_DELAY_S: Final = 0.05
+_UNREADABLE: Final = b"\xffcannot be decoded: "
+"""In front of the reason, in place of the metadata of an event that was mended. No metadata begin with it."""
 # A new connection must not inherit the pauses that gRPC keeps for the broken one: ours grow in the projector.
 _GRPC_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100))
 
@@ -107,13 +101,13 @@ class KurrentSource:
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+    async def subscribe(self, after: int) -> AsyncGenerator[EventBatch, None]:
         reading = self._catch_up(after) if self._group is None else self._hand_out(after, self._group)
         async with contextlib.aclosing(reading) as batches:
             async for batch in batches:
                 yield batch
 
-    async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
+    async def read(self, after: int, *, until: int) -> AsyncGenerator[EventBatch, None]:
         if after >= until:
             return
         async with self._connected() as client:
@@ -125,12 +119,12 @@ class KurrentSource:
                 if event.commit_position > after:  # the position itself is included
                     events.append(_event(event))
                 if len(events) == self._batch_size:
-                    yield Batch(tuple(events), events[-1].position)
+                    yield EventBatch(tuple(events), events[-1].position)
                     events = []
             if events:
-                yield Batch(tuple(events), events[-1].position)
+                yield EventBatch(tuple(events), events[-1].position)
 
-    async def confirm(self, batch: Batch) -> None:
+    async def confirm(self, batch: EventBatch) -> None:
         """Tell the persistent subscription. One that has ended meanwhile hands the events out again."""
         if batch.receipt is not None:
             subscription: Any = batch.receipt
@@ -187,7 +181,7 @@ class KurrentSource:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    async def _catch_up(self, after: int) -> AsyncGenerator[Batch, None]:
+    async def _catch_up(self, after: int) -> AsyncGenerator[EventBatch, None]:
         async with self._connected() as client:
             subscription = await client.subscribe_to_all(
                 commit_position=None if after < 0 else after,
@@ -206,9 +200,9 @@ class KurrentSource:
                     position = max([position, *(each.commit_position for each in recorded)])
                     events = tuple(_event(each) for each in recorded if not each.is_checkpoint)
                     if recorded or caught_up:
-                        yield Batch(events, position, caught_up=caught_up)
+                        yield EventBatch(events, position, caught_up=caught_up)
 
-    async def _hand_out(self, after: int, group: str) -> AsyncGenerator[Batch, None]:
+    async def _hand_out(self, after: int, group: str) -> AsyncGenerator[EventBatch, None]:
         async with self._connected() as client:
             await self._make_group(client, after, group)
             subscription = await client.read_subscription_to_all(
@@ -217,7 +211,7 @@ class KurrentSource:
             async with _pumping(subscription, self._batch_size) as pump:
                 while True:
                     events = tuple(_event(each) for each in await pump.take())
-                    yield Batch(events, None, caught_up=pump.is_empty, receipt=subscription)
+                    yield EventBatch(events, None, caught_up=pump.is_empty, receipt=subscription)
 
     async def _make_group(self, client: AsyncKurrentDBClient, after: int, group: str) -> None:
         wanted = self._filter.regex
@@ -261,6 +255,43 @@ class KurrentSource:
                 await client.close()
 
 
+class _MendedQueue:
+    """Between the stream and the client's decoding, in place of its own queue. The client has no place for that: its
+    queue is reached into, and a test fails when it has moved."""
+
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
+        self._queue = queue
+
+    async def get(self) -> Any:
+        return _mended(await self._queue.get())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+def _mending(response: Any) -> Any:
+    response._read_resp_queue = _MendedQueue(response._read_resp_queue)
+    return response
+
+
+def _mended(response: Any) -> Any:
+    """A message of the server, with an event that the client can decode. It keeps what can be read."""
+    if response is None or response.WhichOneof("content") != "event":
+        return response
+    try:
+        construct_recorded_event(response.event)
+    except Exception as error:  # noqa: BLE001 - that the client raises at all is the question
+        for event in (response.event.event, response.event.link):
+            name = event.stream_identifier.stream_name.decode("utf-8", "replace")
+            event.stream_identifier.stream_name = name.encode()
+            if event.id.string and not _is_uuid(event.id.string):
+                event.id.string = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}@{event.commit_position}"))
+            event.metadata["created"] = ""
+        response.event.commit_position = response.event.event.commit_position
+        response.event.event.custom_metadata = _UNREADABLE + f"{type(error).__name__}: {error}"[:300].encode()
+    return response
+
+
 class _Pump:
     """Takes from a subscription what is there, as one batch, without waiting for more."""
 
@@ -299,7 +330,7 @@ class _Pump:
 
 @contextlib.asynccontextmanager
 async def _pumping(subscription: Any, most: int) -> AsyncIterator[_Pump]:
-    pump = _Pump(subscription, most)
+    pump = _Pump(_mending(subscription), most)
     try:
         yield pump
     finally:
@@ -311,7 +342,7 @@ async def _pumping(subscription: Any, most: int) -> AsyncIterator[_Pump]:
 async def _stopping(response: Any) -> AsyncIterator[RecordedEvent]:
     """The events of a response, which is stopped however the loop ends."""
     try:
-        async for event in response:
+        async for event in _mending(response):
             yield event
     finally:
         with contextlib.suppress(*_FAILURES):
@@ -330,6 +361,9 @@ def _translated() -> Iterator[None]:
 
 
 def _event(recorded: RecordedEvent) -> SourceEvent:
+    metadata, problem = bytes(recorded.metadata), None
+    if metadata.startswith(_UNREADABLE):
+        metadata, problem = b"", f"the event {metadata[1:].decode('utf-8', 'replace')}"
     return SourceEvent(
         id=str(recorded.id),
         stream=recorded.stream_name,
@@ -338,8 +372,17 @@ def _event(recorded: RecordedEvent) -> SourceEvent:
         position=recorded.commit_position,
         recorded_at=recorded.recorded_at or datetime.now(UTC),
         data_bytes=bytes(recorded.data),
-        metadata_bytes=bytes(recorded.metadata),
+        metadata_bytes=metadata,
+        problem=problem,
     )
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ending import end, to_its_end
-from bullpen.errors import DatabaseUnavailable, LedgerError
+from bullpen.errors import DatabaseUnavailable, LedgerError, SourceUnavailable
 from bullpen.ledger import Ledger
-from bullpen.ports.source import Batch, EventFilter, SourceHealth, SourceUnavailable
+from bullpen.ports.source import EventBatch, EventFilter, SourceHealth
 
 __all__ = ["SqlEvents"]
 
@@ -58,7 +58,7 @@ class SqlEvents:
     def name(self) -> str:
         return self._ledger.database.address
 
-    async def subscribe(self, after: int) -> AsyncGenerator[Batch, None]:
+    async def subscribe(self, after: int) -> AsyncGenerator[EventBatch, None]:
         async with self._told() as told:
             is_first, is_fallback = True, False
             while True:
@@ -69,7 +69,7 @@ class SqlEvents:
                     loop = asyncio.get_running_loop()
                     loop.call_later(_NOTIFICATION_WITHIN_S, self._count_unless_notified_since, self._notified)
                 if batch is None and is_first:
-                    batch = Batch((), after, caught_up=True)
+                    batch = EventBatch((), after, caught_up=True)
                 is_first = False
                 if batch is not None:
                     assert batch.position is not None
@@ -87,13 +87,13 @@ class SqlEvents:
         if notified and notified == self._notified:  # before the first one nobody listens yet
             telemetry.late_wakeup("projector", source=self.name)
 
-    async def read(self, after: int, *, until: int) -> AsyncGenerator[Batch, None]:
+    async def read(self, after: int, *, until: int) -> AsyncGenerator[EventBatch, None]:
         while after < until and (batch := await self._next(after, until)) is not None:
             assert batch.position is not None
             after = batch.position
             yield batch
 
-    async def confirm(self, batch: Batch) -> None:
+    async def confirm(self, batch: EventBatch) -> None:
         """Nothing to do: whoever reads keeps the checkpoint."""
 
     async def head(self) -> int:
@@ -110,13 +110,13 @@ class SqlEvents:
     async def aclose(self) -> None:
         """Nothing to let go of."""
 
-    async def _next(self, after: int, until: int | None = None) -> Batch | None:
+    async def _next(self, after: int, until: int | None = None) -> EventBatch | None:
         with _translated():
             found = await to_its_end(self._ledger.events.page(after, self._batch_size, until=until))
         if not found:
             return None
         wanted = tuple(event for event in found if self._filter.wants(event.type))
-        return Batch(wanted, found[-1].position, caught_up=len(found) < self._batch_size)
+        return EventBatch(wanted, found[-1].position, caught_up=len(found) < self._batch_size)
 
     @asynccontextmanager
     async def _told(self) -> AsyncIterator[asyncio.Event]:

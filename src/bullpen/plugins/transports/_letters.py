@@ -17,14 +17,14 @@ from bullpen._kernel import json
 from bullpen._kernel.outcome import Failed
 from bullpen.errors import InvalidOption, NotJson
 from bullpen.plugins.transports._encoding import tries_from_wire, tries_to_wire
-from bullpen.ports.dead_letters import DeadLetter, check_unchanged
+from bullpen.ports.dead_letters import DeadLetterRecord, check_unchanged
 from bullpen.ports.edits import Edit
 from bullpen.ports.transport import Delivery, Event
 
 _EVENT: Final = frozenset({"urn", "payload"})
 
 
-def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
+def letter_of(delivery: Delivery, failed: Failed) -> DeadLetterRecord:
     """The dead letter of a failure. The same failure has the same id, so writing it twice can be noticed."""
     event = delivery.event
     data: dict[str, Any] = {"urn": _as_text(event.urn)}
@@ -67,12 +67,12 @@ def _as_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> DeadLetter:
+def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> DeadLetterRecord:
     """The record of a stored entry. Anybody may have written it: what is missing or odd is left out."""
     error = entry["error"] if isinstance(entry.get("error"), dict) else {}
     attempts = entry.get("attemptsMade", 0)
     tenant = entry.get("tenantId")
-    return DeadLetter(
+    return DeadLetterRecord(
         id=entry_id,
         source=str(entry.get("originalQueue") or source),
         message_id=str(entry.get("originalJobId", "")),
@@ -88,7 +88,7 @@ def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> Dead
     )
 
 
-def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
+def event_of(letter: DeadLetterRecord, *, by: str, edit: Edit | None = None) -> Event:
     """The event to send back: identity kept, attempts reset, and a note of who asked for it and when."""
     shown = letter.data if edit is None else edit.data
     data = shown if isinstance(shown, dict) else {}
@@ -109,7 +109,7 @@ def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
     )
 
 
-def check_event_edit(store: str, letter: DeadLetter, edit: Edit) -> None:
+def check_event_edit(store: str, letter: DeadLetterRecord, edit: Edit) -> None:
     """An event is `{"urn": …, "payload": …}`; what has no urn, or more than that, would be sent as something else."""
     check_unchanged(store, letter, edit)
     data = edit.data

@@ -8,32 +8,34 @@ worker's. Elsewhere: all of that (`bullpen.queue`), the policy (`bullpen.plugins
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack, cast
 
 import msgspec
 
-from bullpen._kernel.backoff import UnknownBackoff
+from bullpen._kernel.backoff import CustomBackoff
 from bullpen._kernel.duration import is_text, to_ms
 from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Waiting
-from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
-from bullpen.errors import ConnectionLost, require
+from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, require
 from bullpen.plugins._reports import Reports
-from bullpen.plugins.messaging import MessagingClient
+from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
-from bullpen.ports.dead_letters import DeadLetterNotFound
 from bullpen.ports.edits import Edit
-from bullpen.ports.transport import KEY_HEADER, Delivery, DeliveryLost, Depth, Event, Features, Health, Settled, Tries
-from bullpen.queue import Connection, Job, Queue, Worker, connection_for
-from bullpen.queue.dead_letter_stores import DeadLetterQueueStore
+from bullpen.ports.transport import KEY_HEADER, Delivery, Depth, Event, Features, Settled, TransportHealth, Tries
+from bullpen.queue import Job, Queue
+from bullpen.queue.arguments import JobDefaults
+from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.redis import Connection, connection_for
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
 
 __all__ = ["BullMQClient", "BullMQTransport"]
 
@@ -41,7 +43,7 @@ LABEL: Final = "BullMQ"
 _OPTIONS: Final = frozenset(
     {"at", "durability", "keep_logs", "lifo", "priority", "remove_on_complete", "remove_on_fail", "urgency"}
 )
-_WORKER_OPTIONS: Final = frozenset(inspect.signature(Worker.__init__).parameters) - {"self", "queue", "handler"}
+_WORKER_OPTIONS: Final = frozenset(WorkerArguments.__annotations__) - {"policy", "concurrency"}  # the client's own
 _LONGER_THAN_ANY_CLOSE: Final = timedelta(days=1)
 
 
@@ -57,11 +59,11 @@ class BullMQTransport:
         *,
         prefix: str | None = None,
         tries: Tries | None = None,
-        job_options: Mapping[str, Any] | None = None,
-        dead_letters: DeadLetters | None = None,
+        job_options: JobDefaults | None = None,
+        dead_letters: DeadLetterPolicy | None = None,
         add_deadline: int | timedelta = 30_000,
         limit_of: Callable[[str], RateLimit | None] = lambda source: None,
-        **worker_options: Any,
+        worker_options: WorkerArguments | None = None,
     ) -> None:
         """`tries` and `job_options` hold for every event that does not say otherwise; `limit_of` a queue is that of its
         worker; `worker_options` are those of `Worker`."""
@@ -70,7 +72,7 @@ class BullMQTransport:
         self._prefix = prefix
         preset = WORKFLOW_EVENT
         self._tries = tries or Tries(preset.policy.attempts, preset.policy.backoff)
-        self._job_options = {
+        self._job_options: JobDefaults = {
             "remove_on_complete": preset.keep_completed,
             "remove_on_fail": preset.keep_failed,
             **(job_options or {}),
@@ -78,9 +80,9 @@ class BullMQTransport:
         make_options(DEFAULT_OPTIONS, **self._job_options, **_tries_as_options(self._tries))  # refused now, not later
         self._dead_letters = dead_letters or preset.policy.dead_letters
         self._add_deadline_ms = to_ms("add_deadline", add_deadline, minimum=1)
-        for name in worker_options:
+        self._limit_of, self._worker_options = limit_of, worker_options or {}
+        for name in self._worker_options:
             require("worker_options", name in _WORKER_OPTIONS, "options of Worker", name)
-        self._limit_of, self._worker_options = limit_of, worker_options
         self._queues: dict[str, Queue] = {}
         self._consumers: list[_JobDeliveries] = []
         self._is_closed = False
@@ -123,30 +125,33 @@ class BullMQTransport:
         suffix = self._suffix_for(source)
         letters = replace(self._dead_letters, suffix=suffix, name=None) if suffix else self._dead_letters
         consumer = _JobDeliveries(queue, self.connection, ordered=ordered, dead_letters=letters.queue_for(source))
-        consumer.worker = Worker(
-            source,
-            consumer.accept,
-            connection=self.connection,
-            prefix=self._prefix,
-            policy=RetryPolicy(dead_letters=letters),
-            concurrency=1 if ordered else prefetch,
-            **{"limit": self._limit_of(source), **self._worker_options},
-        )
+        arguments: WorkerArguments = {
+            "limit": self._limit_of(source),
+            **self._worker_options,
+            "policy": RetryPolicy(dead_letters=letters),
+            "concurrency": 1 if ordered else prefetch,
+        }
+        consumer.worker = Worker(source, consumer.accept, connection=self.connection, prefix=self._prefix, **arguments)
         await consumer.start()
-        self._consumers.append(consumer)
+        self._consumers = [*(each for each in self._consumers if not each.is_closed), consumer]
         return consumer
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Those that take jobs for its consumers: an app counts and checks them like its own."""
+        return tuple(consumer.worker for consumer in self._consumers)
 
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
         handed: _Handed = delivery.handle
         return await handed.consumer.settle(delivery, outcome)
 
-    async def check(self) -> Health:
+    async def check(self) -> TransportHealth:
         key = next((queue.keys.base for queue in self._queues.values()), None)  # on a cluster: the server we use
         try:
             await self.connection.shared_door(key).call("PING")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            return Health(False, str(error) or type(error).__name__)
-        return Health(True)
+            return TransportHealth(False, str(error) or type(error).__name__)
+        return TransportHealth(True)
 
     async def depth(self, source: str) -> Depth:
         queue = self.queue(source)
@@ -204,7 +209,7 @@ class _JobDeliveries:
         self._ordered, self._dead_letter_queue = ordered, dead_letters
         self._ready: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._handed: dict[Job, _Handed] = {}
-        self._is_stopped = False
+        self._is_stopped = self.is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._ready_at = time.monotonic()
 
@@ -242,6 +247,7 @@ class _JobDeliveries:
         await self.worker.close(0)
         if self._closing is not None:
             await self._closing
+        self.is_closed = True
 
     def _hand_out_no_more(self) -> None:
         self._is_stopped = True
@@ -356,7 +362,7 @@ def _dial(address: RedisAddress) -> Connection:
 
 
 def _tries_as_options(tries: Tries) -> dict[str, Any]:
-    require("backoff", not isinstance(tries.backoff, UnknownBackoff), "a backoff that we know", tries.backoff)
+    require("backoff", not isinstance(tries.backoff, CustomBackoff), "a backoff that we know", tries.backoff)
     return {"attempts": tries.attempts, "backoff": tries.backoff}
 
 
@@ -396,11 +402,10 @@ class BullMQClient(MessagingClient[Job]):
         *,
         prefix: str | None = None,
         policy: RetryPolicy = WORKFLOW_EVENT.policy,
-        job_options: Mapping[str, Any] | None = None,
-        worker_options: Mapping[str, Any] | None = None,
+        job_options: JobDefaults | None = None,
+        worker_options: WorkerArguments | None = None,
         limit_of: Callable[[str], RateLimit | None] = lambda source: None,
-        publish_deadline: int | timedelta = 30_000,
-        **options: Any,
+        **options: Unpack[ClientArguments],
     ) -> None:
         """`worker_options` are those of `Worker`, `options` those of `MessagingClient`."""
         policy = policy.over(WORKFLOW_EVENT.policy)
@@ -410,18 +415,24 @@ class BullMQClient(MessagingClient[Job]):
             tries=Tries(policy.job_attempts, policy.backoff),
             job_options=job_options,
             dead_letters=policy.dead_letters,
-            add_deadline=publish_deadline,
+            add_deadline=options.get("publish_deadline", 30_000),
             limit_of=limit_of,
-            **(worker_options or {}),
+            worker_options=worker_options,
         )
-        super().__init__(transport, policy=policy, publish_deadline=publish_deadline, **options)
+        super().__init__(transport, policy=policy, **options)
 
     @classmethod
     def from_binding(
-        cls, binding: BullMQ[Any], *, connection: str | Connection | None = None, **options: Any
+        cls,
+        binding: BullMQ[Any],
+        *,
+        connection: str | Connection | None = None,
+        worker_options: WorkerArguments | None = None,
+        prefix: str | None = None,
+        **options: Unpack[ClientArguments],
     ) -> BullMQClient:
         """The client that a workflow's `bullmq` describes. `connection` is used where the binding names none."""
-        job_options = {
+        job_options: JobDefaults = {
             "remove_on_complete": binding.default_job_options.remove_on_complete,
             "remove_on_fail": binding.default_job_options.remove_on_fail,
         }
@@ -430,7 +441,8 @@ class BullMQClient(MessagingClient[Job]):
             policy=binding.policy(),
             job_options=job_options,
             limit_of=binding.rate_limit_of,
-            worker_options={**binding.worker_options, **(options.pop("worker_options", None) or {})},
+            worker_options=cast("WorkerArguments", {**binding.worker_options, **(worker_options or {})}),
+            prefix=prefix,
             **options,
         )
 

@@ -10,31 +10,21 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
-from datetime import timedelta
-from typing import Any, Final, Self, assert_never
+from typing import Any, Final, Self, Unpack, assert_never
 
 from bullpen._kernel import json
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
-from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, InvalidOption
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
+from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, InvalidOption
 from bullpen.plugins._reports import Reports
-from bullpen.plugins.messaging import MessagingClient
+from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._encoding import encode_payload
 from bullpen.plugins.transports._letters import check_event_edit, event_of, letter_of, who
 from bullpen.ports.bindings import Binding
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.edits import Edit
-from bullpen.ports.transport import (
-    Delivery,
-    DeliveryLost,
-    Depth,
-    Event,
-    Features,
-    Health,
-    Published,
-    Settled,
-)
+from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
 
 __all__ = ["MemoryBroker", "MemoryClient", "MemoryTransport"]
 
@@ -60,7 +50,7 @@ class _Line:
         self.busy: dict[str, int] = {}  # urn -> deliveries in flight
         self.in_flight = 0
         self.paused_until = 0.0
-        self.letters: dict[str, DeadLetter] = {}
+        self.letters: dict[str, DeadLetterRecord] = {}
         self.ids: set[str] = set()
         self.consumers: list[_MemoryDeliveries] = []
 
@@ -147,7 +137,7 @@ class MemoryTransport:
     label = LABEL
     features = Features(ordered=True, delays=True)
 
-    def __init__(self, broker: MemoryBroker | None = None, *, dead_letters: DeadLetters | None = None) -> None:
+    def __init__(self, broker: MemoryBroker | None = None, *, dead_letters: DeadLetterPolicy | None = None) -> None:
         self.broker = broker or MemoryBroker()
         self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
         self._unsettled: dict[Delivery, _Message] = {}
@@ -209,10 +199,10 @@ class MemoryTransport:
         line.wake()
         return settled
 
-    async def check(self) -> Health:
+    async def check(self) -> TransportHealth:
         if self._is_closed:
-            return Health(False, "the transport was closed")
-        return Health(self.broker.is_running, "" if self.broker.is_running else "the broker is stopped")
+            return TransportHealth(False, "the transport was closed")
+        return TransportHealth(self.broker.is_running, "" if self.broker.is_running else "the broker is stopped")
 
     async def depth(self, source: str) -> Depth:
         line = self.broker.line(source)
@@ -332,13 +322,13 @@ class _MemoryDeadLetters:
     async def depth(self) -> int:
         return len(self._letters)
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         self._letters.setdefault(letter.id, letter)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
         return [*self._letters.values()][start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         return self._letters.get(entry_id)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
@@ -371,16 +361,17 @@ class MemoryClient(MessagingClient[Published]):
         broker: MemoryBroker | None = None,
         *,
         policy: RetryPolicy = WORKFLOW_EVENT.policy,
-        close_timeout: int | timedelta = 30_000,
-        **options: Any,
+        **options: Unpack[ClientArguments],
     ) -> None:
         """`options` are those of `MessagingClient`."""
         policy = policy.over(WORKFLOW_EVENT.policy)
         transport = MemoryTransport(broker, dead_letters=policy.dead_letters)
-        super().__init__(transport, policy=policy, close_timeout=close_timeout, **options)
+        super().__init__(transport, policy=policy, **options)
 
     @classmethod
-    def from_binding(cls, binding: Binding[Any], *, broker: MemoryBroker | None = None, **options: Any) -> MemoryClient:
+    def from_binding(
+        cls, binding: Binding[Any], *, broker: MemoryBroker | None = None, **options: Unpack[ClientArguments]
+    ) -> MemoryClient:
         """The client for any workflow, whatever transport its binding names: for tests."""
         return cls(broker, policy=binding.policy(), **options)
 

@@ -16,13 +16,8 @@ from typing import Any, Protocol
 import pytest
 
 from bullpen._kernel.outcome import Cause, Completed, Failed
-from bullpen.ports.dead_letters import (
-    DeadLetter,
-    DeadLetterChanged,
-    DeadLetterNotFound,
-    DeadLetterStore,
-    EditableDeadLetters,
-)
+from bullpen.errors import DeadLetterChanged, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore, EditableDeadLetters
 from bullpen.ports.edits import make_edit
 from bullpen.ports.transport import Deliveries, Transport
 from bullpen.testing.contracts.transport import an_event, nothing_comes, take
@@ -46,7 +41,7 @@ class DeadLetterHarness(Protocol):
         """Let work fail for good: its payload holds the number, its error is `no <number>`."""
         ...
 
-    def number_of(self, letter: DeadLetter) -> int:
+    def number_of(self, letter: DeadLetterRecord) -> int:
         """The number in a letter's payload."""
         ...
 
@@ -249,7 +244,7 @@ class TransportLetters:
         await self._transport.publish(an_event(self._source, number, urn="urn:order:same"))
         await self._transport.settle(await take(self._deliveries), Failed(f"no {number}", "", Cause.PERMANENT))
 
-    def number_of(self, letter: DeadLetter) -> int:
+    def number_of(self, letter: DeadLetterRecord) -> int:
         return int(letter.data["payload"]["number"])
 
     async def came_back(self) -> tuple[str, int]:

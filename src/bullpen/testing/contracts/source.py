@@ -17,18 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from bullpen.errors import InvalidOption
-from bullpen.ports.source import (
-    BEGINNING,
-    NO_STREAM,
-    Batch,
-    EventMetadata,
-    EventSource,
-    NewEvent,
-    SourceEvent,
-    SourceUnavailable,
-    WrongVersion,
-)
+from bullpen.errors import InvalidOption, SourceUnavailable, WrongVersion
+from bullpen.ports.source import BEGINNING, NO_STREAM, EventBatch, EventMetadata, EventSource, NewEvent, SourceEvent
 
 __all__ = ["SourceContract", "SourceHarness", "an_event", "take"]
 
@@ -57,7 +47,7 @@ def an_event(number: int = 1, type: str = "payment.completed.v1", **metadata: An
 
 
 async def take(
-    batches: AsyncGenerator[Batch, None], count: int, *, within_s: float = PATIENCE_S
+    batches: AsyncGenerator[EventBatch, None], count: int, *, within_s: float = PATIENCE_S
 ) -> tuple[list[SourceEvent], int]:
     """So many events of a subscription, and the checkpoint behind the batch that held the last."""
     events: list[SourceEvent] = []

@@ -22,12 +22,18 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry, Waiting
-from bullpen._kernel.policy import DeadLetters, RetryPolicy
-from bullpen.errors import ConnectionLost, DelayJob, InvalidOption, PermanentError
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen.errors import (
+    ConnectionLost,
+    DeadLetterNotFound,
+    DelayJob,
+    DeliveryLost,
+    InvalidOption,
+    PermanentError,
+    PublishFailed,
+)
 from bullpen.plugins.messaging import MessagingClient
-from bullpen.ports.dead_letters import DeadLetterNotFound
-from bullpen.ports.messaging import PublishFailed
-from bullpen.ports.transport import Deliveries, Delivery, DeliveryLost, Event, Transport, Tries
+from bullpen.ports.transport import Deliveries, Delivery, Event, Transport, Tries
 from bullpen.testing.killer import Child
 
 __all__ = [
@@ -52,7 +58,7 @@ class TransportHarness(Protocol):
     shortest_pause_ms: int
     """Pauses shorter than this may be rounded up to it."""
 
-    def make(self, *, dead_letters: DeadLetters | None = None) -> Transport[Any]:
+    def make(self, *, dead_letters: DeadLetterPolicy | None = None) -> Transport[Any]:
         """A new transport, as another process would have it."""
         ...
 
@@ -88,7 +94,7 @@ async def die_holding_one(
 
 def quick_policy(attempts: int = 3, pause_ms: int = 100) -> RetryPolicy:
     """A policy whose retries a test can wait for."""
-    return RetryPolicy(attempts=attempts, backoff=Backoff.fixed(pause_ms), dead_letters=DeadLetters(store="queue"))
+    return RetryPolicy(attempts=attempts, backoff=Backoff.fixed(pause_ms), dead_letters=DeadLetterPolicy(store="queue"))
 
 
 async def take(deliveries: Deliveries, *, within_s: float = PATIENCE_S) -> Delivery:
@@ -410,7 +416,7 @@ class TransportContract:
     async def test_without_a_dead_letter_queue_a_failure_is_only_settled(
         self, harness: TransportHarness, source: str
     ) -> None:
-        transport = harness.make(dead_letters=DeadLetters(store="none"))
+        transport = harness.make(dead_letters=DeadLetterPolicy(store="none"))
         await transport.publish(an_event(source))
         deliveries = await transport.deliveries(source, prefetch=1)
 

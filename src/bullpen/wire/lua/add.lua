@@ -12,9 +12,12 @@
          then per job: data, when name, opts and place above are those of all and no job has an id of its own;
          else, with an empty name above: custom_id ("" = next number)   name   data   opts   place
          place: "" = at the back of the line, now; else five words: timestamp ("-" = now) delay_ms at_ms ("-" = use delay_ms)
-         priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both)
+         priority flags ("0", "1" = lifo, "2" = replace a finished job with this id, "3" = both); and a sixth, "tied", where the
+         options name a deduplication id or a parent; and, of a job in a lane, "@<lane>"
   Reply  "now   number of the first job   id of the last event (none = unknown)", with a space between; or, when ids were taken
-         already, { that text, { index, state, flat hash, … of each such job } }
+         already, { that text, { index, id, state, flat hash of the job that was there first, … } }; without an id, the state is
+         why a job was refused: -5 its parent does not exist, -7 it is another's child already, -8
+         its lane is full
 ]]
 --#include lib/clock
 --#include lib/bound
@@ -25,15 +28,17 @@ local meta_key, wait_key, events_key = queue .. "meta", queue .. "wait", queue .
 local first_arg, stride = 8, all_name == "" and 5 or 1
 local count = (#ARGV - first_arg + 1) / stride
 
+-- luacheck: ignore 431
+-- (What is included further down has arguments named as locals of this file.)
+
 -- What few calls need stands inside of functions: a script makes its functions anew in each call, and these would be a tenth of it.
 -- Events are trimmed by the first one that is added.
 
 -- describe_duplicates: where the jobs are whose ids were taken, and what they hold. Looked for in short lines, and while one call
 -- has not passed too many ids. Else it is as good as certain by elimination: in no set and not locked, so it waits, unless nothing
 -- lists it at all.
-local function describe_duplicates(indexes)
---#include lib/line
---#include lib/sets
+local function describe_duplicates(indexes, blocked)
+--#scope
 --#include lib/state
   local IDS_LOOKED_AT = 200000
   local function state_of_taken(job_id, looks)
@@ -43,18 +48,31 @@ local function describe_duplicates(indexes)
   local described = {}
   local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", queue .. "paused") + redis.call("LLEN", queue .. "active")
   local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
-  for position, index in ipairs(indexes) do
-    local job_id = ARGV[first_arg + (index - 1) * stride]
-    described[#described + 1] = index
-    described[#described + 1] = state_of_taken(job_id, looks - position)
-    described[#described + 1] = redis.call("HGETALL", queue .. job_id)
+  local function describe(index, job_id)
+    local fields = redis.call("HGETALL", queue .. job_id)
+    local at = #described
+    looks = looks - 1
+    described[at + 1], described[at + 2], described[at + 4] = index, job_id, fields
+    described[at + 3] = fields[1] and state_of_taken(job_id, looks) or "unknown"
+  end
+  for _, index in ipairs(indexes) do describe(index, ARGV[first_arg + (index - 1) * stride]) end
+  for position = 1, #blocked, 2 do
+    local index, other = blocked[position], blocked[position + 1]
+    if type(other) == "string" then
+      describe(index, other)
+    else
+      local at = #described
+      described[at + 1], described[at + 2], described[at + 3], described[at + 4] = index, "", string.format("%d", other), {}
+    end
   end
   return described
+--#end
 end
 
 -- clear_finished: make room for a job whose id a finished one still holds. A child that its parent waits for is not cleared: the
 -- new job is nobody's child, and the parent would wait for ever.
 local function clear_finished(job_id)
+--#scope
 --#include lib/remove
   local job_key = queue .. job_id
   local parent_key = redis.call("HGET", job_key, "parentKey")
@@ -67,17 +85,18 @@ local function clear_finished(job_id)
   remove_job_keys(job_key)
   redis.call("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", state)
   return true
+--#end
 end
 
 local record = redis.call("GET", call_key)
 if record then
   local number = string.match(record, "^%d+")
   if number == call_number then
-    local now_ms, first_number, taken = string.match(record, "^%d+ (%d+) (%d+) (.*)$")
-    local indexes = {}
+    local now_ms, first_number, taken, tied = string.match(record, "^%d+ (%d+) (%d+) ([%d,]*)(.*)$")
+    local indexes, blocked = {}, tied ~= "" and cjson.decode(tied) or {}
     for index in string.gmatch(taken, "%d+") do indexes[#indexes + 1] = tonumber(index) end
     local answer = now_ms .. " " .. first_number .. " "
-    return #indexes > 0 and { answer, describe_duplicates(indexes) } or answer
+    return #indexes + #blocked > 0 and { answer, describe_duplicates(indexes, blocked) } or answer
   elseif #number > #call_number or (#number == #call_number and number > call_number) then -- as numbers, without reading them
     return redis.error_reply("BPSTALE a later call of this caller was answered already")
   end
@@ -92,8 +111,10 @@ if not meta[3] then redis.call("HSET", meta_key, "opts.maxLenEvents", 10000) end
 if not meta[4] then redis.call("HSET", meta_key, "version", string.match(clock_and_version, " (.*)$")) end
 
 if meta[4] and meta[4] < "bullmq:6" then -- a client before version 6, or one from 10 on: lib/layout tells
+--#scope
 --#include lib/layout
   if is_older(meta[4]) then redis.call("HSETNX", meta_key, "bppause", "noticed") end
+--#end
 end
 
 local most_events = stream_bound(meta[3])
@@ -103,10 +124,55 @@ local last_event
 
 -- delay: put a job aside until it is due. Made for the first job that needs it.
 local function new_delay()
+--#scope
 --#include lib/delayed
   return place_delayed
+--#end
 end
 local delay
+
+-- tie: what a job has to do with others, a deduplication id or a parent, before it is stored. Returns the fields that its hash gets
+-- for that; nil when it is not to be stored: `blocked` then has its index and the id of the job in its way, or a code. Made for the
+-- first job that needs it.
+local blocked
+local function new_tie()
+--#scope
+--#include lib/claim
+--#include lib/adopt
+  blocked = blocked or {}
+  local function stop(index, why) blocked[#blocked + 1], blocked[#blocked + 2] = index, why end
+  return function(index, is_free, job)
+    local options, job_key = cjson.decode(job.opts), queue .. job.id
+    if not options.parent then
+      if not is_free then return nil end
+      local owner, is_moved = claim(queue, options.de, job, now_ms)
+      if is_moved then wake_when_due(queue) end
+      if owner then return stop(index, owner) end
+      return { "deid", options.de.id }
+    end
+    local parent_key, link = parent_link(options)
+    if not lives(parent_key) then return stop(index, -5) end
+    if is_free then
+      redis.call("SADD", parent_key .. ":dependencies", job_key)
+      return { "parentKey", parent_key, "parent", link }
+    end
+    if not may_adopt(job_key, parent_key) then return stop(index, -7) end
+    if adopt_stored(job_key, parent_key, link) then settle_adopted(queue, job.id, parent_key, link, now_ms) end
+    return nil
+  end
+--#end
+end
+local tie
+
+-- lanes: what gives jobs of lanes their places. Made for the first of them.
+local function new_lanes()
+--#scope
+--#include lib/lane_size
+  return { score = lane_score, keep = keep_lane_tags, has_room = lane_has_room, count = count_in_lane }
+--#end
+end
+local lanes
+local in_lanes = {} -- scores and ids
 
 for index = 1, count do
   local arg = first_arg + (index - 1) * stride
@@ -114,24 +180,45 @@ for index = 1, count do
   if stride == 5 then
     job_id, name, data, opts, place = data, ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
   end
-  local timestamp, delay_ms, priority, flags = now_text, "0", "0", "0"
+  local timestamp, delay_ms, priority, flags, is_tied, lane = now_text, "0", "0", "0", false, nil
   if place ~= "" then
-    local at_ms
-    timestamp, delay_ms, at_ms, priority, flags = string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)$")
+    local at_ms, rest
+    timestamp, delay_ms, at_ms, priority, flags, rest = string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$")
+    if rest ~= "" then is_tied, lane = string.sub(rest, 1, 5) == " tied", string.match(rest, " @(.+)$") end
     if timestamp == "-" then timestamp = now_text end
     if at_ms ~= "-" then delay_ms = math.max(0, tonumber(at_ms) - now_ms) end
   end
-  local is_free = true
+  if lane then lanes = lanes or new_lanes() end
+  local is_free, is_taken, is_refused = true, false, false
   if job_id == "" then
     job_id = index == 1 and first_id or string.format("%d", first_number + index - 1)
-  elseif redis.call("EXISTS", queue .. job_id) == 1 and not (flags >= "2" and clear_finished(job_id)) then
+  else
+    is_taken = redis.call("EXISTS", queue .. job_id) == 1
+  end
+  if lane and not (is_taken and flags < "2") and not lanes.has_room(queue, lane, now_ms) then
+    is_free, is_refused = false, true
+    blocked = blocked or {}
+    blocked[#blocked + 1], blocked[#blocked + 2] = index, -8
+  elseif is_taken and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
     last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "duplicated", "jobId", job_id)
   end
+  if is_tied and not is_refused then
+    tie = tie or new_tie()
+    local fields = tie(index, is_free, { id = job_id, name = name, data = data, opts = opts, delay_ms = tonumber(delay_ms) })
+    is_free = fields ~= nil
+    if fields then redis.call("HSET", queue .. job_id, unpack(fields)) end
+  end
   if is_free then
-    redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
-      "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1")
+    if lane then
+      redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
+        "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1", "bplane", lane)
+      lanes.count(queue, lane, job_id, now_ms)
+    else
+      redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
+        "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1")
+    end
     if index > 1 then
       last_event = redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
     else -- trims the stream for all
@@ -142,7 +229,10 @@ for index = 1, count do
       delay = delay or new_delay()
       delay(queue, job_id, now_ms + tonumber(delay_ms))
     else
-      if priority ~= "0" then
+      if lane then
+        in_lanes[#in_lanes + 1] = lanes.score(queue, tonumber(priority), lane)
+        in_lanes[#in_lanes + 1] = job_id
+      elseif priority ~= "0" then
         local counter = redis.call("INCR", queue .. "pc") % 4294967296
         redis.call("ZADD", queue .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
       elseif flags == "1" or flags == "3" then
@@ -158,14 +248,22 @@ for index = 1, count do
 end
 local line_key = wait_key
 if meta[1] then
+--#scope
 --#include lib/layout
   line_key = ready_line(queue)
+--#end
+end
+if in_lanes[1] then
+  redis.call("ZADD", queue .. "prioritized", unpack(in_lanes))
+  lanes.keep()
 end
 if back[1] then redis.call("LPUSH", line_key, unpack(back)) end
 if front then redis.call("RPUSH", line_key, unpack(front)) end
 if delay then
+--#scope
 --#include lib/due_marker
   wake_when_due(queue)
+--#end
 end
 -- Trimmed before, the stream may exceed its bound by all events of this call.
 if count > 100 then redis.call("XTRIM", events_key, "MAXLEN", "~", most_events) end
@@ -174,6 +272,8 @@ if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queu
   redis.call("ZADD", queue .. "marker", "0", "0")
 end
 local answer = now_text .. " " .. first_id .. " "
-redis.call("SET", call_key, call_number .. " " .. answer .. table.concat(duplicates, ","), "PX", call_ttl_ms)
-answer = answer .. last_event
-return duplicates[1] and { answer, describe_duplicates(duplicates) } or answer
+local others = table.concat(duplicates, ",")
+if blocked and blocked[1] then others = others .. cjson.encode(blocked) end
+redis.call("SET", call_key, call_number .. " " .. answer .. others, "PX", call_ttl_ms)
+answer = answer .. (last_event or "")
+return others ~= "" and { answer, describe_duplicates(duplicates, blocked or {}) } or answer

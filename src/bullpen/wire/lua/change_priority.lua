@@ -8,11 +8,9 @@
   Reply  0 done, -1 no such job
 ]]
 --#include lib/wake
---#include lib/layout
+--#include lib/places
 --#include lib/ready
---#include lib/line
 --#include lib/leave_line
---#include lib/sets
 --#include lib/state
 
 local job_key, wait_key, paused_key, prioritized_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -20,6 +18,7 @@ local base, job_id, priority, lifo = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4
 
 local before = redis.call("HMGET", job_key, "name", "priority")
 if not before[1] then return -1 end
+require_places(base)
 redis.call("HSET", job_key, "priority", priority)
 redis.call("HDEL", job_key, "bporphan") -- whoever looks for orphans must see that it moved
 local state = state_of(base, job_id) -- first, so that a long line is not searched for a job that runs or has finished

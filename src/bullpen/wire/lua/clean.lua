@@ -9,13 +9,6 @@
 ]]
 --#include lib/clock
 --#include lib/trim
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
 
 local state_key = KEYS[1]

@@ -16,6 +16,7 @@
          8 tenant    who changes it, or ""; whoever makes an entity owns it
          then per event key: the key; then per entry of the past: its JSON
   Reply  the new version, or -1 when the version is not the present one, or the entity another tenant's
+  Error  WRONGTYPE when somebody else's value lies at one of the keys; nothing was written
 ]]
 local entity_key, applied_key, outcomes_key, history_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local version, data, keep_applied, keep_history = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,6 +24,13 @@ local is_failed, reason, key_count, tenant = ARGV[5] == "1", ARGV[6], tonumber(A
 
 local present = redis.call("HMGET", entity_key, "version", "tenant")
 if (present[1] or "0") ~= version or (present[2] and present[2] ~= tenant) then return -1 end
+-- Before the first write: an entity that is changed without its event would be changed again when the event comes again.
+for i, kind in ipairs({ "zset", "hash", "list" }) do
+  local found = redis.call("TYPE", KEYS[i + 1]).ok
+  if found ~= "none" and found ~= kind then
+    return redis.error_reply("WRONGTYPE " .. KEYS[i + 1] .. " is a " .. found .. ", not a " .. kind)
+  end
+end
 local next_version = tonumber(version) + 1
 redis.call("HSET", entity_key, "data", data, "version", next_version)
 if version == "0" and tenant ~= "" then redis.call("HSET", entity_key, "tenant", tenant) end

@@ -5,7 +5,6 @@
   Reply  1 discarded, 0 there was none
 ]]
 --#include lib/remove
---#include lib/line
 --#include lib/leave_line
 
 local entry_key, entry_wait_key, entry_events_key = KEYS[1], KEYS[2], KEYS[3]

@@ -6,13 +6,6 @@
 ]]
 --#include lib/clock
 --#include lib/trim
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
 
 local job_key, failed_key = KEYS[1], KEYS[2]

@@ -8,13 +8,6 @@
   Reply  { number of jobs removed, number kept, more (0 or 1) }
 ]]
 --#include lib/clock
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
 
 local state_key = KEYS[1]

@@ -8,13 +8,6 @@
   Reply  { more (0 or 1), number of jobs removed }, or -1 the queue is not paused, -2 jobs are running and force was not given
 ]]
 --#include lib/clock
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
 
 local meta_key, active_key, repeat_key = KEYS[1], KEYS[2], KEYS[3]
@@ -39,7 +32,11 @@ local function obliterate(state, is_list)
   end
   for _, job_id in ipairs(ids) do
     local job_key = base .. job_id
-    local fields = redis.pcall("HMGET", job_key, "parentKey", "deid")
+    local fields = redis.pcall("HMGET", job_key, "parentKey", "deid", "bplane", "priority")
+    if fields[3] then
+      redis.call("UNLINK", base .. "bp:held:" .. fields[3], base .. "bp:running:" .. fields[3], base .. "bp:rate:" .. fields[3],
+        base .. "bp:size:" .. fields[3], base .. "bp:lanes:" .. (fields[4] or ""))
+    end
     delete_job(base, job_id, fields[2])
     redis.call("DEL", job_key .. ":lock")
     if fields[1] and split_key(fields[1]) ~= base then on_child_removed(fields[1], job_key, now_ms) end
@@ -61,7 +58,7 @@ redis.call("ZREMRANGEBYRANK", repeat_key, 0, MOST_PER_CALL - 1)
 if #schedulers == MOST_PER_CALL then return { 1, removed } end
 
 for _, suffix in ipairs({ "events", "id", "pc", "marker", "meta", "metrics:completed", "metrics:completed:data", "metrics:failed",
-  "metrics:failed:data", "stalled", "stalled-check", "limiter", "delay", "priority" }) do
+  "metrics:failed:data", "stalled", "stalled-check", "limiter", "delay", "priority", "bp:lanes:held" }) do
   redis.call("UNLINK", base .. suffix)
 end
 return { 0, removed }

@@ -9,11 +9,7 @@
   Reply  1 written, 0 the job is no longer failed, or failed again, -1 it cannot be written
 ]]
 --#include lib/clock
---#include lib/wake
 --#include lib/failure
---#include lib/line
---#include lib/leave_line
---#include lib/remove
 --#include lib/take_letter
 
 local job_key, failed_key = KEYS[1], KEYS[2]

@@ -6,7 +6,6 @@
 ]]
 --#include lib/trim
 --#include lib/wake
---#include lib/layout
 --#include lib/places
 --#include lib/ready
 

@@ -9,8 +9,6 @@
 ]]
 --#include lib/trim
 --#include lib/wake
---#include lib/layout
---#include lib/ready
 --#include lib/promote
 
 local delayed_key = KEYS[1]

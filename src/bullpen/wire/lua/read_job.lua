@@ -4,8 +4,6 @@
   ARGV   1 base   2 job_id
   Reply  { state, flat hash } (an empty hash means that there is no such job; an empty state: in a long line, or in none; seek tells)
 ]]
---#include lib/line
---#include lib/sets
 --#include lib/state
 
 local job_key = KEYS[1]

@@ -14,19 +14,9 @@
 --#include lib/clock
 --#include lib/trim
 --#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
---#include lib/removal
---#include lib/line
---#include lib/leave_line
+--#include lib/places
 --#include lib/leave_state
---#include lib/take_letter
 --#include lib/reprocess
---#include lib/sets
 --#include lib/state
 --#include lib/notes
 
@@ -36,6 +26,7 @@ local history, note, is_edited = ARGV[13], ARGV[14], ARGV[15] == "1"
 local now_ms = server_now(ARGV[2])
 
 if redis.call("EXISTS", entry_key) == 0 then return "gone" end
+require_places(base)
 local answer = "redriven"
 redis.call("HSETNX", base .. "meta", "opts.maxLenEvents", 10000)
 trim_events(base)
@@ -48,6 +39,7 @@ else
   answer = "rebuilt"
   redis.call("HSET", job_key, "name", ARGV[6], "data", ARGV[7], "opts", ARGV[8], "timestamp", ARGV[9], "delay", 0,
     "priority", priority_class(ARGV[10]), "ats", ARGV[12], "bpredriven", with_note(history, note, now_ms))
+  name_lane(base, job_id, ARGV[8])
   redis.pcall("XADD", base .. "events", "*", "event", "added", "jobId", job_id, "name", ARGV[6])
   place_ready(base, job_id, priority_class(ARGV[10]), ARGV[11] == "1")
   redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", "failed")

@@ -11,13 +11,7 @@
 --#include lib/clock
 --#include lib/trim
 --#include lib/wake
---#include lib/layout
 --#include lib/places
---#include lib/ready
---#include lib/remove
---#include lib/line
---#include lib/leave_line
---#include lib/take_letter
 --#include lib/reprocess
 --#include lib/notes
 

@@ -13,16 +13,7 @@
 ]]
 --#include lib/clock
 --#include lib/trim
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
---#include lib/line
---#include lib/leave_line
 --#include lib/leave_state
 
 local job_key = KEYS[1]

@@ -3,7 +3,7 @@
   The caller found the candidates step by step, while jobs moved; only this look, in one instant, decides. Where the lines are short
   they are looked through here. Where they are long that would hold up everybody, so it takes two calls: the first marks a candidate
   that is in no set (`bporphan`: the search and what every client changes when it moves a job); then the caller reads the lines; the
-  second deletes those that it did not meet and that still have the mark as it was written. Why that is safe: queue/_orphans.py.
+  second deletes those that it did not meet and that still have the mark as it was written. Why that is safe: queue/orphans.py.
   A parent that waits for such a job is told that it is gone.
   A job that has not finished is no leftover: it lost its place, and can be put back in line. Only "all" deletes it; "restore" puts
   such jobs back and deletes nothing.
@@ -16,13 +16,6 @@
   Reply  { number of candidates deleted, or put back, ids in wait, ids in paused, { candidates that are marked now } }
 ]]
 --#include lib/clock
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
 --#include lib/removal
 --#include lib/sets
 

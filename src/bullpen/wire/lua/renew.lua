@@ -8,12 +8,13 @@
 
   KEYS   1 stalled
   ARGV   1 base   2 lock_ms   then per job: job_id   token   attempts_started
-  Reply  { ids whose lock is no longer ours, ids whose lock was taken again, those of the first that have no job any more }
+  Reply  { ids whose lock is no longer ours, ids whose lock was taken again, those of the first that have no job any more,
+         { id, reason, ... of those that somebody wants cancelled } }
 ]]
 local stalled_key = KEYS[1]
 local base, lock_ms = ARGV[1], ARGV[2]
 
-local lost, kept, retaken, gone = {}, {}, {}, {}
+local lost, kept, retaken, gone, unwanted = {}, {}, {}, {}, {}
 for arg = 3, #ARGV, 3 do
   local job_id, token = ARGV[arg], ARGV[arg + 1]
   local lock_key = base .. job_id .. ":lock"
@@ -33,4 +34,12 @@ for arg = 3, #ARGV, 3 do
   end
 end
 if #kept > 0 then redis.pcall("SREM", stalled_key, unpack(kept)) end
-return { lost, retaken, gone }
+for _, job_id in ipairs(kept) do
+  -- Without a deferred failure the field is what a client that does not know it left of an earlier run.
+  local fields = redis.pcall("HMGET", base .. job_id, "bpcancel", "defa")
+  if fields[1] and fields[2] then
+    unwanted[#unwanted + 1] = job_id
+    unwanted[#unwanted + 1] = fields[1]
+  end
+end
+return { lost, retaken, gone, unwanted }

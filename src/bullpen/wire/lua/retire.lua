@@ -10,14 +10,6 @@
   Reply  { removed, more (0 or 1), id and score of the last job that was looked at and left }
 ]]
 --#include lib/clock
---#include lib/wake
---#include lib/delayed
---#include lib/due_marker
---#include lib/layout
---#include lib/ready
---#include lib/remove
---#include lib/parents
---#include lib/letter
 --#include lib/retention
 
 local set_key, base, option, count, age_ms = KEYS[1], ARGV[1], '"' .. ARGV[3] .. '"', tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -41,9 +33,9 @@ for index = 1, #found, 2 do
     more = 0
     break
   end
-  local fields = redis.pcall("HMGET", base .. job_id, "bp", "opts", "bpdl", "ats")
+  local fields = redis.pcall("HMGET", base .. job_id, "bp", "opts", "bpdl", "ats", "bpcancel", "failedReason")
   if not fields.err and fields[1] and not string.find(fields[2] or "", option, 1, true)
-    and (not needs_letters or has_letter(fields[3], fields[4])) then
+    and (not needs_letters or was_cancelled(fields[5], fields[6]) or has_letter(fields[3], fields[4])) then
     doomed[#doomed + 1] = job_id
   else
     after_id, after_score = job_id, found[index + 1]

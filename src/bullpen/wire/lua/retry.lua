@@ -6,13 +6,7 @@
 ]]
 --#include lib/trim
 --#include lib/wake
---#include lib/layout
 --#include lib/places
---#include lib/ready
---#include lib/remove
---#include lib/line
---#include lib/leave_line
---#include lib/take_letter
 --#include lib/reprocess
 
 local job_key, finished_key = KEYS[1], KEYS[2]

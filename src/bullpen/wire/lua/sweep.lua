@@ -5,13 +5,16 @@
 
   KEYS   1 failed   2 meta
   ARGV   1 base   2 clock_offset   3 interval_ms   4 from_ms ("" = begin)   5 skip (jobs of that instant that were looked at)
+         6 with_cancelled ("1", or "": those that somebody cancelled need none)
   Reply  { began_ms, from_ms, skip, more (0 or 1), { ids without a dead letter } }, or {} when it is not time yet
 ]]
 --#include lib/clock
 --#include lib/letter
+--#include lib/cancelled
 
 local failed_key, meta_key = KEYS[1], KEYS[2]
 local base, interval_ms, from_ms, skip = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local with_cancelled = ARGV[6] == "1"
 local now_ms = server_now(ARGV[2])
 local LOOKED_AT_PER_CALL = 500
 
@@ -28,7 +31,8 @@ for index = 1, #found, 2 do
   local score = tonumber(found[index + 1])
   if score ~= from_ms then from_ms, skip = score, 0 end
   skip = skip + 1
-  local fields = redis.pcall("HMGET", base .. found[index], "name", "bpdl", "ats")
-  if not fields.err and fields[1] and not has_letter(fields[2], fields[3]) then ids[#ids + 1] = found[index] end
+  local fields = redis.pcall("HMGET", base .. found[index], "name", "bpdl", "ats", "bpcancel", "failedReason")
+  local is_wanted = with_cancelled or not was_cancelled(fields[4], fields[5])
+  if not fields.err and fields[1] and is_wanted and not has_letter(fields[2], fields[3]) then ids[#ids + 1] = found[index] end
 end
 return { now_ms, string.format("%.0f", from_ms), skip, #found == 2 * LOOKED_AT_PER_CALL and 1 or 0, ids }

@@ -7,9 +7,6 @@
   ARGV   1 base   2 dead_letter_base   3 most
   Reply  { letters ended, more (0 or 1) }
 ]]
---#include lib/remove
---#include lib/line
---#include lib/leave_line
 --#include lib/take_letter
 
 local meta_key, failed_key, entry_wait_key = KEYS[1], KEYS[2], KEYS[3]

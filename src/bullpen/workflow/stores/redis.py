@@ -15,9 +15,10 @@ from typing import Any, Final, Generic, TypeVar
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, is_text
 from bullpen._kernel.ids import encode_segment
-from bullpen.errors import InvalidOption, require
-from bullpen.ports.entity import AllowedStates, Applied, Change, EntityChanged, HistoryEntry, Loaded, word
-from bullpen.queue import Connection
+from bullpen.errors import EntityChanged, InvalidOption, require, word
+from bullpen.ports.entity import AllowedStates, Applied, Change, HistoryEntry, Loaded
+from bullpen.redis import Connection
+from bullpen.redis.socket import translate
 from bullpen.wire.scripts import SCRIPTS
 
 __all__ = ["RedisEntities"]
@@ -92,9 +93,8 @@ class RedisEntities(Generic[S]):
     async def delete(self, urn: str, *, tenant_id: str | None = None) -> bool:
         """Forget an entity with its past. False when there was none, or none of this tenant."""
         keys = self._keys(urn)
-        if not await self._may_see(keys[0], tenant_id):
-            return False
-        return bool(await self._connection.shared_door(keys[0]).call("DEL", *keys))
+        door = self._connection.shared_door(keys[0])
+        return bool(await door.evaluate(SCRIPTS["delete_entity"], keys, [tenant_id or ""]))
 
     async def load(self, urn: str, *, tenant_id: str | None = None) -> Entity | None:
         loaded = await self.read("", urn, tenant_id=tenant_id)
@@ -119,14 +119,10 @@ class RedisEntities(Generic[S]):
     ) -> Loaded[Entity] | None:
         entity_key, applied_key, outcomes_key, _ = self._keys(urn)
         # In one transaction: an event that is applied between two reads would look like a new one.
-        commands: list[tuple[str | bytes | int, ...]] = [("MULTI",), ("HMGET", entity_key, "data", "version", "tenant")]
+        commands: list[tuple[str | int, ...]] = [("HMGET", entity_key, "data", "version", "tenant")]
         for member in _members(workflow, keys):
             commands += [("ZSCORE", applied_key, member), ("HGET", outcomes_key, member)]
-        replies = await self._connection.shared_door(entity_key).call_many([*commands, ("EXEC",)])
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        (data, version, owner), *found = replies[-1]
+        (data, version, owner), *found = await self._together(entity_key, commands)
         if data is None or not _is_seen(owner, tenant_id):
             return None
         applied = {
@@ -174,22 +170,34 @@ class RedisEntities(Generic[S]):
         self, workflow: str, urn: str, *, limit: int = 100, tenant_id: str | None = None
     ) -> list[HistoryEntry]:
         entity_key, *_, history_key = self._keys(urn)
-        if not await self._may_see(entity_key, tenant_id):
+        # In one transaction: between two reads it may become the entity of another tenant.
+        owner, entries = await self._together(
+            entity_key, [("HGET", entity_key, "tenant"), ("LRANGE", history_key, -limit, -1)]
+        )
+        if not _is_seen(owner, tenant_id):
             return []
-        entries = await self._connection.shared_door(history_key).call("LRANGE", history_key, -limit, -1)
         past = [_entry(urn, json.decode(each)) for each in entries]
         # Of an entity that is everybody's, a tenant sees what it did itself, and what nobody in particular did.
         return past if tenant_id is None else [each for each in past if each.tenant_id in (None, tenant_id)]
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    async def _may_see(self, entity_key: str, tenant_id: str | None) -> bool:
-        owner = await self._connection.shared_door(entity_key).call("HGET", entity_key, "tenant")
-        return _is_seen(owner, tenant_id)
-
     def _keys(self, urn: str) -> tuple[str, str, str, str]:
         base = f"{self._base}{{{encode_segment(urn)}}}"  # in braces: one slot of a cluster
         return base, f"{base}:applied", f"{base}:outcomes", f"{base}:history"
+
+    async def _together(self, key: str, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
+        """The replies to commands that see one moment. Raises what the server says to any of them: inside of the reply
+        to EXEC it is an error too, which must not pass for a value."""
+        replies = await self._connection.shared_door(key).call_many([("MULTI",), *commands, ("EXEC",)])
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        found: list[Any] = replies[-1]
+        for reply in found:
+            if isinstance(reply, Exception):
+                raise translate(reply)
+        return found
 
     async def _evaluate(
         self,

@@ -221,7 +221,7 @@ def _postgres_rules(schema: str) -> list[str]:
         refusing("append_only", _APPEND_ONLY),
         (
             f"CREATE OR REPLACE FUNCTION {schema}.touch() RETURNS trigger LANGUAGE plpgsql AS $$ "
-            "BEGIN NEW.updated_at := clock_timestamp(); RETURN NEW; END $$"
+            "BEGIN NEW.updated_at := pg_catalog.clock_timestamp(); RETURN NEW; END $$"
         ),
         # UPDATE OF: it fires only for statements that name one of these columns, so deliveries pay nothing for it.
         *trigger(

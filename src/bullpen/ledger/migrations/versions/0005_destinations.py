@@ -38,5 +38,24 @@ def upgrade() -> None:
     )
     if postgres:
         op.execute(f"ALTER TABLE {schema}.integration_outbox_attempts ADD COLUMN IF NOT EXISTS receipt TEXT")
+        for statement in _breaker(f"{schema}.bullpen_destinations", f"{schema}.destination_breaker"):
+            op.execute(statement)
     else:
         op.execute("ALTER TABLE integration_outbox_attempts ADD COLUMN receipt TEXT")
+
+
+def _breaker(table: str, function: str) -> list[str]:
+    """A worker says that a destination is broken, for a day at most: it cannot switch it off for all and for ever, nor
+    store an instant or a number that makes reading or counting fail for others."""
+    return [
+        (
+            f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql "
+            # The path is fixed: nobody puts a function or an operator of his own in front.
+            "SET search_path = pg_catalog, pg_temp AS $$ BEGIN IF NEW.broken_until IS NOT NULL THEN "
+            "NEW.broken_until := greatest('epoch', least(NEW.broken_until, clock_timestamp() + interval '1 day')); "
+            "END IF; NEW.trips := greatest(0, least(NEW.trips, 1000)); NEW.updated_at := clock_timestamp(); "
+            "RETURN NEW; END $$"
+        ),
+        f"DROP TRIGGER IF EXISTS breaker ON {table}",
+        f"CREATE TRIGGER breaker BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}()",
+    ]

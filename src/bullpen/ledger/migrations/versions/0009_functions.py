@@ -20,7 +20,7 @@ _SQLITE_UUID = (
     "substr('89ab', 1 + (abs(random()) % 4), 1) || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
 )
 _APPEND_ONLY = "rows of this table are only ever added"
-_APPENDED = ("bullpen_audit", "bullpen_credit_entries")
+_APPENDED = {"outbox": "bullpen_audit", "runs": "bullpen_credit_entries"}
 _OPEN = "('QUEUED', 'RUNNING')"
 
 
@@ -30,66 +30,85 @@ def upgrade() -> None:
     op.create_table(
         "bullpen_ledger", sa.Column("id", sa.String(36), primary_key=True), schema=schema, if_not_exists=True
     )
-    for statement in _postgres(schema) if schema else _sqlite():
+    # A ledger may have no runs: then they can be added later, and only their half is run.
+    parts = context.config.attributes["steps"][revision]
+    for statement in _postgres(schema, parts) if schema else _sqlite(parts):
         op.execute(statement)
 
 
-def _sqlite() -> list[str]:
-    return [
-        f"INSERT INTO bullpen_ledger (id) SELECT {_SQLITE_UUID} WHERE NOT EXISTS (SELECT 1 FROM bullpen_ledger)",
-        "ALTER TABLE bullpen_audit ADD COLUMN login VARCHAR(120)",
-        "ALTER TABLE bullpen_run_steps ADD COLUMN price BIGINT NOT NULL DEFAULT 0",
-        *(
-            f"CREATE TRIGGER IF NOT EXISTS {table}_stays BEFORE DELETE ON {table} "
-            f"BEGIN SELECT RAISE(ABORT, '{_APPEND_ONLY}'); END"
-            for table in _APPENDED
-        ),
-    ]
-
-
-def _postgres(schema: str) -> list[str]:
-    return [
-        (
-            f"INSERT INTO {schema}.bullpen_ledger (id) SELECT gen_random_uuid() "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {schema}.bullpen_ledger)"
-        ),
-        f"ALTER TABLE {schema}.bullpen_audit ADD COLUMN IF NOT EXISTS login VARCHAR(120)",
-        f"ALTER TABLE {schema}.bullpen_run_steps ADD COLUMN IF NOT EXISTS price BIGINT NOT NULL DEFAULT 0",
-        *_appended(schema),
-        *_audit(schema),
-        *_functions(schema),
-    ]
-
-
-def _appended(schema: str) -> list[str]:
-    """Nobody changes, removes or empties them, whatever rights he has; 0001 and 0006 refuse the change of a row."""
+def _sqlite(parts: frozenset[str]) -> list[str]:
     statements = []
-    for table in (f"{schema}.{name}" for name in _APPENDED):
-        for name, rule in (("stays", "BEFORE DELETE ON {} FOR EACH ROW"), ("stays_full", "BEFORE TRUNCATE ON {}")):
-            statements += [
-                f"DROP TRIGGER IF EXISTS {name} ON {table}",
-                f"CREATE TRIGGER {name} {rule.format(table)} EXECUTE FUNCTION {schema}.append_only()",
-            ]
+    if "outbox" in parts:
+        statements += [
+            f"INSERT INTO bullpen_ledger (id) SELECT {_SQLITE_UUID} WHERE NOT EXISTS (SELECT 1 FROM bullpen_ledger)",
+            "ALTER TABLE bullpen_audit ADD COLUMN login VARCHAR(120)",
+        ]
+    if "runs" in parts:
+        statements.append("ALTER TABLE bullpen_run_steps ADD COLUMN price BIGINT NOT NULL DEFAULT 0")
+    return statements + [
+        f"CREATE TRIGGER IF NOT EXISTS {table}_stays BEFORE DELETE ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{_APPEND_ONLY}'); END"
+        for part, table in _APPENDED.items()
+        if part in parts
+    ]
+
+
+def _postgres(schema: str, parts: frozenset[str]) -> list[str]:
+    statements = []
+    if "outbox" in parts:
+        statements += [
+            (
+                f"INSERT INTO {schema}.bullpen_ledger (id) SELECT gen_random_uuid() "
+                f"WHERE NOT EXISTS (SELECT 1 FROM {schema}.bullpen_ledger)"
+            ),
+            f"ALTER TABLE {schema}.bullpen_audit ADD COLUMN IF NOT EXISTS login VARCHAR(120)",
+            *_appended(schema, _APPENDED["outbox"]),
+            *_audit_lines(schema),
+        ]
+    if "runs" in parts:
+        statements += [
+            f"ALTER TABLE {schema}.bullpen_run_steps ADD COLUMN IF NOT EXISTS price BIGINT NOT NULL DEFAULT 0",
+            *_appended(schema, _APPENDED["runs"]),
+            *_audit_of_runs(schema),
+            *_functions(schema),
+        ]
     return statements
 
 
-def _audit(schema: str) -> list[str]:
-    """When and by which login is the database's word. What it sees itself, it writes down itself."""
-    audit, runs, entries = (f"{schema}.bullpen_{name}" for name in ("audit", "runs", "credit_entries"))
-    line = f"INSERT INTO {audit} (actor, action, subject, tenant_id, detail) VALUES"
+def _appended(schema: str, name_of_table: str) -> list[str]:
+    """Nobody changes, removes or empties it, whatever rights he has; 0001 and 0006 refuse the change of a row."""
+    table = f"{schema}.{name_of_table}"
+    return [
+        statement
+        for name, rule in (("stays", "BEFORE DELETE ON {} FOR EACH ROW"), ("stays_full", "BEFORE TRUNCATE ON {}"))
+        for statement in _trigger(schema, name, table, rule.format(table), "append_only")
+    ]
 
-    def trigger(name: str, table: str, rule: str, function: str) -> list[str]:
-        return [
-            f"DROP TRIGGER IF EXISTS {name} ON {table}",
-            f"CREATE TRIGGER {name} {rule} EXECUTE FUNCTION {schema}.{function}()",
-        ]
 
+def _trigger(schema: str, name: str, table: str, rule: str, function: str) -> list[str]:
+    return [
+        f"DROP TRIGGER IF EXISTS {name} ON {table}",
+        f"CREATE TRIGGER {name} {rule} EXECUTE FUNCTION {schema}.{function}()",
+    ]
+
+
+def _audit_lines(schema: str) -> list[str]:
+    """When and by which login is the database's word."""
+    audit = f"{schema}.bullpen_audit"
     return [
         (
             f"CREATE OR REPLACE FUNCTION {schema}.audit_line() RETURNS trigger LANGUAGE plpgsql AS $$ "
-            "BEGIN NEW.at := clock_timestamp(); NEW.login := session_user; RETURN NEW; END $$"
+            "BEGIN NEW.at := pg_catalog.clock_timestamp(); NEW.login := session_user; RETURN NEW; END $$"
         ),
-        *trigger("audit_line", audit, f"BEFORE INSERT ON {audit} FOR EACH ROW", "audit_line"),
+        *_trigger(schema, "audit_line", audit, f"BEFORE INSERT ON {audit} FOR EACH ROW", "audit_line"),
+    ]
+
+
+def _audit_of_runs(schema: str) -> list[str]:
+    """What the database sees itself, it writes down itself."""
+    audit, runs, entries = (f"{schema}.bullpen_{name}" for name in ("audit", "runs", "credit_entries"))
+    line = f"INSERT INTO {audit} (actor, action, subject, tenant_id, detail) VALUES"
+    return [
         _function(
             f"{schema}.audit_deed()",
             "trigger",
@@ -112,15 +131,17 @@ BEGIN
     RETURN NULL;
 END""",
         ),
-        *trigger("audit_submit", runs, f"AFTER INSERT ON {runs} FOR EACH ROW", "audit_deed"),
-        *trigger(
+        *_trigger(schema, "audit_submit", runs, f"AFTER INSERT ON {runs} FOR EACH ROW", "audit_deed"),
+        *_trigger(
+            schema,
             "audit_change",
             runs,
             f"AFTER UPDATE OF status ON {runs} FOR EACH ROW WHEN (NEW.status <> OLD.status "
             "AND (NEW.status = 'CANCELLED' OR OLD.status = 'FAILED'))",
             "audit_deed",
         ),
-        *trigger(
+        *_trigger(
+            schema,
             "audit_grant",
             entries,
             f"AFTER INSERT ON {entries} FOR EACH ROW WHEN (NEW.kind = 'grant')",
@@ -189,7 +210,9 @@ BEGIN
     IF run.cost = 0 THEN RETURN; END IF;
     IF NOT run.is_test_run THEN rest := run.cost - {taken}; END IF;
     {book("reserve", "-rest")};
-    IF NOT FOUND OR rest = 0 THEN RETURN; END IF;
+    -- A run of this id was paid and deleted: it would begin again for what that one paid.
+    IF NOT FOUND THEN RAISE EXCEPTION 'the id of the run was used before' USING ERRCODE = 'BP002'; END IF;
+    IF rest = 0 THEN RETURN; END IF;
     UPDATE {accounts} a SET balance = a.balance - rest, updated_at = now()
     WHERE a.tenant_id = run.tenant_id AND a.balance >= rest;
     IF NOT FOUND THEN

@@ -35,7 +35,7 @@ def _postgres(schema: str) -> list[str]:
             f"CREATE OR REPLACE FUNCTION {schema}.outbox_foreign_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             f"IF EXISTS (SELECT 1 FROM {schema}.integration_outbox_fences f WHERE {_KNOWN}) THEN RETURN NULL; END IF; "
             "NEW.route_key := coalesce(NEW.route_key, NEW.integration_type); "
-            f"PERFORM pg_notify('{schema}_outbox', ''); "
+            f"PERFORM pg_catalog.pg_notify('{schema}_outbox', ''); "
             "RETURN NEW; END $$"
         ),
         f"DROP TRIGGER IF EXISTS outbox_foreign_row ON {schema}.integration_outbox",

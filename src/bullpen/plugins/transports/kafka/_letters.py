@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from bullpen._kernel import json
+from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, who
 from bullpen.plugins.transports.kafka._records import read_value
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
@@ -33,15 +34,15 @@ class TopicDeadLetters:
     async def depth(self) -> int:
         return len(await self._read())
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         value = json.encode(dict(letter.entry), what="dead letter")
         await self._transport.door.send(self.name, key=letter.id.encode(), value=value)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
         found = sorted((letter for letter, _ in (await self._read()).values()), key=lambda letter: letter.failed_at)
         return found[start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         found = (await self._read()).get(entry_id)
         return None if found is None else found[0]
 
@@ -77,9 +78,9 @@ class TopicDeadLetters:
             self.name, key=entry_id.encode(), value=None, partition=partition, headers={"x-removed-by": by}
         )
 
-    async def _read(self) -> Mapping[str, tuple[DeadLetter, int]]:
+    async def _read(self) -> Mapping[str, tuple[DeadLetterRecord, int]]:
         """Letters without a tombstone behind them, with their partitions."""
-        found: dict[str, tuple[DeadLetter, int]] = {}
+        found: dict[str, tuple[DeadLetterRecord, int]] = {}
         async for record in self._transport.door.read_all(self.name):
             entry_id = (record.key or b"").decode("utf-8", "replace")
             if record.value is None:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from bullpen._kernel.ending import end
-from bullpen.errors import BullpenError, ConnectionLost, InvalidOption
+from bullpen.errors import BullpenError, ConnectionLost, DeliveryLost, InvalidOption
 from bullpen.plugins._kafka import Brokers, GroupMember, Partition, PartitionLost, Record
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports.kafka._records import Trouble, delivery_of, parked_for_s
-from bullpen.ports.transport import Delivery, DeliveryLost
+from bullpen.ports.transport import Delivery
 
 if TYPE_CHECKING:
     from bullpen.plugins.transports.kafka.transport import KafkaTransport

@@ -16,6 +16,7 @@ from typing import Any, Final
 from bullpen._kernel import json
 from bullpen.errors import NotJson
 from bullpen.plugins._kafka import Record
+from bullpen.plugins._kafka_batches import UNREADABLE_HEADER
 from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
     TRIES_HEADER,
@@ -30,7 +31,7 @@ from bullpen.ports.transport import Delivery, Event
 ID_HEADER, NAME_HEADER = "x-bullpen-id", "x-bullpen-name"
 PAUSE_HEADER: Final = "x-bullpen-pause"
 """On a retry topic: how many milliseconds the record rests, from its timestamp."""
-_OURS: Final = frozenset({ID_HEADER, NAME_HEADER, PAUSE_HEADER, RETRY_COUNT_HEADER, TRIES_HEADER})
+_OURS: Final = frozenset({ID_HEADER, NAME_HEADER, PAUSE_HEADER, RETRY_COUNT_HEADER, TRIES_HEADER, UNREADABLE_HEADER})
 _METADATA: Final = re.compile(r"bullpen:failures=(\d{1,9}),rest=(\d{1,15}),until=(\d{1,15})")
 LONGEST_REST_MS: Final = 86_400_000
 """A header of anybody must not hold a partition for ever."""
@@ -83,7 +84,9 @@ def _delivery_of(record: Record, source: str, trouble: Trouble | None, handle: o
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
     urn = (record.key or b"").decode("utf-8", "replace")
     payload, problem = read_value(record.value)
-    if not urn:
+    if UNREADABLE_HEADER in headers:
+        problem = f"the record cannot be decoded: {headers[UNREADABLE_HEADER]}"
+    elif not urn:
         problem = problem or "key: expected the urn of the entity"
     event_id = headers.get(ID_HEADER) or made_up_id
     failures = read_failures(headers.get(RETRY_COUNT_HEADER))

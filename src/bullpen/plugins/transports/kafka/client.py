@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from bullpen._kernel.duration import is_text
 from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
 from bullpen.errors import require
 from bullpen.plugins._kafka import Brokers
-from bullpen.plugins.messaging import MessagingClient
+from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports.kafka.transport import SESSION_TIMEOUT_MS, KafkaTransport
 from bullpen.ports.bindings import Kafka
 from bullpen.ports.transport import Published
 
-__all__ = ["KafkaClient"]
+__all__ = ["KafkaClient", "KafkaClientArguments"]
+
+
+class KafkaClientArguments(ClientArguments, total=False):
+    """What a Kafka client takes besides brokers and workflow."""
+
+    client_id: str | None
+    policy: RetryPolicy
+    retry: Literal["pause", "park"]
+    session_timeout: int | timedelta
 
 
 class KafkaClient(MessagingClient[Published]):
@@ -29,7 +38,7 @@ class KafkaClient(MessagingClient[Published]):
         policy: RetryPolicy = WORKFLOW_EVENT.policy,
         retry: Literal["pause", "park"] = "pause",
         session_timeout: int | timedelta = SESSION_TIMEOUT_MS,
-        **options: Any,
+        **options: Unpack[ClientArguments],
     ) -> None:
         """`options` are those of `MessagingClient`."""
         policy = policy.over(WORKFLOW_EVENT.policy)
@@ -45,10 +54,17 @@ class KafkaClient(MessagingClient[Published]):
         super().__init__(transport, policy=policy, **options)
 
     @classmethod
-    def from_binding(cls, binding: Kafka[Any], *, workflow: str, **options: Any) -> KafkaClient:
+    def from_binding(
+        cls, binding: Kafka[Any], *, workflow: str, **options: Unpack[KafkaClientArguments]
+    ) -> KafkaClient:
         """The client that a workflow's `kafka` describes; options win over it."""
-        described = {"client_id": binding.client_id, "policy": binding.policy(), "retry": binding.retry}
-        return cls(",".join(binding.broker_list()), workflow=workflow, **{**described, **options})
+        described: KafkaClientArguments = {
+            "client_id": binding.client_id,
+            "policy": binding.policy(),
+            "retry": binding.retry,
+            **options,
+        }
+        return cls(",".join(binding.broker_list()), workflow=workflow, **described)
 
     async def produce_keyed(self, topic: str, key: str, data: Any) -> Published:
         """Send a value under a key, as Kafka's own clients do: the key is the urn, the value is the payload."""

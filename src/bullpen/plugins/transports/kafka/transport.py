@@ -17,7 +17,7 @@ from typing import Final, Literal, assert_never
 from bullpen._kernel.duration import check_int, is_text, to_ms
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
-from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy
 from bullpen.errors import BullpenError, InvalidOption, ServerRefused, require
 from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
 from bullpen.plugins._reports import Reports
@@ -26,7 +26,7 @@ from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.kafka._letters import TopicDeadLetters
 from bullpen.plugins.transports.kafka._membership import Line, Membership, TopicDeliveries
 from bullpen.plugins.transports.kafka._records import LONGEST_REST_MS, headers_of, parked_headers
-from bullpen.ports.transport import Delivery, Depth, Event, Features, Health, Published, Settled
+from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
 
 __all__ = ["KafkaTransport"]
 
@@ -47,7 +47,7 @@ class KafkaTransport:
         *,
         group: str,
         client_id: str | None = None,
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetterPolicy | None = None,
         retry: Literal["pause", "park"] = "pause",
         retry_topics: int = RETRY_TOPICS,
         session_timeout: int | timedelta = SESSION_TIMEOUT_MS,
@@ -119,13 +119,13 @@ class KafkaTransport:
                 assert_never(outcome)
         return settled
 
-    async def check(self) -> Health:
+    async def check(self) -> TransportHealth:
         """Healthy means that topics can be listed."""
         try:
             await self.door.topics()
         except BullpenError as error:
-            return Health(False, str(error))
-        return Health(True)
+            return TransportHealth(False, str(error))
+        return TransportHealth(True)
 
     async def depth(self, source: str) -> Depth:
         """Records behind the group's commits, those being handled and parked ones included."""

@@ -25,7 +25,7 @@ from pamqp.header import ContentHeader
 from bullpen.errors import BullpenError
 from bullpen.plugins.transports.rabbitmq._link import TRANSLATED, Link, translate, translated
 
-__all__ = ["MOST", "Outgoing", "send_all"]
+__all__ = ["MOST", "OutgoingMessage", "send_all"]
 
 MOST: Final = 500
 """Messages in one write: about 200 kB, and a broker that confirms them in one go."""
@@ -42,7 +42,7 @@ _NEEDED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingMessage:
     """One message, ready to be written."""
 
     exchange: str
@@ -51,7 +51,9 @@ class Outgoing:
     body: bytes
 
 
-async def send_all(link: Link, messages: Sequence[Outgoing], *, timeout_s: float) -> list[BullpenError | None] | None:
+async def send_all(
+    link: Link, messages: Sequence[OutgoingMessage], *, timeout_s: float
+) -> list[BullpenError | None] | None:
     """Publish with the mandatory flag; the ids of the messages differ from each other and from all under way.
 
     One result per message: None when the broker has it, else why not. None for all: this driver cannot do it, and
@@ -82,7 +84,7 @@ async def send_all(link: Link, messages: Sequence[Outgoing], *, timeout_s: float
     return [None if problem is None else translate(problem) for problem in found]
 
 
-async def _publish(channel: Any, messages: Sequence[Outgoing], timeout_s: float) -> list[BaseException | None]:
+async def _publish(channel: Any, messages: Sequence[OutgoingMessage], timeout_s: float) -> list[BaseException | None]:
     async with asyncio.timeout(timeout_s):
         confirms = await _write(channel, messages)
     try:
@@ -93,7 +95,7 @@ async def _publish(channel: Any, messages: Sequence[Outgoing], timeout_s: float)
     return [_result(confirm) for confirm in confirms]
 
 
-async def _write(channel: Any, messages: Sequence[Outgoing]) -> list[asyncio.Future[Any]]:
+async def _write(channel: Any, messages: Sequence[OutgoingMessage]) -> list[asyncio.Future[Any]]:
     async with channel.lock:  # the number of a message is its place in the stream
         heads: dict[tuple[str, str], bytes] = {}
         parts: list[bytes] = []

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import check_event_edit, event_of, who
 from bullpen.plugins.transports.rabbitmq._link import Link
 from bullpen.plugins.transports.rabbitmq._messages import letter_of_message
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterNotFound
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ class RabbitDeadLetters:
         await self._transport.declare(self._spec)
         return (await self._link.ask(partial(count, self.name)))[0]
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, letter: DeadLetterRecord) -> None:
         if await self.get(letter.id) is None:
             await self._transport.put_letter(self._spec, letter)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
         return [*await self._link.whole(self._read())][start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetter | None:
+    async def get(self, entry_id: str) -> DeadLetterRecord | None:
         return next((letter for letter in await self._link.whole(self._read()) if letter.id == entry_id), None)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
@@ -77,7 +78,7 @@ class RabbitDeadLetters:
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         return await self._link.whole(self._discard(entry_id))
 
-    async def _read(self) -> Sequence[DeadLetter]:
+    async def _read(self) -> Sequence[DeadLetterRecord]:
         async with self._look() as look:
             return look.letters()
 
@@ -137,7 +138,7 @@ class _Look:
     def __init__(self, messages: Sequence[AbstractIncomingMessage], source: str) -> None:
         self.messages, self._source = list(messages), source
 
-    def letters(self) -> list[DeadLetter]:
+    def letters(self) -> list[DeadLetterRecord]:
         """Oldest first, each once however often it was written: putting back may change the queue's order."""
         unique = {letter.id: letter for letter in map(self._read, reversed(self.messages))}
         return sorted(unique.values(), key=lambda letter: letter.failed_at)
@@ -150,5 +151,5 @@ class _Look:
             await message.ack()
             self.messages.remove(message)
 
-    def _read(self, message: AbstractIncomingMessage) -> DeadLetter:
+    def _read(self, message: AbstractIncomingMessage) -> DeadLetterRecord:
         return letter_of_message(message, self._source)

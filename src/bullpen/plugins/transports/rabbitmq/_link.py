@@ -33,10 +33,10 @@ from yarl import URL
 
 from bullpen._kernel.ending import end
 from bullpen._kernel.logs import calming
-from bullpen.errors import BullpenError, ConnectionLost, ServerRefused
+from bullpen.errors import BullpenError, ConnectionLost, NotTakenNow, ServerRefused
 from bullpen.plugins._reports import Reports
-from bullpen.plugins.transports.rabbitmq.topology import Binding, Declaration, Exchange, Queue, Topology
-from bullpen.ports.transport import NotTakenNow
+from bullpen.plugins.transports.rabbitmq._frames import GuardedStream
+from bullpen.plugins.transports.rabbitmq.topology import Declaration, DeclaredQueue, Exchange, QueueBinding, Topology
 
 T = TypeVar("T")
 
@@ -92,6 +92,14 @@ def translated() -> Iterator[None]:
         raise ConnectionLost("connection to RabbitMQ: it broke while we waited for an answer") from error
     except TRANSLATED as error:
         raise translate(error) from error
+
+
+class _GuardedConnection(aio_pika.Connection):
+    """A connection that no message can break, whatever its properties are."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kwargs["transport_factory"] = GuardedStream()
 
 
 class Link:
@@ -192,6 +200,7 @@ class Link:
                         connection = await aio_pika.connect(
                             url.update_query({"heartbeat": url.query.get("heartbeat", str(HEARTBEAT_S))}),
                             client_properties={"connection_name": self._name},
+                            connection_class=_GuardedConnection,
                         )
                 connection.close_callbacks.add(self._on_closed)
                 self._declared = set()
@@ -378,9 +387,9 @@ class Link:
             match one:
                 case Exchange(name, kind):
                     await channel.declare_exchange(name, kind, durable=True)
-                case Queue(name, arguments):
+                case DeclaredQueue(name, arguments):
                     await channel.declare_queue(name, durable=True, arguments=dict(arguments))
-                case Binding(exchange, routing_key, queue, to_exchange):
+                case QueueBinding(exchange, routing_key, queue, to_exchange):
                     if queue is not None:
                         await (await channel.get_queue(queue, ensure=False)).bind(exchange, routing_key)
                     elif to_exchange is not None:

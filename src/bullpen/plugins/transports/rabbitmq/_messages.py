@@ -2,12 +2,14 @@
 
 Body: `{"urn", "payload"}` as JSON. Properties: `message_id` is the event's id, `type` its name, delivery mode 2.
 Headers: the event's own, `x-retry-count` (tries that failed), an override of the policy, and what remains of a delay
-that is longer than the ladder. Headers that the broker adds when it dead-letters a message are dropped on the way out:
-with them it would take a retry for a cycle.
+that is longer than the ladder. Dropped on the way out are headers that the broker adds when it dead-letters a message:
+with them it would take a retry for a cycle. Dropped too are those by which it routes to further queues: the sender of a
+message may not use the rights of the consumer who sends its retry.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,7 +21,7 @@ from pamqp.commands import Basic
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import is_text
-from bullpen.errors import NotJson
+from bullpen.errors import NotJson, require
 from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
     TRIES_HEADER,
@@ -30,18 +32,24 @@ from bullpen.plugins.transports._encoding import (
     tries_to_header,
 )
 from bullpen.plugins.transports._letters import read_letter
-from bullpen.ports.dead_letters import DeadLetter
+from bullpen.plugins.transports.rabbitmq._frames import UNREADABLE_HEADER
+from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.transport import Delivery, Event
 
 DELAY_LEFT_HEADER: Final = "x-bullpen-delay-left"
 READY_AT_HEADER: Final = "x-bullpen-ready-at"
 """When it became ready, in Unix ms of the sender: for measuring the wait only, nothing is decided by it."""
-_OURS: Final = frozenset({RETRY_COUNT_HEADER, TRIES_HEADER, DELAY_LEFT_HEADER, READY_AT_HEADER})
+_OURS: Final = frozenset({RETRY_COUNT_HEADER, TRIES_HEADER, DELAY_LEFT_HEADER, READY_AT_HEADER, UNREADABLE_HEADER})
 _BROKERS: Final = ("x-death", "x-first-death", "x-last-death", "x-delivery-count", "x-acquired-count")
+_ROUTING: Final = frozenset({"CC", "BCC"})
+"""Further routing keys. With text in them, as ours would be, the broker closes the channel."""
+_MOST_HEADER_BYTES: Final = 128
+_MOST_TEXT_BYTES: Final = 255
+"""Of an id or a name: what AMQP has room for."""
 
 
 def message_of(event: Event, *, failures: int = 0, ready_in_ms: int = 0, delay_left_ms: int = 0) -> Message:
-    """Raises NotJson or PayloadTooLarge."""
+    """Raises InvalidOption, NotJson or PayloadTooLarge."""
     return Message(
         _body_of(event),
         headers=_headers_of(event, failures, ready_in_ms, delay_left_ms),
@@ -77,6 +85,7 @@ def _body_of(event: Event) -> bytes:
 
 
 def _headers_of(event: Event, failures: int, ready_in_ms: int, delay_left_ms: int) -> dict[str, Any]:
+    _check(event)
     headers: dict[str, Any] = {
         **event.headers,
         RETRY_COUNT_HEADER: failures,
@@ -89,9 +98,27 @@ def _headers_of(event: Event, failures: int, ready_in_ms: int, delay_left_ms: in
     return headers
 
 
+def _check(event: Event) -> None:
+    """Refuse what fails inside the driver or makes the broker close the channel: others publish on it."""
+    for option, text in (("id", event.id), ("name", event.name)):
+        require(option, _bytes_of(text) <= _MOST_TEXT_BYTES, f"text of at most {_MOST_TEXT_BYTES} bytes", text)
+    for name, value in event.headers.items():
+        is_name = name not in _ROUTING and _bytes_of(name) <= _MOST_HEADER_BYTES
+        expected = f"names of at most {_MOST_HEADER_BYTES} bytes, without CC and BCC, by which RabbitMQ routes"
+        require("headers", is_name, expected, name)
+        require(f"headers[{name!r}]", not isinstance(value, str) or _bytes_of(value) < math.inf, "text", value)
+
+
+def _bytes_of(text: str) -> float:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return math.inf  # lone surrogates have no bytes
+
+
 def copy_of(message: AbstractIncomingMessage, *, failures: int, ready_in_ms: int, delay_left_ms: int) -> Message:
     """The same message once more, byte for byte, with its counters changed."""
-    headers = {name: value for name, value in message.headers.items() if not name.startswith(_BROKERS)}
+    headers = {name: _sendable(value) for name, value in message.headers.items() if not _is_brokers(name)}
     headers[RETRY_COUNT_HEADER] = failures
     headers[READY_AT_HEADER] = _now_ms() + ready_in_ms + delay_left_ms
     headers.pop(DELAY_LEFT_HEADER, None)
@@ -109,6 +136,17 @@ def copy_of(message: AbstractIncomingMessage, *, failures: int, ready_in_ms: int
     )
 
 
+def _sendable(value: Any) -> Any:
+    """The driver reads a text that is no UTF-8 as bytes, and writes bytes in its other form only."""
+    if isinstance(value, bytes):
+        return bytearray(value)
+    if isinstance(value, list):
+        return [_sendable(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _sendable(one) for name, one in value.items()}
+    return value
+
+
 def delay_left_ms(message: AbstractIncomingMessage) -> int:
     return read_count(message.headers.get(DELAY_LEFT_HEADER))
 
@@ -121,6 +159,8 @@ def delivery_of(message: AbstractIncomingMessage, source: str, handle: object) -
 def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) -> Delivery:
     urn, payload, problem = _read_body(message.body)
     headers = message.headers
+    if UNREADABLE_HEADER in headers:
+        problem = f"the message cannot be decoded: {str(headers[UNREADABLE_HEADER])[:200]}"
     event_id = message.message_id or f"{source}-{message.delivery_tag}"
     ready_at_ms = read_count(headers.get(READY_AT_HEADER))
     event = Event(
@@ -143,7 +183,7 @@ def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) 
     )
 
 
-def letter_message(letter: DeadLetter) -> Message:
+def letter_message(letter: DeadLetterRecord) -> Message:
     return Message(
         json.encode(dict(letter.entry), what="dead letter"),
         message_id=letter.id,
@@ -154,7 +194,7 @@ def letter_message(letter: DeadLetter) -> Message:
     )
 
 
-def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetter:
+def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetterRecord:
     """An entry of ours, or what the broker dead-lettered by itself: too old, or the death of too many consumers."""
     try:
         entry: Any = json.decode(message.body)
@@ -194,8 +234,12 @@ def _text_headers(headers: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         for name, value in headers.items()
-        if isinstance(value, str | bytes | int | float) and name not in _OURS and not name.startswith(_BROKERS)
+        if isinstance(value, str | bytes | int | float) and name not in _OURS and not _is_brokers(name)
     }
+
+
+def _is_brokers(name: str) -> bool:
+    return name in _ROUTING or name.startswith(_BROKERS)
 
 
 def _death_time(message: AbstractIncomingMessage) -> str:

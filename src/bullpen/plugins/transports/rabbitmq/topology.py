@@ -18,7 +18,16 @@ from typing import Any, Final, Literal, Self
 from bullpen._kernel.duration import check_int, is_text
 from bullpen.errors import InvalidOption, require
 
-__all__ = ["Binding", "Declaration", "DelayLadder", "Exchange", "Queue", "QueueSpec", "Topology", "matches"]
+__all__ = [
+    "Declaration",
+    "DeclaredQueue",
+    "DelayLadder",
+    "Exchange",
+    "QueueBinding",
+    "QueueSpec",
+    "Topology",
+    "matches",
+]
 
 ONE_DAY_MS: Final = 86_400_000
 DEFAULT_DELIVERY_LIMIT: Final = 20
@@ -34,7 +43,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class DeclaredQueue:
     """A durable quorum queue."""
 
     name: str
@@ -42,7 +51,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class QueueBinding:
     """From an exchange to a queue or, for the ladder, to another exchange."""
 
     exchange: str
@@ -51,7 +60,7 @@ class Binding:
     to_exchange: str | None = None
 
 
-Declaration = Exchange | Queue | Binding
+Declaration = Exchange | DeclaredQueue | QueueBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +165,14 @@ class DelayLadder:
                 # No routing key here on purpose: the rest of the way stands in the message's own.
                 "x-dead-letter-exchange": below,
             }
-            yield Queue(name, arguments)
+            yield DeclaredQueue(name, arguments)
             before = "*." * (self.levels - 1 - level)
-            yield Binding(name, f"{before}1.#", queue=name)
-            yield Binding(name, f"{before}0.#", to_exchange=below)
+            yield QueueBinding(name, f"{before}1.#", queue=name)
+            yield QueueBinding(name, f"{before}0.#", to_exchange=below)
 
-    def landing(self, queue: str) -> Binding:
+    def landing(self, queue: str) -> QueueBinding:
         """Where messages for a queue leave the ladder."""
-        return Binding(self.exit, "*." * self.levels + queue, queue=queue)
+        return QueueBinding(self.exit, "*." * self.levels + queue, queue=queue)
 
     def route(self, queue: str, delay_ms: int) -> tuple[str, str, int]:
         """Exchange, routing key, and the milliseconds that remain after this round."""
@@ -246,11 +255,11 @@ class Topology:
                 "x-quorum-initial-group-size": 3,
                 "x-delivery-limit": _MOST_BROWSED,
             }
-            yield Queue(spec.dead_letter_queue, arguments)
-            yield Binding(self.dead_letter_exchange, spec.letter_key, queue=spec.dead_letter_queue)
-        yield Queue(spec.name, spec.arguments(self.dead_letter_exchange))
+            yield DeclaredQueue(spec.dead_letter_queue, arguments)
+            yield QueueBinding(self.dead_letter_exchange, spec.letter_key, queue=spec.dead_letter_queue)
+        yield DeclaredQueue(spec.name, spec.arguments(self.dead_letter_exchange))
         for routing_key in spec.routing_keys:
-            yield Binding(self.exchange, routing_key, queue=spec.name)
+            yield QueueBinding(self.exchange, routing_key, queue=spec.name)
         yield self.delays.landing(spec.name)
 
     def routing_key(self, spec: QueueSpec, name: str) -> str:

@@ -21,11 +21,19 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
-from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetters
-from bullpen.errors import BullpenError, ConnectionLost, InvalidOption, ServerRefused, require
+from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy
+from bullpen.errors import (
+    BullpenError,
+    ConnectionLost,
+    DeliveryLost,
+    InvalidOption,
+    NotTakenNow,
+    ServerRefused,
+    require,
+)
 from bullpen.plugins._reports import Reports
 from bullpen.plugins.transports._letters import letter_of
-from bullpen.plugins.transports.rabbitmq._batch import MOST, Outgoing, send_all
+from bullpen.plugins.transports.rabbitmq._batch import MOST, OutgoingMessage, send_all
 from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters, count
 from bullpen.plugins.transports.rabbitmq._link import Link, translated
 from bullpen.plugins.transports.rabbitmq._messages import (
@@ -37,18 +45,8 @@ from bullpen.plugins.transports.rabbitmq._messages import (
     message_of,
 )
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec, Topology
-from bullpen.ports.dead_letters import DeadLetter
-from bullpen.ports.transport import (
-    Delivery,
-    DeliveryLost,
-    Depth,
-    Event,
-    Features,
-    Health,
-    NotTakenNow,
-    Published,
-    Settled,
-)
+from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
 
 __all__ = ["RabbitMQTransport"]
 
@@ -75,7 +73,7 @@ class RabbitMQTransport:
         urls: str | Sequence[str],
         *,
         topology: Topology | None = None,
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetterPolicy | None = None,
         separate_connections: bool = False,
         publish_timeout: int = 10_000,
     ) -> None:
@@ -152,7 +150,7 @@ class RabbitMQTransport:
     async def _publish_batch(self, events: Sequence[tuple[Event, int]]) -> dict[int, Published | BullpenError]:
         """Results by number; those that are missing were not sent."""
         results: dict[int, Published | BullpenError] = {}
-        batch: dict[str, tuple[int, Outgoing]] = {}
+        batch: dict[str, tuple[int, OutgoingMessage]] = {}
         for number, (event, delay_ms) in enumerate(events):
             if not event.id or event.id in batch or event.id in self._publishing:
                 continue  # the driver matches a returned message with its publish by id
@@ -164,7 +162,7 @@ class RabbitMQTransport:
             except BullpenError as error:
                 results[number] = error
                 continue
-            batch[event.id] = number, Outgoing(exchange, key, properties, body)
+            batch[event.id] = number, OutgoingMessage(exchange, key, properties, body)
         ended = asyncio.Event()
         self._publishing |= dict.fromkeys(batch, ended)
         try:
@@ -192,7 +190,7 @@ class RabbitMQTransport:
             pass  # waited for in the background; what waiting does not cure was raised
         consumption = _Consumption(self, self._consuming, spec, prefetch)
         consumption.start()
-        self._consumers.append(consumption)
+        self._consumers = [*(each for each in self._consumers if not each.is_closed), consumption]
         return consumption
 
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
@@ -227,18 +225,18 @@ class RabbitMQTransport:
             held.consumption.forget(delivery)
         return settled
 
-    async def check(self) -> Health:
+    async def check(self) -> TransportHealth:
         """The broker answers a question that changes nothing."""
         blocked = await self._link.blocked_because()
         if blocked:
-            return Health(False, blocked)
+            return TransportHealth(False, blocked)
         try:
             await self._link.ask(_answers)
             if self._consuming is not self._link:
                 await self._consuming.ask(_answers)
         except BullpenError as error:
-            return Health(False, str(error))
-        return Health(True)
+            return TransportHealth(False, str(error))
+        return TransportHealth(True)
 
     async def depth(self, source: str) -> Depth:
         """Ready messages, and those that this process holds; what rests in the ladder belongs to no queue yet."""
@@ -308,7 +306,7 @@ class RabbitMQTransport:
                 self._link.forget_topology()  # somebody deleted an exchange
                 raise
 
-    async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
+    async def put_letter(self, spec: QueueSpec, letter: DeadLetterRecord) -> None:
         assert spec.letter_key is not None
         await self._send_patiently(spec, self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
 
@@ -388,7 +386,7 @@ class _Consumption:
         self._channel: AbstractChannel | None = None
         self._crash: Exception | None = None
         self._answers: dict[asyncio.Timeout, AbstractChannel] = {}
-        self._is_subscribed = False
+        self._is_subscribed = self.is_closed = False
         self._subscribed_until = time.monotonic()
 
     def receiving_at(self) -> float:
@@ -450,6 +448,7 @@ class _Consumption:
         channel, self._channel = self._channel, None
         if channel is not None:
             await self._link.close(channel)
+        self.is_closed = True
 
     def forget(self, delivery: Delivery) -> None:
         self._held.pop(delivery, None)

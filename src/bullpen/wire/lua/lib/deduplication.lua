@@ -1,3 +1,6 @@
+--#include lib/parents
+--#include lib/duration
+
 -- follow_up_parent: the key of the parent that the follow-up may be a child of, or nil. The stored key is whatever a producer
 -- wrote, and may belong to somebody whose keys he may not write: a parent of this queue is his own; one of another queue
 -- gets a child only while it waits and has none, since nobody else would release it then.
@@ -7,12 +10,6 @@ local function follow_up_parent(base, parent_key)
   local parent_base, parent_id = split_key(parent_key)
   if not parent_base or type(redis.pcall("ZSCORE", parent_base .. "waiting-children", parent_id)) ~= "string" then return nil end
   return redis.pcall("SCARD", parent_key .. ":dependencies") == 0 and parent_key or nil
-end
-
--- whole_ms: a duration of stored options; what no command takes is none.
-local function whole_ms(value)
-  local ms = tonumber(value) or 0
-  return ms > 0 and ms <= 9007199254740 and math.floor(ms) or 0
 end
 
 -- finish_deduplication: the owner of a deduplication id has finished. Free the id (unless a TTL does that), and create the
@@ -31,6 +28,7 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
   local next_id = stored[4] or tostring(counter)
   local job_key = base .. next_id
   local delay_ms, priority = whole_ms(opts.delay), priority_class(opts.priority)
+  if opts.bpat then delay_ms = whole_ms((tonumber(opts.bpat) or 0) - now_ms) end
   -- A kept job with the same custom id would be in two states at once; the follow-up then gets a number of its own.
   if redis.call("EXISTS", job_key) == 1 then
     next_id = tostring(counter)
@@ -38,6 +36,7 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
   end
   redis.call("HSET", job_key, "name", stored[1], "data", stored[2] or "{}", "opts", stored[3] or "{}", "timestamp", now_ms,
     "delay", delay_ms, "priority", priority, "deid", deduplication_id)
+  name_lane(base, next_id, stored[3])
   if stored[5] then redis.call("HSET", job_key, "parentKey", stored[5]) end
   if stored[6] then redis.call("HSET", job_key, "parent", stored[6]) end
   if stored[7] then redis.call("HSET", job_key, "rjk", stored[7]) end

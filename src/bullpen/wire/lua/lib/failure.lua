@@ -1,3 +1,5 @@
+--#include lib/wake
+
 -- append_stack: the job's stored stack list with one JSON text more, of which the last `limit` ("" = all) stay. The list is only
 -- parsed when it must be cut; a foreign list that cannot be parsed is started anew.
 local function append_stack(stored, stack, limit)
@@ -16,6 +18,7 @@ end
 
 -- write_dead_letter: put the entry of a finally failed job into the dead-letter queue, an ordinary queue whose name and place
 -- any BullMQ client can read. The client sends the JSON around the payload; the stored data bytes stand in between unchanged.
+-- Its own members come last, so that they count: the payload may be another one since the client looked at it.
 -- The id is derived from job and attempt, so that the same failure cannot be written twice. Returns false, with nothing left behind,
 -- when keys of that queue have another type: the failure itself must be written all the same.
 local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
@@ -30,7 +33,8 @@ local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
     elseif ARGV[at + 10] == "sent" then
       data = "" -- foreign data that is not even text: it stands in the head already
     end
-    if stored[2] then history = ',"redriven":' .. stored[2] end
+    -- Whoever may write the job may write anything there: what is no JSON value would end the field and begin others.
+    if stored[2] and pcall(cjson.decode, stored[2]) then history = ',"redriven":' .. stored[2] end
     redis.call("HSET", entry_key, "name", ARGV[at + 6], "data", ARGV[at + 7] .. data .. history .. ARGV[at + 8],
       "opts", ARGV[at + 9], "timestamp", now_ms, "delay", 0, "priority", 0)
     if type(redis.pcall("LPUSH", dead_letter_base .. "wait", entry_id)) ~= "number" then

@@ -1,3 +1,5 @@
+--#include lib/if_typed
+
 -- ready_line: the list that takes ready ids without a priority. Clients before version 6 keep those of a paused queue in a list
 -- `paused`, and their resume puts that list in the place of `wait`: what stands in `wait` then loses its place without a word. So
 -- where such a client was noticed their layout is used: the list exists, `meta` names a version below 6, or somebody noticed before
@@ -9,8 +11,8 @@ local line_of = {}
 -- the two moves.
 local function gather_paused(base)
   local from_key, to_key = base .. "wait", base .. "paused"
-  local waiting, paused = redis.call("LLEN", from_key), redis.call("LLEN", to_key)
-  if waiting == 0 then return end
+  local waiting, paused = if_typed("LLEN", from_key), if_typed("LLEN", to_key)
+  if not waiting or not paused or waiting == 0 then return end
   if waiting < paused then
     for _ = 1, waiting do redis.call("LMOVE", from_key, to_key, "LEFT", "RIGHT") end
   else

@@ -1,3 +1,5 @@
+--#include lib/line
+
 -- leave_line: take a job out of a line. Needs lib/line. From the nearer end, so that half of the line is passed at most; only a job
 -- that stands in no order in a long line costs a search from the running end on. `only_likely` does without that search.
 local function leave_line(base, line_key, job_id, only_likely)

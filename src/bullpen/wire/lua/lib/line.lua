@@ -1,3 +1,5 @@
+--#include lib/if_typed
+
 -- A line is a list of ids: new ones come in on the left, the right end is next to run. It may hold millions, and a search through a
 -- million takes 20 to 60 ms; so a long line is looked at where a job is likely to stand.
 local LOOK = 5000 -- ids at each end, and around the place that a job should have
@@ -28,7 +30,8 @@ end
 
 -- find_in_line: index of a job from the left, or nil; and whether that is certain, since a long line is not searched everywhere.
 local function find_in_line(base, line_key, job_id)
-  local length = redis.call("LLEN", line_key)
+  local length = if_typed("LLEN", line_key)
+  if not length then return nil, true end
   if length <= 2 * LOOK then return redis.call("LPOS", line_key, job_id) or nil, true end
   local index = redis.call("LPOS", line_key, job_id, "RANK", -1, "MAXLEN", LOOK)
     or redis.call("LPOS", line_key, job_id, "MAXLEN", LOOK) or place_by_age(base, line_key, length, job_id)

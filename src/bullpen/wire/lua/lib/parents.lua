@@ -1,3 +1,9 @@
+--#include lib/wake
+--#include lib/delayed
+--#include lib/due_marker
+--#include lib/places
+--#include lib/ready
+
 -- What a finished or removed child does to its parent. A parent may live in another queue of the same slot.
 -- The key of a parent is whatever a producer wrote: it may be in another slot, out of our rights or of another type. So the
 -- first touch of each key is a pcall, and a parent that cannot be reached is left alone; raising here would tear apart
@@ -14,10 +20,11 @@ local function split_key(job_key)
   return base, id
 end
 
--- release_parent: a parent that waits for children becomes ready, or delayed if it has a delay of its own.
+-- release_parent: a parent that waits for children becomes ready, or delayed if it has a delay of its own. Where it cannot be placed
+-- it goes on waiting.
 local function release_parent(parent_key, now_ms)
   local base, parent_id = split_key(parent_key)
-  if not base then return end
+  if not base or missing_place(base) or type(redis.pcall("ZCARD", base .. "delayed")) == "table" then return end
   local fields = redis.pcall("HMGET", parent_key, "priority", "delay", "name")
   if fields.err or not fields[3] then return end
   if redis.pcall("ZREM", base .. "waiting-children", parent_id) ~= 1 then return end
@@ -50,15 +57,15 @@ local function fail_parent(parent_key, child_key, now_ms)
   redis.pcall("ZADD", parent_key .. ":unsuccessful", now_ms, child_key)
   if not base or redis.pcall("HEXISTS", parent_key, "name") ~= 1 then return end
   local reason = "child " .. child_key .. " failed"
-  if redis.call("ZSCORE", base .. "waiting-children", parent_id) then
+  if type(redis.pcall("ZSCORE", base .. "waiting-children", parent_id)) == "string" then
     redis.call("HSET", parent_key, "defa", reason, "delay", 0)
     release_parent(parent_key, now_ms)
-  elseif redis.call("ZREM", base .. "delayed", parent_id) == 1 then
+  elseif not missing_place(base) and redis.pcall("ZREM", base .. "delayed", parent_id) == 1 then
     redis.call("HSET", parent_key, "defa", reason, "delay", 0)
     place_ready(base, parent_id, priority_class(redis.call("HGET", parent_key, "priority")), true)
     wake(base)
     redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", parent_id, "prev", "delayed")
-  elseif not redis.call("ZSCORE", base .. "failed", parent_id) then
+  elseif type(redis.pcall("ZSCORE", base .. "failed", parent_id)) ~= "string" then
     redis.call("HSET", parent_key, "defa", reason)
   end
 end

@@ -1,8 +1,18 @@
--- require_places: raise, with the name of the key, where a ready job cannot be placed. Asked before a job leaves the place it has:
--- Redis does not roll back, and it would be in no list. Needs lib/layout.
-local function require_places(base)
+--#include lib/layout
+
+-- Where a ready job goes, asked before it leaves the place it has: Redis does not roll back, and it would be in no list.
+
+-- missing_place: nil, or why a ready job cannot be placed, with the name of the key.
+local function missing_place(base)
   for key, command in pairs({ [ready_line(base)] = "LLEN", [base .. "prioritized"] = "ZCARD" }) do
     local length = redis.pcall(command, key)
-    if type(length) == "table" then error(length.err .. ": " .. key, 0) end
+    if type(length) == "table" then return length.err .. ": " .. key end
   end
+  return nil
+end
+
+-- require_places: raise when a ready job cannot be placed.
+local function require_places(base)
+  local missing = missing_place(base)
+  if missing then error(missing, 0) end
 end

@@ -1,3 +1,5 @@
+--#include lib/ready
+
 -- promote_due: move delayed jobs whose time has come to where workers find them, at most 1000 per call, in due order.
 -- Done by every take, also while the queue is paused or limited, so that order and events do not depend on who is awake.
 -- `dropped` gets the first ids that have no job, each with its reason. Returns how many were due, and how many of them are jobs.
@@ -7,16 +9,20 @@ local function promote_due(base, now_ms, dropped, most)
   local due = redis.call("ZRANGEBYSCORE", delayed_key, "-inf", (now_ms + 1) * 4096 - 1, "LIMIT", 0, most or 1000)
   if #due == 0 then return 0, 0 end
   local line = ready_line(base)
-  local jobs, plain, ranked, classes = {}, {}, {}, {}
+  local jobs, plain, ranked, classes, lanes = {}, {}, {}, {}, nil
   for _, job_id in ipairs(due) do
     local job_key = base .. job_id
-    local fields = redis.pcall("HMGET", job_key, "name", "priority")
+    local fields = redis.pcall("HMGET", job_key, "name", "priority", "bplane")
     if fields[1] then
       local priority = priority_class(fields[2])
       jobs[#jobs + 1] = job_id
       if priority ~= 0 then
         ranked[#ranked + 1] = job_id
         classes[#ranked] = priority
+        if fields[3] then
+          lanes = lanes or {}
+          lanes[#ranked] = fields[3]
+        end
       else
         plain[#plain + 1] = job_id
       end
@@ -36,9 +42,14 @@ local function promote_due(base, now_ms, dropped, most)
     if type(last) ~= "number" then last = #ranked end -- no counter but something else: they keep the order among themselves
     local members = {}
     for index, job_id in ipairs(ranked) do
-      members[2 * index - 1] = classes[index] * 4294967296 + (last - #ranked + index) % 4294967296
+      if lanes and lanes[index] then
+        members[2 * index - 1] = lane_score(base, classes[index], lanes[index])
+      else
+        members[2 * index - 1] = classes[index] * 4294967296 + (last - #ranked + index) % 4294967296
+      end
       members[2 * index] = job_id
     end
+    if lanes then keep_lane_tags() end
     redis.call("ZADD", prioritized_key, unpack(members))
   end
   if plain[1] then redis.call("LPUSH", line, unpack(plain)) end

@@ -1,3 +1,6 @@
+--#include lib/ready
+--#include lib/take_letter
+
 -- reprocess: put a finished job, which its set no longer lists, back in line as if it had not finished. `ats` is never reset: it
 -- fences the writes of earlier runs. Returns what it cost in jobs, or false for an id without a job.
 local function reprocess(base, job_id, state, resets_attempts, dead_letter_base)
@@ -5,7 +8,7 @@ local function reprocess(base, job_id, state, resets_attempts, dead_letter_base)
   local fields = redis.pcall("HMGET", job_key, "name", "priority", "opts", "parentKey", "bpdl")
   if fields.err or not fields[1] then return false end
   redis.call("HDEL", job_key, "finishedOn", "processedOn", "failedReason", "returnvalue", "defa", "bpdl",
-    "bpsolo", "bpstc", "bpatm", "bpdeaths")
+    "bpcancel", "bpsolo", "bpstc", "bpatm", "bpdeaths")
   if resets_attempts then redis.call("HDEL", job_key, "atm", "attemptsMade") end
   local parent_key = fields[4]
   if parent_key then -- it counted the child as done or failed; a parent that has left already is not called back

@@ -1,23 +1,29 @@
+--#include lib/remove
+--#include lib/parents
+--#include lib/letter
+--#include lib/cancelled
+
 -- drop_finished: delete finished jobs. Exactly the members whose hashes were deleted leave the set, or ids without jobs would
--- stay behind.
+-- stay behind. A member whose key is no hash goes too: one of them would keep all others for good.
 local function drop_finished(base, set_key, doomed, now_ms)
   if #doomed == 0 then return end
   for _, job_id in ipairs(doomed) do
     local job_key = base .. job_id
-    local parent_key = redis.call("HGET", job_key, "parentKey")
+    local parent_key = redis.pcall("HGET", job_key, "parentKey")
     remove_job_keys(job_key)
-    if parent_key then on_child_removed(parent_key, job_key, now_ms) end
+    if type(parent_key) == "string" then on_child_removed(parent_key, job_key, now_ms) end
   end
   redis.call("ZREM", set_key, unpack(doomed))
 end
 
--- without_unlettered: of these failed jobs, those that may go: they have their dead letter, or are so old that no sweep would offer
--- one any more.
+-- without_unlettered: of these failed jobs, those that may go: they have their dead letter, were cancelled, or are so old that no sweep
+-- would offer one any more.
 local function without_unlettered(base, set_key, ids)
   local from_ms, free = swept_until(base), {}
   for _, job_id in ipairs(ids) do
-    local fields = redis.pcall("HMGET", base .. job_id, "bpdl", "ats", "name")
-    if not fields[3] or has_letter(fields[1], fields[2]) or tonumber(redis.call("ZSCORE", set_key, job_id)) < from_ms then
+    local fields = redis.pcall("HMGET", base .. job_id, "bpdl", "ats", "name", "bpcancel", "failedReason")
+    local needs_none = was_cancelled(fields[4], fields[5]) or has_letter(fields[1], fields[2])
+    if not fields[3] or needs_none or tonumber(redis.call("ZSCORE", set_key, job_id)) < from_ms then
       free[#free + 1] = job_id
     end
   end

@@ -1,4 +1,7 @@
--- state_of: the one state structure that holds the id, by its wire name, or "unknown". Needs lib/line and lib/sets.
+--#include lib/line
+--#include lib/sets
+
+-- state_of: the one state structure that holds the id, by its wire name, or "unknown".
 -- Nil when only a search through a line of very many could tell: the job then waits in it, or nothing lists the job.
 local function state_of(base, job_id)
   local state = set_of(base, job_id)

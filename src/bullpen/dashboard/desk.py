@@ -1,0 +1,366 @@
+"""What all pages read, shared by all who look.
+
+In: a `Bullpen` app. Out: views. Each read is remembered for half a second: however many people look at a page, the
+server is asked once. What takes longer than two seconds is given up, and the page says so. Nothing of the app is run.
+Elsewhere: what the views hold (`bullpen.ops.views`), how they are drawn (`render`, `pages`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from bullpen._kernel.scrub import scrub
+from bullpen._parts.alerts import limits_of
+from bullpen.app import Bullpen
+from bullpen.dashboard._web import PageProblem
+from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
+from bullpen.ops.actions import Actions, Actor, AuditRecord
+from bullpen.ops.explain import read_facts
+from bullpen.ops.hub import Hub, Sampler
+from bullpen.ops.operations import Operations
+from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
+from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view
+from bullpen.ops.views.queues import OverviewView, overview_view, verdict_of
+from bullpen.queue import JobState, Queue
+from bullpen.queue.heads import JobHead
+from bullpen.wire.events import QueueEvent
+from bullpen.wire.records import JobRecord
+
+if TYPE_CHECKING:
+    from bullpen._parts.audit import AuditTrail
+    from bullpen.ledger import Ledger
+    from bullpen.ops.dead_letters import DeadLetterConsole
+
+__all__ = ["Desk"]
+
+T = TypeVar("T")
+
+_REMEMBERED_S: Final = 0.5
+_PATIENCE_S: Final = 2.0
+_MOST_QUEUES: Final = 500
+_MOST_REMEMBERED: Final = 2_000
+_WALKED: Final = 2_000
+"""Jobs that one request reads to find those that fit a filter."""
+_PER_WALK: Final = 500
+_EVENTS_READ: Final = 400
+_LOG_LINES: Final = 1_000
+PER_PAGE: Final = 50
+
+
+class Desk:
+    """Reads for all pages of one dashboard."""
+
+    def __init__(self, app: Bullpen) -> None:
+        self.app = app
+        self.limits = limits_of(app.settings)
+        self._queues: OrderedDict[str, Queue] = OrderedDict()
+        self._remembered: OrderedDict[Hashable, tuple[asyncio.Task[Any], float]] = OrderedDict()
+        self._sampler: Sampler | None = None
+        self._hub: Hub | None = None
+        self._operations: Operations | None = None
+        self.away_since: dict[str, float] = {}
+        """Parts that do not answer, by when that was noticed (Unix seconds)."""
+
+    @property
+    def sampler(self) -> Sampler:
+        if self._sampler is None:
+            self._sampler = Sampler(self.app.connection, self.app.prefix)
+        return self._sampler
+
+    @property
+    def hub(self) -> Hub:
+        if self._hub is None:
+            self._hub = Hub(self.app.connection, self.app.prefix, self.sampler)
+        return self._hub
+
+    @property
+    def operations(self) -> Operations:
+        """Bulk actions, which this process runs while there are any."""
+        if self._operations is None:
+            self._operations = Operations(
+                self.app.connection, self.app.prefix, self.actions, self.app.dead_letters, self.forget
+            )
+        return self._operations
+
+    def queue(self, name: str) -> Queue:
+        """A queue of the server, made when it is first named. Raises PageProblem for what can be no name."""
+        known = self._queues.get(name)
+        if known is None:
+            try:
+                known = Queue(name, connection=self.app.connection, prefix=self.app.prefix)
+            except InvalidOption:
+                raise PageProblem(404, f"There is no queue {name!r}.") from None
+            self._queues[name] = known
+            if len(self._queues) > _MOST_QUEUES:
+                self._queues.popitem(last=False)  # it holds no connection of its own
+        self._queues.move_to_end(name)
+        return known
+
+    async def must_exist(self, name: str) -> Queue:
+        """The queue, if there is one of this name."""
+        queue = self.queue(name)
+        door = self.app.connection.shared_door(queue.keys.base)
+        if not await self.within(door.call("EXISTS", queue.keys.meta)):
+            text = f"There is no queue {name!r} under the prefix {self.app.prefix!r}."
+            raise PageProblem(404, text, hint="bullpen queues")
+        return queue
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    async def within(self, work: Awaitable[T], part: str = "redis") -> T:
+        """The result of a read, if it comes in time. Raises PageProblem that names the part."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                found = await work
+        except (TimeoutError, BullpenError, OSError) as error:
+            if isinstance(error, BullpenError) and not _is_away(error):
+                raise
+            since = self.away_since.setdefault(part, time.time())
+            named = {"redis": "The server of the queues", "ledger": "The ledger"}.get(part, part)
+            ago = int(time.time() - since)
+            reason = "no answer within 2 s" if isinstance(error, TimeoutError) else scrub(str(error))
+            raise PageProblem(503, f"{named} does not answer (for {ago} s): {reason}", hint="bullpen doctor") from None
+        self.away_since.pop(part, None)
+        return found
+
+    async def once(self, key: Hashable, ask: Callable[[], Awaitable[T]], *, for_s: float = _REMEMBERED_S) -> T:
+        """What `ask` answers; all who want the same within a moment get the same."""
+        task, until = self._remembered.get(key, (None, 0.0))
+        if task is None or (task.done() and (time.monotonic() >= until or task.cancelled() or task.exception())):
+            task = asyncio.ensure_future(_as_coroutine(ask))
+            self._remembered[key] = task, float("inf")
+            task.add_done_callback(lambda done: self._expire(key, done, for_s))
+            while len(self._remembered) > _MOST_REMEMBERED:
+                self._remembered.popitem(last=False)
+        return cast("T", await asyncio.shield(task))
+
+    def _expire(self, key: Hashable, task: asyncio.Task[Any], for_s: float) -> None:
+        if self._remembered.get(key, (None, 0.0))[0] is task:
+            self._remembered[key] = task, time.monotonic() + for_s
+        if not task.cancelled():
+            task.exception()  # whoever asked has it; nobody asked when he went away
+
+    def forget(self) -> None:
+        """Something was changed: whoever looks next must see it."""
+        self._remembered.clear()
+
+    async def snapshot(self) -> Picture:
+        return await self.within(self.sampler.snapshot())
+
+    async def look(self, name: str) -> QueueLook:
+        """One queue of the snapshot; an empty one when it is too new to be in it."""
+        picture = await self.snapshot()
+        return next((each for each in picture.looks if each.queue == name), QueueLook(name))
+
+    async def overview(self, *, name: str = "", order: str = "trouble", most: int = 100) -> OverviewView:
+        """All queues with a verdict. Never raises for a part that is away: that is the verdict."""
+        signs, unread = await self._ledger_signs()
+        try:
+            picture = await self.snapshot()
+        except PageProblem as problem:
+            down = Sign("redis_down", str(self.app.connection.address), 1, problem.text, "bullpen doctor")
+            return OverviewView(int(time.time() * 1000), verdict_of([down, *signs], unread), (), 0, is_complete=False)
+        return overview_view(
+            picture,
+            self.limits,
+            signs=signs,
+            unread=unread,
+            name=name,
+            order=order,
+            most=most,
+            is_complete=self.sampler.is_complete,
+        )
+
+    async def _ledger_signs(self) -> tuple[list[Sign], list[str]]:
+        async def ask() -> tuple[list[Sign], list[str]]:
+            try:
+                ledger = await self.ledger()
+                return ([] if ledger is None else await self.within(ledger_signs(ledger, self.limits), "ledger")), []
+            except PageProblem as problem:
+                return [], [problem.text]
+
+        return await self.once("ledger signs", ask, for_s=5.0)
+
+    async def ledger(self) -> Ledger | None:
+        """The ledger, if there is one and its tables are made."""
+        from bullpen._parts.dead_letters import installed_ledger, ready_ledger
+
+        if self.app.made_ledger is None and not self.app.settings.has_ledger():
+            return None
+        return await self.within(ready_ledger(installed_ledger(lambda: self.app.ledger)), "ledger")
+
+    async def counts(self, name: str) -> dict[str, int]:
+        """How many jobs of a queue are in each state, and its dead letters; one round trip."""
+
+        async def ask() -> dict[str, int]:
+            queue = await self.must_exist(name)
+            counts, dead = await asyncio.gather(queue.counts(), queue.dead_letters.depth())
+            found = {state.value: getattr(counts, state.name.lower()) for state in JobState if state.value != "unknown"}
+            return {**found, "dead": dead}
+
+        return await self.within(self.once(("counts", name), ask))
+
+    async def jobs(
+        self,
+        name: str,
+        state: JobState,
+        *,
+        start: int = 0,
+        count: int = PER_PAGE,
+        job_name: str = "",
+        text: str = "",
+        payloads: bool = True,
+    ) -> JobsView:
+        """A page of jobs. With a filter, the jobs that fit among the next thousands, and how many were read."""
+        queue = self.queue(name)
+        newest_first = state in (JobState.COMPLETED, JobState.FAILED)
+        total = (await self.counts(name))[state.value]
+
+        async def page(first: int, most: int) -> list[JobHead]:
+            return await self.within(
+                self.once(
+                    ("heads", name, state, first, most),
+                    lambda: queue.heads(state, start=first, count=most, newest_first=newest_first),
+                )
+            )
+
+        wanted: list[JobHead] = []
+        position = start
+        if not job_name and not text:
+            wanted = await page(start, count)
+            position = start + count
+        while (job_name or text) and position < total and position - start < _WALKED and len(wanted) < count:
+            heads = await page(position, _PER_WALK)
+            for head in heads:
+                position += 1
+                if _fits(head, job_name, text if payloads else ""):
+                    wanted.append(head)
+                    if len(wanted) == count:
+                        break
+            if not heads:
+                position = total
+        rows = tuple(job_row(head, state, payloads=payloads) for head in wanted)
+        return JobsView(
+            queue=name,
+            state=state.value,
+            start=start,
+            count=count,
+            total=total,
+            jobs=rows,
+            looked_at=min(position, total) - min(start, total),
+            next_start=position if position < total else None,
+        )
+
+    async def job(self, name: str, job_id: str, *, payloads: bool) -> JobView:
+        """One job with all that is known. Raises PageProblem 404 with what is known of one that is gone."""
+        queue = self.queue(name)
+
+        async def ask() -> tuple[Any, list[QueueEvent], list[str], int]:
+            facts = await read_facts(queue, job_id)
+            if facts.record is None:
+                return facts, [], [], 0
+            keys, door = queue.keys, self.app.connection.shared_door(queue.keys.base)
+            lines, total, first, last = await door.call_many(
+                [
+                    ("LRANGE", keys.logs(job_id), -_LOG_LINES, -1),
+                    ("LLEN", keys.logs(job_id)),
+                    ("XRANGE", keys.events, max(0, facts.record.timestamp - 1), "+", "COUNT", _EVENTS_READ),
+                    ("XREVRANGE", keys.events, "+", max(0, facts.record.timestamp - 1), "COUNT", _EVENTS_READ),
+                ]
+            )
+            for reply in (lines, total, first, last):
+                if isinstance(reply, Exception):
+                    raise reply
+            entries = dict([*first, *last])
+            events = [QueueEvent.parse(entry_id, entries[entry_id]) for entry_id in sorted(entries, key=_entry_order)]
+            mine = [event for event in events if event.job_id == job_id]
+            return facts, mine, [line.decode("utf-8", "replace") for line in lines], total
+
+        facts, events, logs, total = await self.within(self.once(("job", name, job_id), ask))
+        record: JobRecord | None = facts.record
+        if record is None:
+            await self.must_exist(name)
+            raise PageProblem(
+                404,
+                f"There is no job {job_id!r} in {name!r}: it was removed by hand or by retention, or never added here.",
+                hint=f"bullpen queues show {name}",
+            )
+        return job_view(facts, record, events, logs, total, payloads=payloads)
+
+    async def console(self, tenant_id: str | None = None) -> DeadLetterConsole:
+        """The dead letters of everything. Which queues have any is known from the snapshot: nobody walks over keys."""
+        names = [
+            look.queue if look.queue.endswith(DEAD_SUFFIX) else f"{look.queue}{DEAD_SUFFIX}"
+            for look in (await self.snapshot()).looks
+            if look.dead_letters or look.queue.endswith(DEAD_SUFFIX)
+        ]
+        return await self.within(
+            self.once(
+                ("console", tenant_id, tuple(names)),
+                lambda: self.app.dead_letters(tenant_id=tenant_id, queues=names),
+                for_s=15.0,
+            )
+        )
+
+    # ---- acting -----------------------------------------------------------------------------------------------
+
+    async def trail(self) -> AuditTrail:
+        return await self.within(self.once("trail", self.app.trail, for_s=60.0))
+
+    async def actions(self, actor: Actor) -> Actions:
+        return Actions(self.queue, await self.trail(), actor)
+
+    async def audit(
+        self, *, queues: list[str] | None = None, subject: str | None = None, limit: int = 100
+    ) -> list[AuditRecord]:
+        """Who did what, newest first: to these queues, else to all that are known."""
+        trail = await self.trail()
+        if queues is None:
+            looks = (await self.snapshot()).looks[:100]
+            queues = ["dashboard", *(each.queue for each in looks), *(f"{each.queue}-dlq" for each in looks)]
+        return await self.within(trail.read(queues, subject=subject, limit=limit))
+
+    async def paused_by(self, name: str) -> AuditRecord | None:
+        """Who paused a queue, as far as the trail knows."""
+        found = await self.audit(queues=[name], subject=name, limit=50)
+        return next((entry for entry in found if entry.action == "queue.pause"), None)
+
+    async def aclose(self) -> None:
+        if self._operations is not None:
+            await self._operations.aclose()
+        if self._hub is not None:
+            await self._hub.aclose()
+        if self._sampler is not None:
+            await self._sampler.aclose()
+        for task, _ in self._remembered.values():
+            task.cancel()
+        for queue in self._queues.values():
+            await queue.close()
+
+
+async def _as_coroutine(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
+
+
+def _is_away(error: BullpenError) -> bool:
+    return isinstance(error, ConnectionLost | EmbeddedError | LedgerNotReady)
+
+
+def _fits(head: JobHead, job_name: str, text: str) -> bool:
+    record = head.record
+    if job_name and record.name != job_name:
+        return False
+    if not text:
+        return True
+    wanted = text.lower()
+    return any(wanted in each.lower() for each in (head.preview("data"), head.preview("failedReason"), record.id))
+
+
+def _entry_order(entry_id: bytes) -> tuple[int, int]:
+    ms, _, number = entry_id.partition(b"-")
+    return int(ms), int(number or b"0")

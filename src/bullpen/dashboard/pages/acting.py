@@ -1,0 +1,143 @@
+"""Actions on one subject: a preview that says what will happen, and the deed, which is done once however often it is
+sent. The command line takes the same path (`bullpen.ops.actions`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
+from bullpen.dashboard.access import Permission
+from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.ops.actions import ACTIONS, Action, Deed
+from bullpen.queue import JobState
+
+_MOST_REMEMBERED = 10_000
+
+
+class Preview(msgspec.Struct, rename="camel", frozen=True):
+    """What an action would do."""
+
+    action: str
+    title: str
+    queue: str
+    subject: str
+    says: str
+    undo: str
+    command: str
+    count: int | None = None
+    refused: str = ""
+    """Why it cannot be done now."""
+
+
+async def preview(context: Context) -> Page:
+    """Say what will happen, and ask."""
+    action, queue, subject = _asked(context)
+    _check_role(context, action)
+    count, refused = await _effect(context, action, queue, subject)
+    deed = Deed(action=action, queue=queue, subject=subject)
+    view = Preview(action.name, action.title, queue, subject, action.says, action.undo, deed.command, count, refused)
+    return Page(
+        "confirm.html",
+        view,
+        f"{action.title} · {subject or queue}",
+        "schedules" if action.kind == "schedule" else "queues",
+        values={"action": action, "back": _back(context, action, queue, subject)},
+    )
+
+
+async def perform(context: Context) -> PageAnswer:
+    """Do it, and show the subject again with a note."""
+    action, queue, subject = _asked(context)
+    _check_role(context, action)
+    fields = await context.request.form()
+    _check_typed(action, queue, fields)
+    nonce = context.request.headers.get("idempotency-key") or fields.get("nonce", "")
+    key = f"{context.principal.name} {action.name} {queue} {subject} {nonce}"
+    done = context.dashboard.done
+    if nonce and key in done:
+        text, undo = done[key]
+    else:
+        await context.desk.must_exist(queue)
+        actions = await context.desk.actions(context.actor)
+        given = {
+            each.name: fields[each.name].strip() for each in action.parameters if fields.get(each.name, "").strip()
+        }
+        deed = Deed(
+            action=action, queue=queue, subject=subject, parameters=given, reason=fields.get("reason", "")[:500]
+        )
+        text = await actions.perform(deed)
+        context.desk.forget()
+        undo = ""
+        if action.inverse:
+            undo = _address(context, ACTIONS[action.inverse], queue, subject)
+        if nonce:
+            done[key] = text, undo
+            while len(done) > _MOST_REMEMBERED:
+                done.pop(next(iter(done)))
+    if context.request.is_api:
+        return PageAnswer(200, msgspec.json.encode({"done": text}), JSON)
+    return context.redirect(_back(context, action, queue, subject, after=True), text, undo)
+
+
+def _asked(context: Context) -> tuple[Action, str, str]:
+    kind = context.path.get("kind", "queue").removesuffix("s")
+    action = ACTIONS.get(f"{kind}.{context.path['verb']}")
+    if action is None:
+        raise PageProblem(404, "There is no such action.")
+    return action, context.path["queue"], context.path.get("subject", "")
+
+
+def _check_role(context: Context, action: Action) -> None:
+    if action.role == "admin" and not context.principal.may(Permission.ADMIN):
+        raise PageProblem(403, f"{action.title} needs the role admin.")
+
+
+def _check_typed(action: Action, queue: str, fields: dict[str, str]) -> None:
+    if action.typed and fields.get("typed", "") != queue:
+        raise PageProblem(422, f"Type the name of the queue to confirm: {queue}")
+
+
+async def _effect(context: Context, action: Action, queue: str, subject: str) -> tuple[int | None, str]:
+    """How many jobs are meant, and why it cannot be done."""
+    desk = context.desk
+    counts = await desk.counts(queue)
+    match action.name:
+        case "queue.drain":
+            return counts["waiting"] + counts["prioritized"], ""
+        case "queue.obliterate":
+            return sum(count for state, count in counts.items() if state != "dead"), ""
+        case "queue.promote-all":
+            return counts["delayed"], ""
+    if action.kind == "job":
+        view = await desk.job(queue, subject, payloads=False)
+        why_not = action.why_not(JobState(view.state))
+        return 1, "" if why_not is None else f"The job is {view.state}: {action.title.lower()} is {why_not}."
+    return None, ""
+
+
+def _address(context: Context, action: Action, queue: str, subject: str) -> str:
+    if action.kind == "queue":
+        return context.url("queues", queue, "act", action.verb)
+    return context.url("queues", queue, f"{action.kind}s", subject, "act", action.verb)
+
+
+def _back(context: Context, action: Action, queue: str, subject: str, *, after: bool = False) -> str:
+    if action.kind == "schedule":
+        return context.url("schedules")
+    if action.kind == "job" and not (after and action.verb == "remove"):
+        return context.url("queues", queue, "jobs", subject)
+    if after and action.verb == "obliterate":
+        return context.url("queues")
+    return context.url("queues", queue)
+
+
+def _routes(pattern: str) -> tuple[Any, ...]:
+    return (
+        PageRoute(pattern, preview, Permission.ACT),
+        PageRoute(pattern, perform, Permission.ACT, "POST"),
+    )
+
+
+ROUTES = (*_routes("/queues/{queue}/act/{verb}"), *_routes("/queues/{queue}/{kind}/{subject}/act/{verb}"))

@@ -1,0 +1,436 @@
+"""`/dead-letters`: what failed finally, grouped by cause; one letter; sending back and throwing away as operations.
+
+Groups are made of the newest letters of each store, and the page says of how many: no read grows with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
+from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
+from bullpen.dashboard.access import Permission
+from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.render import json_text
+from bullpen.errors import InvalidOption
+from bullpen.ops.dead_letters import ConsoleFilter, Found
+from bullpen.ops.operations import Operation
+from bullpen.ops.views.jobs import Payload
+
+_GROUPED: Final = 2_000
+_SAMPLES: Final = 10
+_LISTED: Final = 50
+_FREE_DISCARD: Final = 100
+
+
+class GroupRow(msgspec.Struct, rename="camel", frozen=True):
+    """Failures of one kind."""
+
+    fingerprint: str
+    store: str
+    name: str
+    error: str
+    count: int
+    first_at: str
+    last_at: str
+    example: str
+    tenants: dict[str, int]
+    trend: tuple[int, ...]
+    """How many failed in each of the last 24 hours, the oldest first."""
+
+
+class LettersView(msgspec.Struct, rename="camel", frozen=True):
+    """All stores with their depths, and groups by cause."""
+
+    depths: dict[str, int]
+    total: int
+    grouped: int
+    """How many letters the groups are made of."""
+    groups: tuple[GroupRow, ...]
+
+
+class LetterRow(msgspec.Struct, rename="camel", frozen=True):
+    """One letter of a list."""
+
+    id: str
+    store: str
+    name: str
+    error: str
+    failed_at: str
+    attempts_made: int
+    tenant: str
+    job: str
+
+
+class GroupView(msgspec.Struct, rename="camel", frozen=True):
+    """The letters of one group."""
+
+    store: str
+    fingerprint: str
+    error: str
+    count: int
+    looked_at: int
+    letters: tuple[LetterRow, ...]
+
+
+class LetterView(msgspec.Struct, rename="camel", frozen=True):
+    """One letter."""
+
+    id: str
+    store: str
+    source: str
+    job: str
+    name: str
+    error: str
+    stack: str
+    cause: str
+    failed_at: str
+    attempts_made: int
+    tenant: str
+    fingerprint: str
+    data: Payload
+    edited: str = ""
+    """Why its payload cannot be edited; empty: it can."""
+
+
+async def groups(context: Context) -> Page:
+    """What failed, is it one cause or many?"""
+    wanted = _filter(context)
+    depths, found = await _newest(context, wanted)
+    rows = _grouped(found, payloads=context.payloads)
+    view = LettersView(depths, sum(depths.values()), len(found), tuple(rows[:200]))
+    return Page(
+        "letters.html",
+        view,
+        "Dead letters",
+        "dead-letters",
+        stream="",
+        values={
+            "filters": {each: context.query.get(each, "") for each in ("name", "error")},
+            "store": context.query.get("store", ""),
+            "most": _GROUPED,
+        },
+    )
+
+
+async def group(context: Context) -> Page:
+    """The letters of one cause."""
+    store, mark = context.path["store"], context.path["mark"]
+    found = [each for each in (await _newest(context, ConsoleFilter(store=store)))[1] if each.fingerprint == mark]
+    if not found:
+        raise PageProblem(404, "No dead letter of this kind is left in this store.")
+    rows = tuple(_row(each, payloads=context.payloads) for each in found[:_LISTED])
+    view = GroupView(store, mark, rows[0].error, len(found), _GROUPED, rows)
+    return Page("group.html", view, f"{mark} · {store}", "dead-letters", stream="")
+
+
+async def letter(context: Context) -> Page:
+    """One letter with its payload."""
+    found, why_not = await _get(context)
+    return Page("letter.html", _view(found, why_not, payloads=context.payloads), context.path["entry"], "dead-letters")
+
+
+async def edit_form(context: Context) -> Page:
+    """Ask for a change of the payload."""
+    found, why_not = await _get(context)
+    if why_not:
+        raise PageProblem(409, why_not)
+    view = _view(found, "", payloads=True)
+    values = {"text": "{\n  \n}", "diff": None, "before": "", "reason": ""}
+    return Page("edit.html", view, f"Edit {view.id}", "dead-letters", values=values)
+
+
+async def edit(context: Context) -> Page | PageAnswer:
+    """Show what would differ; with `confirmed`, send it. The change is a JSON merge patch: so a payload can be changed
+    by somebody who does not see the secrets in it."""
+    fields = await context.request.form()
+    found, why_not = await _get(context)
+    if why_not:
+        raise PageProblem(409, why_not)
+    try:
+        patch = msgspec.json.decode(fields.get("patch", ""))
+    except msgspec.DecodeError as error:
+        raise PageProblem(422, f"The change is no JSON: {_place(str(error), fields.get('patch', ''))}.") from None
+    console = await context.desk.console(_tenant(context))
+    reason = fields.get("reason", "")[:200]
+    found, change = await console.edit(found.store, found.letter.id, merge=patch, why=reason)
+    if fields.get("before") and fields["before"] != change.before:
+        raise PageProblem(409, "The stored payload has changed meanwhile. Open the letter again.")
+    if not fields.get("confirmed"):
+        view = _view(found, "", payloads=True)
+        before, after = (json_text(hide_secrets(each)) for each in (found.letter.data, change.data))
+        values = {"text": fields["patch"], "diff": _diff(before, after), "before": change.before, "reason": reason}
+        return Page("edit.html", view, f"Edit {view.id}", "dead-letters", values=values)
+    identity = await console.redrive_edited(found.store, found.letter.id, change, by=context.principal.name)
+    context.desk.forget()
+    return _done(context, f"{identity} was sent back with the new payload.")
+
+
+async def confirm(context: Context) -> Page:
+    """What will be sent back or thrown away."""
+    verb = _verb(context)
+    store, mark, entry = (context.query.get(name, "") for name in ("store", "fingerprint", "entry"))
+    if entry:
+        console = await context.desk.console(_tenant(context))
+        chosen = [await context.desk.within(console.get(store, entry))]
+        count = 1
+    else:
+        depths, found = await _newest(context, ConsoleFilter(store=store or None))
+        chosen = [each for each in found if not mark or each.fingerprint == mark]
+        count = len(chosen) if mark else sum(depths.values())
+    if not chosen:
+        raise PageProblem(404, "No such dead letter is left.")
+    view = {
+        "verb": verb,
+        "store": store,
+        "fingerprint": mark,
+        "entry": entry,
+        "count": count,
+        "isExact": bool(entry) or len(chosen) < _GROUPED,
+        "samples": [msgspec.to_builtins(_row(each, payloads=context.payloads)) for each in chosen[:_SAMPLES]],
+    }
+    needs_name = verb == "discard" and count > _FREE_DISCARD
+    return Page(
+        "letters_confirm.html",
+        view,
+        f"{verb.capitalize()} {count}",
+        "dead-letters",
+        values={"typed": store or "all stores" if needs_name else "", "until": _now()},
+    )
+
+
+async def perform(context: Context) -> PageAnswer:
+    """One letter is sent at once, many as an operation."""
+    verb, fields = _verb(context), await context.request.form()
+    store, mark, entry = (fields.get(name, "") for name in ("store", "fingerprint", "entry"))
+    reason = fields.get("reason", "")[:500]
+    if entry:
+        console = await context.desk.console(_tenant(context))
+        if verb == "redrive":
+            text = f"{await console.redrive(store, entry, by=context.principal.name)} was sent back."
+        else:
+            await console.discard(store, entry, by=context.principal.name)
+            text = f"{entry} was thrown away."
+        context.desk.forget()
+        return _done(context, text)
+    if context.principal.tenants:
+        raise PageProblem(403, "Operations touch all tenants, and you may see only some.")
+    count = _number(fields, "count")
+    if verb == "discard" and count > _FREE_DISCARD:
+        if not context.principal.may(Permission.ADMIN):
+            raise PageProblem(403, f"Throwing away more than {_FREE_DISCARD} letters needs the role admin.")
+        if fields.get("typed", "") != (store or "all stores"):
+            raise PageProblem(422, f"Type the name of the store to confirm: {store or 'all stores'}")
+    operation = Operation(
+        kind=verb,
+        by=context.principal.name,
+        via=context.actor.via,
+        role=context.principal.role.value,
+        reason=reason,
+        store=store,
+        fingerprint=mark,
+        until=fields.get("until", "") or _now(),
+        total=count,
+        most=_number(fields, "most") or count,
+        rate=float(_number(fields, "rate")),
+    )
+    number = await context.desk.operations.submit(operation, key=_key(fields))
+    if context.request.is_api:
+        return PageAnswer(202, msgspec.json.encode({"operation": number}), JSON)
+    return context.redirect(context.url("operations", number))
+
+
+async def export(context: Context) -> PageAnswer:
+    """Letters as NDJSON, without secrets, streamed."""
+    console = await context.desk.console(_tenant(context))
+    wanted = _filter(context)
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        async for found in console.find(wanted):
+            yield msgspec.json.encode(_exported(found, payloads=context.payloads)) + b"\n"
+
+    headers = {"content-disposition": 'attachment; filename="dead-letters.ndjson"'}
+    return PageAnswer(200, content_type="application/x-ndjson", headers=headers, stream=lines())
+
+
+def _exported(found: Found, *, payloads: bool) -> dict[str, Any]:
+    row = msgspec.to_builtins(_row(found, payloads=payloads))
+    return {**row, "fingerprint": found.fingerprint, **({"data": hide_secrets(found.letter.data)} if payloads else {})}
+
+
+def _done(context: Context, text: str) -> PageAnswer:
+    if context.request.is_api:
+        return PageAnswer(200, msgspec.json.encode({"done": text}), JSON)
+    return context.redirect(context.url("dead-letters"), text)
+
+
+async def _newest(context: Context, wanted: ConsoleFilter) -> tuple[dict[str, int], list[Found]]:
+    """Depths of all stores, and the newest letters that fit among the last two thousand of each."""
+    tenant, desk = _tenant(context), context.desk
+    console = await desk.console(tenant)
+
+    async def ask() -> tuple[dict[str, int], list[Found]]:
+        return await console.newest(_GROUPED)
+
+    depths, found = await desk.within(desk.once(("letters", tenant), ask, for_s=1.0))
+    if wanted.store is not None and wanted.store not in depths:
+        return depths, []
+    return depths, [each for each in found if wanted.fits(each)]
+
+
+def _grouped(found: list[Found], *, payloads: bool) -> list[GroupRow]:
+    now, groups = datetime.now(UTC), dict[tuple[str, str], list[Found]]()
+    for each in found:
+        groups.setdefault((each.store, each.fingerprint), []).append(each)
+    rows = []
+    for (store, mark), members in groups.items():
+        newest = max(members, key=lambda each: each.letter.failed_at)
+        tenants: dict[str, int] = {}
+        trend = [0] * 24
+        for each in members:
+            if each.letter.tenant_id:
+                tenants[each.letter.tenant_id] = tenants.get(each.letter.tenant_id, 0) + 1
+            hours = _hours_ago(each.letter.failed_at, now)
+            if hours is not None and hours < 24:
+                trend[23 - hours] += 1
+        rows.append(
+            GroupRow(
+                fingerprint=mark,
+                store=store,
+                name=newest.letter.name,
+                error=summary(newest.letter.error_message) if payloads else "",
+                count=len(members),
+                first_at=min(each.letter.failed_at for each in members),
+                last_at=newest.letter.failed_at,
+                example=newest.letter.id,
+                tenants=dict(sorted(tenants.items(), key=lambda pair: -pair[1])[:5]),
+                trend=tuple(trend),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.count, row.store, row.fingerprint))
+
+
+def _hours_ago(text: str, now: datetime) -> int | None:
+    try:
+        return int((now - datetime.fromisoformat(text)).total_seconds() // 3600)
+    except (ValueError, TypeError):
+        return None
+
+
+def _row(found: Found, *, payloads: bool) -> LetterRow:
+    letter = found.letter
+    return LetterRow(
+        id=letter.id,
+        store=found.store,
+        name=letter.name,
+        error=summary(letter.error_message) if payloads else "",
+        failed_at=letter.failed_at,
+        attempts_made=letter.attempts_made,
+        tenant=letter.tenant_id or "",
+        job=letter.message_id,
+    )
+
+
+def _view(found: Found, why_not: str, *, payloads: bool) -> LetterView:
+    letter = found.letter
+    raw = msgspec.json.encode(letter.data)
+    shown = Payload(len(raw), hide_secrets(letter.data))
+    return LetterView(
+        id=letter.id,
+        store=found.store,
+        source=letter.source,
+        job=letter.message_id,
+        name=letter.name,
+        error=summary(letter.error_message) if payloads else "",
+        stack=scrub_lines(letter.error_stack or "") if payloads else "",
+        cause=letter.cause or "",
+        failed_at=letter.failed_at,
+        attempts_made=letter.attempts_made,
+        tenant=letter.tenant_id or "",
+        fingerprint=found.fingerprint,
+        data=shown if payloads else Payload(len(raw), hidden="You may not see payloads."),
+        edited=why_not,
+    )
+
+
+async def _get(context: Context) -> tuple[Found, str]:
+    from bullpen.errors import DeadLetterNotEditable
+
+    console = await context.desk.console(_tenant(context))
+    store, entry = context.path["store"], context.path["entry"]
+    if store not in console.stores:
+        raise PageProblem(404, f"There is no store {store!r} of dead letters.")
+    try:
+        return await context.desk.within(console.get_editable(store, entry)), ""
+    except DeadLetterNotEditable as error:
+        return await context.desk.within(console.get(store, entry)), str(error)
+
+
+def _filter(context: Context) -> ConsoleFilter:
+    given = {name: context.query.get(name, "")[:200] or None for name in ("store", "name", "error", "fingerprint")}
+    return ConsoleFilter(**given)
+
+
+def _tenant(context: Context) -> str | None:
+    tenants = context.principal.tenants
+    if len(tenants) > 1:
+        raise PageProblem(403, "Dead letters of several tenants cannot be shown together yet.")
+    return tenants[0] if tenants else None
+
+
+def _verb(context: Context) -> str:
+    verb = context.path["verb"]
+    if verb not in ("redrive", "discard"):
+        raise PageProblem(404, "There is no such action.")
+    return verb
+
+
+def _number(fields: dict[str, str], name: str) -> int:
+    text = fields.get(name, "").strip()
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidOption(name, "a whole number", text)
+    return int(text or "0")
+
+
+def _key(fields: dict[str, str]) -> str:
+    nonce = fields.get("nonce", "")
+    return f"op-{nonce}" if nonce and nonce.replace("-", "").replace("_", "").isalnum() and len(nonce) < 60 else ""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _place(message: str, text: str) -> str:
+    """The line and column of the first mistake."""
+    import re
+
+    found = re.search(r"byte (\d+)", message)
+    if found is None:
+        return message
+    before = text.encode()[: int(found[1])].decode("utf-8", "ignore")
+    return f"{message} (line {before.count(chr(10)) + 1}, column {len(before.rpartition(chr(10))[2]) + 1})"
+
+
+def _diff(before: str, after: str) -> list[tuple[str, str]]:
+    import difflib
+
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+    kinds = {"+": "added", "-": "removed"}
+    return [(kinds.get(line[:1], "same"), line) for line in list(lines)[2:2_000]]
+
+
+ROUTES = (
+    PageRoute("/dead-letters", groups, for_tenants=True),
+    PageRoute("/dead-letters/export", export, for_tenants=True),
+    PageRoute("/dead-letters/act/{verb}", confirm, Permission.ACT, for_tenants=True),
+    PageRoute("/dead-letters/act/{verb}", perform, Permission.ACT, "POST", for_tenants=True),
+    PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True),
+    PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True),
+    PageRoute("/dead-letters/{store}/{entry}/edit", edit, Permission.ACT, "POST", for_tenants=True),
+    PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True),
+)

@@ -1,0 +1,199 @@
+"""One reader for many viewers: snapshots of all queues, and news of single ones.
+
+In: a connection and a prefix. Out: the newest snapshot of all queues, taken at most once a second however many ask; and
+subscriptions that are notified when something changed. A queue is read once while anybody watches it; when nobody
+does, the server gets no command. A slow viewer gets the newest state and no backlog: a subscription holds one number.
+Elsewhere: the snapshot itself (`overview`), how it reaches a browser (`bullpen.dashboard`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bullpen._kernel.logs import get_logger
+from bullpen.errors import BullpenError
+from bullpen.ops.overview import Overview, Picture
+from bullpen.queue.events import QueueEvents
+from bullpen.redis import Connection
+
+__all__ = ["ALL_QUEUES", "Hub", "Sampler", "Subscription"]
+
+logger = get_logger("bullpen.hub")
+
+ALL_QUEUES: Final = ""
+"""The topic of whoever watches all queues; any other topic is the name of one."""
+_FRESH_S: Final = 1.0
+_FIRST_SEARCH_S: Final = 2.0
+_SAMPLE_EVERY_S: Final = 1.0
+_RETRY_S: Final = 1.0
+
+
+class Sampler:
+    """Snapshots of all queues, shared by all who ask."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._overview = Overview(connection, prefix)
+        self._taking: asyncio.Task[Picture] | None = None
+        self._searching: asyncio.Task[None] | None = None
+        self._fresh_until = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known which queues there are."""
+        return self._overview.is_complete
+
+    async def snapshot(self) -> Picture:
+        """The newest one, at most a second old. Raises ConnectionLost while the server is away."""
+        task = self._taking
+        if task is None or (task.done() and (time.monotonic() >= self._fresh_until or _has_failed(task))):
+            task = self._taking = asyncio.create_task(self._take(), name="bullpen snapshot")
+            task.add_done_callback(_has_failed)  # asks for its error, also when everybody has gone away
+        return await asyncio.shield(task)  # who goes away takes nobody along
+
+    async def _take(self) -> Picture:
+        if self._overview.search_due_s == 0 and (self._searching is None or self._searching.done()):
+            self._searching = asyncio.create_task(self._overview.search(), name="bullpen search")
+            self._searching.add_done_callback(_note_failure)
+        if not self._overview.is_complete and self._searching is not None:
+            # The first one waits a moment for the names. With millions of keys it takes longer, and pages say so.
+            await asyncio.wait([self._searching], timeout=_FIRST_SEARCH_S)
+        picture = await self._overview.read()
+        self._fresh_until = time.monotonic() + _FRESH_S
+        return picture
+
+    async def aclose(self) -> None:
+        for task in (self._taking, self._searching):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BullpenError, OSError):
+                    await task
+
+
+class _Topic:
+    """What one reader knows, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.viewers = 0
+        self.reader: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def bump(self) -> None:
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_beyond(self, version: int, timeout_s: float) -> bool:
+        """Whether something changed since. Asked first: a change before the call is seen too."""
+        if self.version != version:
+            return True
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Subscription:
+    """One viewer of one topic."""
+
+    def __init__(self, topic: _Topic) -> None:
+        self._topic, self._seen = topic, topic.version
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait until something changed since the last call, or until time is up (False). However much happened in
+        between is one change."""
+        has_changed = await self._topic.wait_beyond(self._seen, timeout_s)
+        self._seen = self._topic.version
+        return has_changed
+
+
+class Hub:
+    """Readers of what is watched now."""
+
+    def __init__(self, connection: Connection, prefix: str, sampler: Sampler) -> None:
+        self._connection, self._prefix, self._sampler = connection, prefix, sampler
+        self._topics: dict[str, _Topic] = {}
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Topics that somebody watches."""
+        return tuple(self._topics)
+
+    @asynccontextmanager
+    async def watch(self, name: str) -> AsyncIterator[Subscription]:
+        """Watch a queue, or with `ALL_QUEUES` all of them."""
+        topic = self._topics.setdefault(name, _Topic())
+        topic.viewers += 1
+        if topic.reader is None:
+            work = self._sample if name == ALL_QUEUES else self._follow
+            topic.reader = asyncio.create_task(self._keep_on(work, name, topic), name=f"bullpen hub {name}")
+        try:
+            yield Subscription(topic)
+        finally:
+            topic.viewers -= 1
+            if not topic.viewers:
+                self._topics.pop(name, None)
+                await _ended(topic.reader)
+
+    async def aclose(self) -> None:
+        topics, self._topics = list(self._topics.values()), {}
+        for topic in topics:
+            if topic.reader is not None:
+                await _ended(topic.reader)
+            topic.bump()
+
+    async def _keep_on(self, work: Callable[[str, _Topic], Awaitable[None]], name: str, topic: _Topic) -> None:
+        is_away = False
+        while True:
+            try:
+                await work(name, topic)
+            except (BullpenError, OSError) as error:
+                if not is_away:
+                    logger.warning("dashboard: %s cannot be watched now: %s", name or "all queues", error)
+                    topic.bump()  # pages say that the server is away
+                is_away = True
+                await asyncio.sleep(_RETRY_S)
+            else:
+                is_away = False
+
+    async def _follow(self, name: str, topic: _Topic) -> None:
+        """Read the events of one queue until the server goes away."""
+        async with QueueEvents(name, connection=self._connection, prefix=self._prefix) as events:
+            topic.bump()  # what happened before the position was fixed
+            while True:
+                lost, page = await events.page()
+                if not lost and not page:
+                    return
+                topic.bump()
+
+    async def _sample(self, _name: str, topic: _Topic) -> None:
+        """Look at all queues every second."""
+        before: object = None
+        while True:
+            picture = await self._sampler.snapshot()
+            if (now := [each.to_json() for each in picture.looks]) != before:
+                before = now
+                topic.bump()
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _has_failed(task: asyncio.Task[Picture]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("dashboard: queues cannot be searched for now: %s", error)

@@ -1,0 +1,341 @@
+"""Bulk actions as durable work: stored as jobs of a queue of their own, rate-limited, resumable, cancellable.
+
+In: what shall happen to which objects, decided when it was confirmed, and who asked. Out: jobs whose progress tells how
+far it is. A process that dies leaves its operation in line: the next one goes on with what is left. Only what fitted at
+the moment of confirmation is touched, so a job that fails again is not sent twice.
+Elsewhere: single actions (`actions`), the dead letters of everything (`dead_letters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from bullpen._kernel.logs import get_logger
+from bullpen._kernel.scrub import scrub
+from bullpen.errors import BullpenError, DeadLetterNotFound, InvalidOption, PermanentError
+from bullpen.ops.actions import Actions, Actor
+from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole
+from bullpen.ops.views.queues import OPERATIONS
+from bullpen.queue import Job, JobState, Queue
+from bullpen.redis import Connection
+from bullpen.worker import Worker
+
+__all__ = ["Operation", "OperationView", "Operations"]
+
+logger = get_logger("bullpen.operations")
+
+_MOST_FAILURES: Final = 20
+_REPORT_EVERY_S: Final = 0.5
+_MOST_IDS: Final = 1_000
+_KEEP: Final = 1_000
+
+
+class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked for, as it is stored."""
+
+    kind: str
+    """`jobs`, `retry-all`, `redrive` or `discard`."""
+    by: str
+    via: str = "dashboard"
+    role: str = ""
+    reason: str = ""
+    queue: str = ""
+    verb: str = ""
+    """With `jobs`: the action on each."""
+    ids: list[str] = []
+    store: str = ""
+    name: str = ""
+    error: str = ""
+    fingerprint: str = ""
+    until: str = ""
+    """Only what failed before; ISO 8601."""
+    total: int = 0
+    """How many fitted when it was confirmed."""
+    most: int = 0
+    rate: float = 0.0
+    """At most so many a second; 0: as fast as it goes."""
+    stop: bool = False
+    """Somebody wants it to end."""
+
+    @property
+    def title(self) -> str:
+        match self.kind:
+            case "jobs":
+                return f"{self.verb} {len(self.ids)} jobs of {self.queue}"
+            case "retry-all":
+                return f"retry all failed jobs of {self.queue}"
+        what = f" like {self.fingerprint}" if self.fingerprint else ""
+        return f"{self.kind} dead letters of {self.store or 'all stores'}{what}"
+
+
+class OperationView(msgspec.Struct, rename="camel", frozen=True):
+    """An operation and how far it is."""
+
+    id: str
+    title: str
+    state: str
+    """`waiting`, `active`, `completed`, `failed` or `stopped`."""
+    by: str
+    reason: str
+    created_ms: int
+    finished_ms: int
+    total: int
+    done: int
+    skipped: int
+    failed: dict[str, str]
+    error: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("waiting", "active", "delayed")
+
+
+class Operations:
+    """Stores operations, and runs them while there are any. Without one, the server gets no command."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        prefix: str,
+        make_actions: Callable[[Actor], Awaitable[Actions]],
+        make_console: Callable[[], Awaitable[DeadLetterConsole]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection, self._prefix = connection, prefix
+        self._make_actions, self._make_console, self._changed = make_actions, make_console, changed
+        self._queue = Queue(OPERATIONS, connection=connection, prefix=prefix)
+        self._running: asyncio.Task[None] | None = None
+        self._worker: Worker | None = None
+        self._is_closed = False
+
+    async def submit(self, operation: Operation, *, key: str = "") -> str:
+        """Store it and begin. With a `key`, submitting it again changes nothing and returns the same id."""
+        if len(operation.ids) > _MOST_IDS:
+            raise InvalidOption("ids", f"at most {_MOST_IDS}", len(operation.ids))
+        actions = await self._make_actions(Actor(operation.by, operation.via, operation.role))
+        detail = {name: value for name, value in msgspec.to_builtins(operation).items() if name not in ("ids", "by")}
+        await actions.note("operation.start", operation.queue or operation.store or OPERATIONS, "", detail)
+        job = await self._queue.add(
+            operation.kind,
+            msgspec.to_builtins(operation),
+            attempts=3,
+            remove_on_complete=_KEEP,
+            remove_on_fail=_KEEP,
+            job_id=key or None,
+        )
+        self.wake()
+        return job.id
+
+    async def resume(self) -> None:
+        """Go on with what an earlier process left; called when somebody looks."""
+        counts = await self._queue.counts()
+        if counts.waiting or counts.active or counts.delayed:
+            self.wake()
+
+    def wake(self) -> None:
+        if not self._is_closed and (self._running is None or self._running.done()):
+            self._running = asyncio.create_task(self._run(), name="bullpen operations")
+
+    async def stop(self, operation_id: str, *, by: Actor) -> None:
+        """Let it end before its next object. What was done stays done."""
+        found = await self._queue.get_job(operation_id)
+        if found is None:
+            raise InvalidOption("operation", "the id of one that is kept", operation_id)
+        await (await self._make_actions(by)).note("operation.stop", OPERATIONS, operation_id, by.note())
+        await found.update_data({**found.data, "stop": True})
+
+    async def list(self, *, count: int = 50) -> list[OperationView]:
+        """The newest first."""
+        states = (JobState.ACTIVE, JobState.WAITING, JobState.DELAYED, JobState.COMPLETED, JobState.FAILED)
+        found = [
+            _view(job, state)
+            for state in states
+            for job in await self._queue.jobs(state, count=count, newest_first=True)
+        ]
+        return sorted(found, key=lambda each: -each.created_ms)[:count]
+
+    async def get(self, operation_id: str) -> OperationView | None:
+        found = await self._queue.get_job(operation_id)
+        return None if found is None else _view(found, await found.state())
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if self._worker is not None:
+            await self._worker.close(0)
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        await self._queue.close()
+
+    async def _run(self) -> None:
+        """One worker, until nothing is left."""
+        self._worker = Worker(
+            OPERATIONS, self._perform, connection=self._connection, prefix=self._prefix, concurrency=1, name="dashboard"
+        )
+        running = asyncio.create_task(self._worker.run(signals=False))
+        try:
+            while not running.done() and not self._is_closed:
+                await asyncio.wait([running], timeout=1.0)
+                counts = await self._queue.counts()
+                if not (counts.waiting or counts.active or counts.delayed):
+                    break
+        except BullpenError as error:
+            logger.warning("operations: %s", error)
+        await self._worker.close()
+        await asyncio.wait([running])
+        if not running.cancelled() and (failure := running.exception()) is not None:
+            logger.warning("operations: %s", failure)
+
+    async def _perform(self, job: Job) -> dict[str, Any]:
+        try:
+            operation = msgspec.convert(job.data, Operation)
+        except msgspec.ValidationError as error:
+            raise PermanentError(f"not an operation of ours: {error}") from None
+        pace = _Pace(self._queue, job, operation, self._changed)
+        match operation.kind:
+            case "jobs":
+                await self._jobs(operation, pace)
+            case "retry-all":
+                await self._retry_all(operation, pace)
+            case "redrive" | "discard":
+                await self._letters(operation, pace)
+            case _:
+                raise PermanentError(f"no such operation: {operation.kind}")
+        await pace.report(last=True)
+        return pace.state()
+
+    async def _jobs(self, operation: Operation, pace: _Pace) -> None:
+        actions = await self._make_actions(_actor(operation))
+        extra: dict[str, Any] = {"reset": True} if operation.verb == "retry" else {}
+        for job_id in operation.ids[pace.passed :]:
+            if not await pace.next():
+                return
+            try:
+                await actions.do(f"job.{operation.verb}", operation.queue, job_id, reason=operation.reason, **extra)
+                pace.done += 1
+            except BullpenError as error:
+                pace.note_failure(job_id, error)
+
+    async def _retry_all(self, operation: Operation, pace: _Pace) -> None:
+        from datetime import datetime
+
+        async with Queue(operation.queue, connection=self._connection, prefix=self._prefix) as queue:
+            until, left = datetime.fromisoformat(operation.until), (operation.most or operation.total) - pace.done
+            step = max(1, min(100, int(operation.rate))) if operation.rate else 500
+            while left > 0 and await pace.next(0):
+                retried = await queue.retry_all(count=min(step, left), until=until, reset_attempts=True)
+                pace.done += retried
+                left -= retried
+                if not retried:
+                    return
+                await pace.report()
+                if operation.rate and left > 0:
+                    await asyncio.sleep(retried / operation.rate)
+
+    async def _letters(self, operation: Operation, pace: _Pace) -> None:
+        console = await self._make_console()
+        wanted = ConsoleFilter(
+            store=operation.store or None,
+            name=operation.name or None,
+            error=operation.error or None,
+            fingerprint=operation.fingerprint or None,
+            failed_before=operation.until or None,
+        )
+        most = operation.most or operation.total
+        chosen = []
+        async for found in console.find(wanted):  # before the first is touched: what fails again must not be met again
+            chosen.append((found.store, found.letter.id))
+            if len(chosen) + pace.done >= most:
+                break
+        for store, entry_id in chosen:
+            if operation.ids and entry_id not in operation.ids:
+                continue
+            if not await pace.next():
+                return
+            try:
+                if operation.kind == "redrive":
+                    await console.redrive(store, entry_id, by=operation.by)
+                else:
+                    await console.discard(store, entry_id, by=operation.by)
+                pace.done += 1
+            except DeadLetterNotFound:
+                pace.skipped += 1
+            except BullpenError as error:
+                pace.note_failure(entry_id, error)
+
+
+class _Pace:
+    """How far an operation is, how fast it may go, and whether it shall end."""
+
+    def __init__(self, queue: Queue, job: Job, operation: Operation, changed: Callable[[], None]) -> None:
+        self._queue, self._job, self._operation, self._changed = queue, job, operation, changed
+        before = job.record.progress if isinstance(job.record.progress, dict) else {}
+        self.done = int(before.get("done", 0))
+        self.skipped = int(before.get("skipped", 0))
+        self.failed: dict[str, str] = dict(before.get("failed", {}))
+        self.stopped = False
+        self._reported_at = 0.0
+        self._next_at = time.monotonic()
+
+    @property
+    def passed(self) -> int:
+        return self.done + self.skipped + len(self.failed)
+
+    def note_failure(self, subject: str, error: BullpenError) -> None:
+        if len(self.failed) < _MOST_FAILURES:
+            self.failed[subject] = scrub(str(error))[:300]
+        else:
+            self.skipped += 1
+
+    async def next(self, weight: int = 1) -> bool:
+        """Wait for the next turn. False: somebody wants it to end."""
+        await self.report()
+        if self.stopped:
+            return False
+        if self._operation.rate and weight:
+            await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
+            self._next_at = max(self._next_at, time.monotonic()) + weight / self._operation.rate
+        return True
+
+    async def report(self, *, last: bool = False) -> None:
+        if not last and time.monotonic() - self._reported_at < _REPORT_EVERY_S:
+            return
+        self._reported_at = time.monotonic()
+        stored = await self._queue.get_job(self._job.id)
+        self.stopped = self.stopped or (stored is not None and bool(stored.data.get("stop")))
+        await self._job.progress(self.state())
+        self._changed()
+
+    def state(self) -> dict[str, Any]:
+        return {"done": self.done, "skipped": self.skipped, "failed": self.failed, "stopped": self.stopped}
+
+
+def _actor(operation: Operation) -> Actor:
+    return Actor(operation.by, operation.via, operation.role)
+
+
+def _view(job: Job, state: JobState) -> OperationView:
+    try:
+        operation = msgspec.convert(job.data, Operation)
+    except msgspec.ValidationError:
+        operation = Operation(kind=job.name, by="unknown")
+    progress = job.record.progress if isinstance(job.record.progress, dict) else {}
+    shown = "stopped" if state is JobState.COMPLETED and progress.get("stopped") else state.value
+    return OperationView(
+        id=job.id,
+        title=operation.title,
+        state=shown,
+        by=operation.by,
+        reason=operation.reason,
+        created_ms=job.timestamp,
+        finished_ms=job.finished_on,
+        total=operation.total,
+        done=int(progress.get("done", 0)),
+        skipped=int(progress.get("skipped", 0)),
+        failed=dict(progress.get("failed", {})),
+        error=scrub(job.failed_reason or ""),
+    )

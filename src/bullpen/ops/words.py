@@ -1,0 +1,115 @@
+"""The common words for states of every store, and numbers as people read them.
+
+In: a state of a job, a status of the outbox, a run or a message; milliseconds, bytes. Out: one of ten common words that
+pages, colours and metrics share, or a short text. No input or output here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["Word", "duration_text", "job_word", "message_word", "outbox_word", "run_word", "size_text"]
+
+
+class Word(StrEnum):
+    """What a piece of work does, whatever its store calls it."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    ACTIVE = "active"
+    BLOCKED = "blocked"
+    RETRYING = "retrying"
+    DONE = "done"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+
+
+_JOBS: Final = {
+    "waiting": Word.WAITING,
+    "prioritized": Word.WAITING,
+    "active": Word.ACTIVE,
+    "delayed": Word.DELAYED,
+    "waiting-children": Word.BLOCKED,
+    "completed": Word.DONE,
+    "failed": Word.DEAD,
+}
+_OUTBOX: Final = {
+    "PENDING": Word.WAITING,
+    "CLAIMED": Word.ACTIVE,
+    "SENDING": Word.ACTIVE,
+    "SENT": Word.DONE,
+    "FAILED": Word.RETRYING,
+    "DEAD": Word.DEAD,
+    "UNKNOWN_OUTCOME": Word.UNKNOWN,
+    "DISCARDED": Word.CANCELLED,
+}
+_RUNS: Final = {
+    "CREATED": Word.WAITING,
+    "QUEUED": Word.WAITING,
+    "RUNNING": Word.ACTIVE,
+    "COMPLETED": Word.DONE,
+    "FAILED": Word.DEAD,
+    "CANCELLED": Word.CANCELLED,
+}
+_MESSAGES: Final = {
+    "PENDING": Word.WAITING,
+    "QUEUED": Word.WAITING,
+    "SENDING": Word.ACTIVE,
+    "SENT": Word.DONE,
+    "FAILED": Word.DEAD,
+    "UNKNOWN": Word.UNKNOWN,
+    "PARKED": Word.UNKNOWN,
+    "CANCELLED": Word.CANCELLED,
+    "SKIPPED": Word.CANCELLED,
+    "EXPIRED": Word.CANCELLED,
+}
+
+
+def job_word(state: str, *, attempts_made: int = 0, has_failed: bool = False) -> Word:
+    """The word for a job. A delayed one that has failed before is being retried."""
+    if state == "delayed" and attempts_made and has_failed:
+        return Word.RETRYING
+    return _JOBS.get(state, Word.UNKNOWN)
+
+
+def outbox_word(status: str) -> Word:
+    return _OUTBOX.get(status, Word.UNKNOWN)
+
+
+def run_word(status: str) -> Word:
+    return _RUNS.get(status, Word.UNKNOWN)
+
+
+def message_word(status: str) -> Word:
+    return _MESSAGES.get(status, Word.UNKNOWN)
+
+
+def duration_text(ms: float) -> str:
+    """At most three significant digits: `0 ms`, `1.2 s`, `3m 02s`, `2h 05m`, `4 d`."""
+    ms = max(0.0, ms)
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1_000
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = int(seconds)
+    if whole < 3_600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 2 * 86_400:
+        return f"{whole // 3_600}h {whole % 3_600 // 60:02d}m"
+    return f"{whole // 86_400} d"
+
+
+def size_text(count: int) -> str:
+    """`12 B`, `1.2 kB`, `10 MB`."""
+    if count < 1_000:
+        return f"{count} B"
+    size = count / 1_000
+    for unit in ("kB", "MB"):
+        if size < 1_000:
+            return f"{size:.1f} {unit}" if size < 10 else f"{size:.0f} {unit}"
+        size /= 1_000
+    return f"{size:.1f} GB"

@@ -1,0 +1,1 @@
+"""Object stores for payloads that are too large for a job."""

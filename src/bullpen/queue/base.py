@@ -1,0 +1,56 @@
+"""What the parts of `Queue` have in common.
+
+`Queue` adds jobs; reading (`browse`), looking after it (`maintain`) and limits (`limits`) change for other reasons
+and are classes of their own, which `Queue` inherits from. This is what they may rely on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bullpen._kernel.ids import is_encodable
+from bullpen.errors import InvalidOption
+from bullpen.queue.actions import QueueActions
+from bullpen.queue.job import Job
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import JobOptions
+
+if TYPE_CHECKING:
+    from bullpen.queue.durability import Durability
+    from bullpen.queue.flows import FlowSender
+
+
+class QueuePart:
+    """Reach the server as `Queue` does."""
+
+    _keys: QueueKeys
+    _dead_letter_keys: QueueKeys
+    _clock_offset_ms: int
+    _defaults: JobOptions
+    _durability: Durability
+    _deadline_s: float
+
+    def _ready(self) -> QueueActions:
+        """The queue's actions in the running loop. Raises QueueClosed after close."""
+        raise NotImplementedError
+
+    def _actions_of(self, keys: QueueKeys) -> QueueActions:
+        """Those of another queue on the same connection, for jobs that a flow has there."""
+        raise NotImplementedError
+
+    def _flow_sender(self) -> FlowSender:
+        raise NotImplementedError
+
+
+def id_of(job: str | Job) -> str:
+    """The id of a job that was given by its id or as a Job."""
+    if isinstance(job, Job):
+        return job.id
+    if not isinstance(job, str) or not job or not is_encodable(job):
+        raise InvalidOption("job", "a Job or the id of one", job)
+    return job
+
+
+def literally(text: str) -> str:
+    """Text that a MATCH pattern takes as it stands."""
+    return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)

@@ -1,0 +1,460 @@
+"""Dead letters of a queue: what an operator does with finally failed jobs.
+
+An entry is an ordinary job of the queue `{queue}-dlq`, readable by any BullMQ client; nobody processes it. The
+script that moves a job to failed writes it, so there is no moment in which a job has failed without its entry. Jobs
+that workers of other clients failed get theirs from the sweep of our workers.
+In: an entry's id or a filter. Out: entries, jobs that are back in line, or entries that are gone.
+Elsewhere: making entries (`entry`), sweeping (`sweep`), deciding that a failure is final
+(`bullpen._kernel.outcome`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Self
+
+import msgspec
+
+from bullpen._kernel import json
+from bullpen._kernel.duration import check_int
+from bullpen.errors import CorruptJob, DeadLetterChanged, JobNotFound, JobStateConflict, NotJson, require
+from bullpen.ports.edits import Edit, payload_fingerprint
+from bullpen.queue.actions import QueueActions, is_wrong_type
+from bullpen.queue.actor import check_actor
+from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, original_data
+from bullpen.queue.dead_letters.sweep import Sweeper
+from bullpen.queue.dead_letters.tenants import TenantIndex
+from bullpen.queue.job import JobState
+from bullpen.queue.lists import walk_line
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import WireOptions
+from bullpen.wire.records import JobRecord
+
+__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport", "TenantLetters"]
+
+_IDS_PER_PAGE: Final = 200
+_AT_ONCE: Final = 50
+"""Redrives in flight when no rate is given."""
+_MOST_SKIPPED_NAMED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One finally failed job with all its context."""
+
+    id: str
+    job_id: str
+    job_name: str
+    queue: str
+    data: Any
+    error_message: str
+    error_stack: str | None
+    failed_at: str
+    attempts_made: int
+    cause: str | None
+    """Why the failure was final; None when a worker of another client decided it."""
+    entry: dict[str, Any]
+    """All stored fields, under their wire names."""
+
+    @classmethod
+    def from_entry(cls, entry_id: str, entry: dict[str, Any], *, queue: str) -> Self:
+        """The letter that stored fields tell of; what they lack is left empty, and of the queue it is `queue`."""
+        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
+        return cls(
+            id=entry_id,
+            job_id=_text(entry, "originalJobId"),
+            job_name=_text(entry, "originalJobName"),
+            queue=_text(entry, "originalQueue") or queue,
+            data=entry.get("originalData"),
+            error_message=str(error.get("message", "")),
+            error_stack=_text(error, "stack") or None,
+            failed_at=_text(entry, "failedAt"),
+            attempts_made=_whole(entry, "attemptsMade"),
+            cause=_text(entry, "cause") or None,
+            entry=entry,
+        )
+
+    @property
+    def redriven(self) -> list[dict[str, Any]]:
+        """Earlier redrives of the job, oldest first: `at` (Unix ms), `by`, `entry`."""
+        notes = self.entry.get("redriven")
+        return notes if isinstance(notes, list) else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterFilter:
+    """Which dead letters are meant; what is not given does not matter."""
+
+    job_name: str | None = None
+    error: str | None = None
+    """Text that the error message contains, in any case."""
+    cause: str | None = None
+    failed_after: datetime | None = None
+    failed_before: datetime | None = None
+    tenant_id: str | None = None
+    """`tenantId` of the job's data: whoever added the job said so."""
+
+    def __post_init__(self) -> None:
+        for name in ("job_name", "error", "cause", "tenant_id"):
+            value = getattr(self, name)
+            require(name, value is None or (isinstance(value, str) and value != ""), "non-empty text or None", value)
+        for name in ("failed_after", "failed_before"):
+            value = getattr(self, name)
+            is_aware = isinstance(value, datetime) and value.tzinfo is not None
+            require(name, value is None or is_aware, "an aware datetime or None", value)
+
+    def matches(self, letter: DeadLetter) -> bool:
+        if self.job_name is not None and letter.job_name != self.job_name:
+            return False
+        if self.cause is not None and letter.cause != self.cause:
+            return False
+        if self.tenant_id is not None and letter.entry.get("tenantId") != self.tenant_id:
+            return False
+        if self.error is not None and self.error.casefold() not in letter.error_message.casefold():
+            return False
+        return self._matches_time(letter.failed_at)
+
+    def _matches_time(self, text: str) -> bool:
+        if self.failed_after is None and self.failed_before is None:
+            return True
+        try:
+            failed_at = datetime.fromisoformat(text)
+            is_late_enough = self.failed_after is None or failed_at >= self.failed_after
+            return is_late_enough and (self.failed_before is None or failed_at < self.failed_before)
+        except (TypeError, ValueError):  # somebody else's entry, whose time nobody can tell
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a bulk operation did so far, or would do."""
+
+    examined: int = 0
+    matched: int = 0
+    done: int = 0
+    """Redriven or discarded; with `dry_run` none."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Entry id and reason of the first hundred that matched and could not be redriven."""
+    is_dry_run: bool = False
+
+
+OnProgress = Callable[[RedriveReport], Awaitable[None] | None]
+ANY: Final = DeadLetterFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLetters:
+    """One page of a tenant's dead letters, newest first."""
+
+    letters: Sequence[DeadLetter]
+    depth: int
+    """How many the tenant has, on all pages."""
+    next: int | None
+    """Give it as `before` for the next page; None on the last one."""
+
+
+class DeadLetters:
+    """The dead letters of one queue: list, find, get, redrive, discard, depth. Reached as `queue.dead_letters`."""
+
+    def __init__(
+        self, actions: QueueActions, keys: QueueKeys, dead_letter_keys: QueueKeys, *, clock_offset_ms: int = 0
+    ) -> None:
+        self._actions = actions
+        self._keys = keys
+        self._entries = dead_letter_keys
+        self._clock_offset_ms = clock_offset_ms
+
+    @property
+    def queue_name(self) -> str:
+        """The queue that holds the entries."""
+        return self._entries.name
+
+    async def depth(self) -> int:
+        """How many wait for somebody."""
+        return int(await self._actions.command("LLEN", self._entries.wait))
+
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        """Oldest first, from `start`."""
+        check_int("start", start, minimum=0)
+        check_int("count", count, minimum=1)
+        ids = await self._actions.command("LRANGE", self._entries.wait, -start - count, -start - 1)
+        return [*await self._read(ids[::-1])]
+
+    async def __aiter__(self) -> AsyncIterator[DeadLetter]:
+        """All of them, oldest first, read in pages; redriving or discarding on the way passes over none."""
+        async for ids in walk_line(self._actions, self._entries.base, self._entries.wait, per_page=_IDS_PER_PAGE):
+            for letter in await self._read(ids):
+                yield letter
+
+    async def find(self, where: DeadLetterFilter = ANY) -> AsyncIterator[DeadLetter]:
+        """Those that match, oldest first."""
+        async for letter in self:
+            if where.matches(letter):
+                yield letter
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
+        """One entry, or None."""
+        found = await self._read([entry_id.encode("utf-8", "surrogateescape")])
+        return found[0] if found else None
+
+    async def of_tenant(self, tenant_id: str, *, before: int | None = None, limit: int = 50) -> TenantLetters:
+        """Those whose work is this tenant's, newest first; `before` is the `next` of the page before."""
+        check_int("limit", limit, minimum=1)
+        if before is not None:
+            check_int("before", before, minimum=1)
+        found = await TenantIndex(self._actions, self._entries, tenant_id).read()
+        older = [entry for entry in found if before is None or entry[0] < before]
+        page = older[:limit]
+        letters = await self._read([raw for _, raw in page])
+        return TenantLetters(letters, len(found), page[-1][0] if len(older) > limit else None)
+
+    async def redrive(self, entry_id: str, *, by: str | None = None, edit: Edit | None = None) -> str:
+        """Send the job back with its id, data and idempotency key; attempts start again. Returns the job id.
+
+        `by` is noted with the instant in the job's field `bpredriven` (default: user and host of this process). Safe
+        to repeat: raises JobNotFound when the entry is gone, JobStateConflict when the id is in use by a job that
+        has not failed. `edit` (see `make_edit`) replaces the data; raises DeadLetterChanged when the entry has other
+        data than was edited.
+        """
+        flat = await self._actions.command("HGETALL", self._entries.job(entry_id))
+        if not flat:
+            raise JobNotFound(self._entries.name, entry_id, is_letter=True)
+        entry, fields = self._parse(JobRecord.parse(entry_id, flat))
+        told = _text(fields, "originalQueue")
+        if told and told != self._keys.name:
+            # Two queues may keep their letters in one store; whoever adds to one must not reach the other by it.
+            raise JobStateConflict(
+                f"dead letter {entry_id!r} of queue {self._entries.name!r} is of queue {told!r}, so it was not "
+                f"redriven to {self._keys.name!r}; redrive it from its own queue",
+                queue=self._keys.name,
+                job_id=entry_id,
+            )
+        job_id = fields.get("originalJobId")
+        if not isinstance(job_id, str) or not job_id:
+            raise CorruptJob(
+                f"dead letter {entry_id!r} of queue {self._entries.name!r} names no job, so it cannot be redriven",
+                queue=self._entries.name,
+                job_id=entry_id,
+            )
+        opts = bytes(entry.get("originalOpts", msgspec.Raw(b"{}")))
+        members: dict[str, Any] = {"by": check_actor(by), "entry": entry_id}
+        data = original_data(entry)
+        if edit is not None:
+            if payload_fingerprint(self._shown_data(entry)) != edit.before:
+                raise DeadLetterChanged(self._entries.name, entry_id)
+            check_not_sealed(self._entries.name, entry_id, self._shown_data(entry))
+            members["edit"], data = edit.note(), json.encode(edit.data)
+            json.check_payload_size(len(data), len(opts))
+        note = msgspec.json.encode(members)[1:-1]
+        keys, entries = self._keys, self._entries
+        answer = await self._actions.evaluate(
+            "redrive",
+            [entries.job(entry_id), keys.job(job_id), keys.failed],
+            [
+                *(keys.base, self._clock_offset_ms, entries.base, entry_id, job_id),
+                *(_text(fields, "originalJobName"), data, opts),
+                *(_whole(fields, "originalTimestamp"), _whole(fields, "originalPriority")),
+                "1" if WireOptions.parse(opts).lifo else "",
+                *(_starts(entry_id, fields), bytes(entry.get("redriven", msgspec.Raw(b""))), note),
+                "" if edit is None else "1",
+            ],
+        )
+        if answer == b"gone":
+            # It was there a moment ago: our own call whose reply was lost, or another operator. Either way the job is
+            # back. Not so for an edit that another one was faster than: it went back as somebody else wanted it.
+            found = await self._actions.read(job_id)
+            is_back = found is not None and found[0] not in (JobState.FAILED, JobState.UNKNOWN)
+            if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
+                raise JobNotFound(self._entries.name, entry_id, is_letter=True)
+            return job_id
+        if answer.startswith(b"busy:"):
+            state = answer.partition(b":")[2].decode()
+            raise JobStateConflict(
+                f"dead letter {entry_id!r}: job {job_id!r} of queue {keys.name!r} is {state}, so it was not redriven; "
+                "wait for it, or discard the entry",
+                queue=keys.name,
+                job_id=job_id,
+            )
+        return job_id
+
+    async def redrive_all(
+        self,
+        where: DeadLetterFilter = ANY,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        by: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> RedriveReport:
+        """Send back all that match, oldest first; at most `limit`, and at most `rate` per second.
+
+        What cannot go back (its id is in use, it is no entry of ours) is skipped and named in the report.
+        `dry_run` counts only. `on_progress` gets the report so far, again and again.
+        """
+
+        async def send_back(letter: DeadLetter) -> str | None:
+            try:
+                await self.redrive(letter.id, by=by)
+            except (JobNotFound, JobStateConflict, CorruptJob) as error:
+                return str(error)
+            return None
+
+        return await self._for_all(where, send_back, limit, rate, dry_run=dry_run, on_progress=on_progress)
+
+    async def discard(self, entry_id: str) -> bool:
+        """Delete one entry for good. False when there was none."""
+        entries = self._entries
+        return bool(
+            await self._actions.evaluate(
+                "discard", [entries.job(entry_id), entries.wait, entries.events], [entries.base, entry_id]
+            )
+        )
+
+    async def discard_all(
+        self,
+        where: DeadLetterFilter,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> RedriveReport:
+        """Delete all that match for good, oldest first. The failed jobs they speak of stay where they are."""
+
+        async def throw_away(letter: DeadLetter) -> str | None:
+            return None if await self.discard(letter.id) else "it is gone already"
+
+        return await self._for_all(where, throw_away, limit, None, dry_run=dry_run, on_progress=on_progress)
+
+    async def sweep(self) -> int:
+        """Give every failed job without a dead letter its own now, also those that other clients failed; how many.
+
+        Workers with dead letters do this every minute. Only failures since the last sweep, less an hour, count: where
+        nobody swept before, those of the last hour.
+        """
+        writer = DeadLetterWriter(self._keys, self._entries, self._actions.clock)
+        return await Sweeper(self._actions, self._keys, writer, clock_offset_ms=self._clock_offset_ms).sweep() or 0
+
+    async def _for_all(
+        self,
+        where: DeadLetterFilter,
+        act: Callable[[DeadLetter], Awaitable[str | None]],
+        limit: int | None,
+        rate: float | None,
+        *,
+        dry_run: bool,
+        on_progress: OnProgress | None,
+    ) -> RedriveReport:
+        if limit is not None:
+            check_int("limit", limit, minimum=1)
+        is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
+        require("rate", is_rate, "entries per second, more than 0", rate)
+        report, batch = RedriveReport(is_dry_run=dry_run), list[DeadLetter]()
+        pace = _Pace(rate)
+
+        async def act_on_batch() -> None:
+            nonlocal report
+            await pace.wait(len(batch))
+            refused = await asyncio.gather(*(act(letter) for letter in batch))
+            skipped = [(letter.id, why) for letter, why in zip(batch, refused, strict=True) if why is not None]
+            report = replace(
+                report,
+                done=report.done + len(batch) - len(skipped),
+                skipped=(report.skipped + tuple(skipped))[:_MOST_SKIPPED_NAMED],
+            )
+            batch.clear()
+
+        async def tell() -> None:
+            if on_progress is not None and inspect.isawaitable(answer := on_progress(report)):
+                await answer
+
+        async for letter in self:
+            matches = where.matches(letter)
+            report = replace(report, examined=report.examined + 1, matched=report.matched + matches)
+            if matches and not dry_run:
+                batch.append(letter)
+                if len(batch) >= pace.batch:
+                    await act_on_batch()
+                    await tell()
+            if report.matched == limit:
+                break
+        if batch:
+            await act_on_batch()
+        await tell()
+        return report
+
+    async def _read(self, ids: Sequence[bytes]) -> Sequence[DeadLetter]:
+        """The entries of these ids; those that vanished are passed over."""
+        base = self._entries.base.encode()
+        hashes = await self._actions.commands([("HGETALL", base + raw) for raw in ids], or_none=is_wrong_type)
+        return [
+            self._letter(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
+            for raw, flat in zip(ids, hashes, strict=True)
+            if flat
+        ]
+
+    def _letter(self, record: JobRecord) -> DeadLetter:
+        try:
+            stored = record.data
+        except NotJson:
+            stored = None
+        # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
+        return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
+
+    @staticmethod
+    def _shown_data(entry: dict[str, msgspec.Raw]) -> Any:
+        """The payload as `get` shows it, which is what somebody has edited."""
+        return json.decode(bytes(entry["originalData"])) if "originalData" in entry else None
+
+    @staticmethod
+    def _parse(record: JobRecord) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+        """The entry's members as stored, and decoded; without any when it is none of ours."""
+        try:
+            entry = msgspec.json.decode(record.raw_data, type=dict[str, msgspec.Raw])
+            return entry, {name: json.decode(bytes(value)) for name, value in entry.items() if name != "originalData"}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotJson):
+            return {}, {}
+
+
+class _Pace:
+    """Lets so many things happen per second, and all at once when no rate is given."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        # With a rate, in batches of at most a tenth of a second, so that it is even.
+        self.batch = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+        self._next_at = 0.0
+
+    async def wait(self, count: int) -> None:
+        if self._rate is None:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._next_at > now:
+            await asyncio.sleep(self._next_at - now)
+        self._next_at = max(self._next_at, now) + count / self._rate
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    """A field of an entry. Anybody may have written it: what is no text is none."""
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _whole(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > json.MAX_SAFE_INTEGER:
+        return 0
+    return value
+
+
+def _starts(entry_id: str, fields: dict[str, Any]) -> int:
+    """How often the job had been started: told by the entry, or by the end of its id where older ones do not."""
+    if isinstance(fields.get("attemptsStarted"), int) and (told := _whole(fields, "attemptsStarted")) >= 0:
+        return told
+    last = entry_id.rpartition("-")[2]
+    return int(last) if last.isdecimal() and len(last) < 16 else 0

@@ -1,0 +1,117 @@
+"""Where one job stands, and what its queue lets run: all that tells why it does not run.
+
+In: the id of a job. Out: its state, its record and the numbers around it, in two calls whose cost does not grow with
+the number of jobs. Elsewhere: what follows from them (`bullpen.ops.explain`), a job alone (`Queue.get_job`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypedDict
+
+from bullpen.queue.base import QueuePart
+from bullpen.queue.job import JobState
+from bullpen.wire.records import JobRecord, read_int
+
+__all__ = ["Locating", "Place"]
+
+_SCORE_PER_MS: Final = 4_096
+COUNTED: Final = 100_000
+"""Places of a list that are looked through for a job."""
+
+
+class Place(TypedDict):
+    """The numbers around a job."""
+
+    is_paused: bool
+    lock_ms: int | None
+    """For how long its lock holds; None: nobody has it."""
+    due_ms: int | None
+    started_in_window: int
+    window_ms: int
+    rate_limit: int | None
+    concurrency: int | None
+    active: int
+    pending_children: int
+    failed_children: int
+    position: int | None
+    """Jobs in front of it in its own list; None: it was not met among the first."""
+    before_priority: int
+    """Jobs without a priority, which run before one that has one."""
+
+
+class Locating(QueuePart):
+    """Where jobs of a `Queue` stand."""
+
+    async def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, Place]:
+        """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
+
+        A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
+        """
+        actions, keys = self._ready(), self._keys
+        found = await actions.read(job_id)
+        raw_id = job_id.encode("utf-8", "surrogateescape")
+        lists = [("LPOS", key, raw_id, "RANK", -1, "MAXLEN", COUNTED) for key in (keys.wait, keys.paused)]
+        (
+            clock,
+            meta,
+            lock_ms,
+            score,
+            started,
+            window_ms,
+            waiting,
+            paused,
+            active,
+            rank,
+            *lengths,
+        ) = await actions.commands(
+            [
+                ("TIME",),
+                ("HMGET", keys.meta, "paused", "concurrency", "max"),
+                ("PTTL", keys.lock(job_id)),
+                ("ZSCORE", keys.delayed, raw_id),
+                ("GET", keys.limiter),
+                ("PTTL", keys.limiter),
+                *lists,
+                ("LLEN", keys.active),
+                ("ZRANK", keys.prioritized, raw_id),
+                ("LLEN", keys.wait),
+                ("LLEN", keys.paused),
+                ("SCARD", keys.dependencies(job_id)),
+                ("ZCARD", keys.unsuccessful(job_id)),
+                ("HLEN", keys.failed_children(job_id)),
+            ]
+        )
+        now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        in_wait, in_paused, pending, failed, ignored = lengths
+        state = JobState.UNKNOWN if found is None else found[0] or JobState.WAITING
+        place, length = (waiting, in_wait) if waiting is not None else (paused, in_paused)
+        is_prioritized = state is JobState.PRIORITIZED
+        return (
+            state,
+            None if found is None else found[1],
+            now_ms,
+            Place(
+                is_paused=meta[0] is not None,
+                lock_ms=lock_ms if lock_ms >= 0 else None,
+                due_ms=None if score is None else int(float(score)) // _SCORE_PER_MS,
+                started_in_window=read_int(started or b"0"),
+                window_ms=max(0, window_ms),
+                rate_limit=_positive(meta[2]),
+                concurrency=_positive(meta[1]),
+                active=active,
+                pending_children=pending,
+                failed_children=failed + ignored,
+                position=rank if is_prioritized else _from_the_end(place, length),
+                before_priority=in_wait + in_paused if is_prioritized else 0,
+            ),
+        )
+
+
+def _positive(raw: Any) -> int | None:
+    number = read_int(raw) if raw else 0
+    return number if number > 0 else None
+
+
+def _from_the_end(place: int | None, length: int) -> int | None:
+    """Lists run from their right end."""
+    return None if place is None else max(0, length - 1 - place)

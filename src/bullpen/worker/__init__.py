@@ -1,0 +1,6 @@
+"""Take jobs, run handlers, settle outcomes."""
+
+from bullpen.worker.children.limits import ChildLimits
+from bullpen.worker.worker import Worker
+
+__all__ = ["ChildLimits", "Worker"]

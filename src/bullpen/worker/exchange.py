@@ -1,0 +1,284 @@
+"""Settle what finished and take what is free: the worker's one script call.
+
+In: finished jobs with their outcomes, and how many jobs may be taken. Out: one code per settled job and the taken jobs.
+Packing and unpacking only: what to do about a code is the worker's matter, what an outcome is was decided before.
+Elsewhere: the script (`bullpen.wire.lua.exchange`), repeating a lost call (`bullpen.redis.calls`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, assert_never
+
+from bullpen._kernel import json
+from bullpen._kernel.keep import KeepJobs
+from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen._kernel.tuples import maker
+from bullpen.queue.dead_letters.entry import DeadLetterWriter
+from bullpen.queue.job import Job, JobActions
+from bullpen.queue.job_logs import read_dropped
+from bullpen.redis.calls import OBSERVE_EVERY_S, Caller, Carry, Flight
+from bullpen.redis.client import Door
+from bullpen.redis.socket import HOLE, Form, Prompt, Sending, Wire
+from bullpen.wire.keys import QueueKeys
+from bullpen.wire.options import resolve, rule_text
+from bullpen.wire.records import JobRecord
+from bullpen.wire.scripts import SCRIPTS
+from bullpen.worker.options import RateLimit
+
+MOST_JOBS: Final = 100
+"""Jobs per exchange: keeps a call near one millisecond of server time."""
+
+DONE, NO_JOB, NO_LOCK, NOT_ACTIVE, PENDING_CHILDREN, FOREIGN_LOCK, FAILED_CHILDREN = 0, -1, -2, -3, -4, -6, -9
+DONE_WITHOUT_LETTER: Final = 2
+"""The job failed as told, but its dead letter could not be written; a sweep offers it again."""
+
+# What is known without asking, then in the order of the script.
+_FIELDS: Final = (
+    *(b"processedOn", b"pb"),
+    *(b"name", b"data", b"opts", b"timestamp", b"priority", b"atm", b"ats", b"stc"),
+    *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
+    *(b"failedReason", b"stacktrace"),
+)
+_ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
+_STC, _DEFA, _RJK = (_FIELDS.index(name) - 2 for name in (b"stc", b"defa", b"rjk"))
+
+
+class Settlement(NamedTuple):
+    """A finished job and what became of it."""
+
+    job: Job
+    outcome: Outcome
+
+
+new_settlement = maker(Settlement)
+
+
+class ExchangeReply(NamedTuple):
+    """What one exchange did."""
+
+    now_ms: int
+    codes: list[int]
+    """One per settlement, in order: see the constants above."""
+    taken: list[Job]
+    limited_ms: int
+    """> 0: a rate limit lets nobody take a job for so long."""
+    next_due_ms: int
+    """When the next delayed job is due (0: none, or nothing was to be taken)."""
+    has_more: bool
+    """Ready jobs were left behind."""
+
+
+_new_reply = maker(ExchangeReply)
+
+
+class Exchange:
+    """The numbered calls of one worker."""
+
+    def __init__(
+        self,
+        door: Door,
+        keys: QueueKeys,
+        actions: JobActions,
+        *,
+        worker_name: str,
+        lock_ms: int,
+        limit: RateLimit | None,
+        keep_completed: KeepJobs | None,
+        keep_failed: KeepJobs | None,
+        dead_letters: DeadLetterWriter | None,
+        clock_offset_ms: int,
+        metrics_minutes: int | None = None,
+        on_dropped: Callable[[Sequence[tuple[str, str]]], None] | None = None,
+    ) -> None:
+        self._on_dropped = on_dropped
+        self._script = SCRIPTS["exchange"]
+        self._caller = Caller(door, self._script)
+        self._clock = door.connection.clock
+        self._actions = actions
+        self._queue = keys.name
+        self._lock_ms = lock_ms
+        self._keep_completed, self._keep_failed = keep_completed, keep_failed
+        self._rules: dict[bytes, tuple[str, str]] = {}
+        self._dead_letters = dead_letters
+        self._keys = [keys.call(self._caller.id)]
+        self._base, self._worker_name, self._raw_worker_name = keys.base, worker_name, worker_name.encode()
+        self._clock_offset_ms = clock_offset_ms
+        self._call_ttl_ms = max(2 * lock_ms, 600_000)
+        self._extras = _extras(clock_offset_ms, limit, metrics_minutes, dead_letters)
+        self._token = ""
+        self._observe_at = 0.0
+        self.is_unanswered = False
+        """A look behind a blocked read was sent, and nobody knows yet what became of it."""
+
+    async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
+        """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
+        return await self.answer(self.send(settlements, take))
+
+    def send(self, settlements: list[Settlement], take: int, carry: Carry | None = None) -> Flight:
+        """Begin an exchange, at once; `answer` must wait for it before the next. `carry`: see `Caller.send`."""
+        return self._caller.send(self._keys, partial(self._arguments, settlements, take), carry)
+
+    async def answer(self, flight: Flight) -> ExchangeReply:
+        """The end of an exchange. Raises as `run`."""
+        return self.take_in(flight, await self._caller.answer(flight, queue=self._queue, deadline_s=None))
+
+    def take_in(self, flight: Flight, reply: Any) -> ExchangeReply:
+        """Read the reply to a flight."""
+        found = self._read(reply)
+        now = time.monotonic()
+        if now >= self._observe_at and flight.reply.done() and not flight.reply.exception():
+            # Not from a call that had to be repeated: nobody knows how long it waited for a connection.
+            self._observe_at = now + OBSERVE_EVERY_S
+            self._clock.observe(found.now_ms - self._clock_offset_ms, flight.sent_at, now)
+        return found
+
+    async def run_after(
+        self,
+        door: Door,
+        command: tuple[str | float, ...],
+        *,
+        take: int,
+        within_s: float,
+        on_reply: Callable[[ExchangeReply, Prompt], None],
+    ) -> Any:
+        """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
+
+        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. It must see to
+        it that the prompt is woken, which lets this one return the reply to the command (see `Caller.call_after` about
+        that), or that the same is sent again with `look_again`.
+        """
+
+        def act(reply: Any, prompt: Prompt) -> None:
+            self.is_unanswered = False
+            on_reply(self._read(reply), prompt)
+
+        self.is_unanswered = True
+        make_args = partial(self._arguments, (), take)
+        self._look_form, self._look_within_s = self._form_of_look(command, take), within_s
+        return await self._caller.call_after(
+            door, command, self._keys, make_args, queue=self._queue, within_s=within_s, act=act
+        )
+
+    def look_again(self, prompt: Prompt, ahead: Sending | None = None) -> Wire:
+        """The look of `run_after` and its read once more, for the same `on_reply`: only if the prompt can be repeated.
+        `ahead` is what goes out before them."""
+        number = self._caller.next_number()
+        self._token = f"{self._caller.id}:{number}"
+        self.is_unanswered = True
+        both = self._look_form.fill(b"%d" % number, self._token.encode())
+        return prompt.repeat(both, within_s=self._look_within_s, ahead=ahead)
+
+    def _form_of_look(self, command: tuple[str | float, ...], take: int) -> Form:
+        base, _, call_ttl_ms, _, *rest = self._arguments((), take, 0)
+        call = ("EVALSHA", self._script.sha1, len(self._keys), *self._keys, base, HOLE, call_ttl_ms, HOLE, *rest)
+        return Form(command, call)
+
+    @property
+    def call_key(self) -> str:
+        """Where the server keeps the latest call."""
+        return self._keys[0]
+
+    async def void(self) -> ExchangeReply:
+        """Make an end of the latest call: the jobs that it took and still holds are told, and if it was not run yet it
+        never will be."""
+        make_args = partial(self._arguments, (), 0)
+        reply = await self._caller.repeat(self._keys, make_args, queue=self._queue, deadline_s=None)
+        self.is_unanswered = False
+        return self._read(reply)
+
+    def _arguments(self, settlements: Sequence[Settlement], take: int, number: int) -> list[Any]:
+        # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same job.
+        self._token = f"{self._caller.id}:{number}"
+        args: list[Any] = [
+            *(self._base, number, self._call_ttl_ms, self._token, self._lock_ms, take, self._worker_name, self._extras)
+        ]
+        for job, outcome in settlements:
+            if isinstance(outcome, Completed):  # nearly all of them
+                args += (job.id, job.token, "completed", self._rule(job)[0], outcome.value_json)
+            else:
+                self._pack(args, job, outcome)
+        return args
+
+    def _read(self, reply: Any) -> ExchangeReply:
+        try:
+            lines, taken = reply  # nearly always
+        except ValueError:
+            lines, taken, dropped = reply
+            if self._on_dropped is not None:
+                self._on_dropped(read_dropped(dropped))
+        _, now_ms, codes, limited_ms, next_due_ms, more, _ = lines.split(b"\n", 6)
+        token = self._token
+        begun = [now_ms, self._raw_worker_name]
+        jobs = [self._unpack(fields, token, begun) for fields in taken]
+        return _new_reply((int(now_ms), _read_codes(codes), jobs, int(limited_ms), int(next_due_ms), more == b"1"))
+
+    def _pack(self, args: list[Any], job: Job, outcome: Failed | Retry | Delayed | Waiting | WaitingChildren) -> None:
+        match outcome:
+            case Failed():
+                opts, stack = job.opts, json.encode_checked(outcome.stack)
+                limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit
+                args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason, stack))
+                args.extend((limit, opts.attempts))
+                has_letter = self._dead_letters is not None and self._dead_letters.wants(outcome)
+                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters and has_letter else ("",) * 6)
+            case Retry():
+                opts, stack = job.opts, json.encode_checked(outcome.stack)
+                limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit
+                args.extend((job.id, job.token, "retry", outcome.delay_ms, outcome.reason, stack))
+                args.extend((limit, "1" if opts.lifo or outcome.keeps_turn else ""))
+            case Delayed(delay_ms):
+                args.extend((job.id, job.token, "delayed", delay_ms))
+            case Waiting(pause_ms):
+                args.extend((job.id, job.token, "waiting", pause_ms))
+            case WaitingChildren():
+                args.extend((job.id, job.token, "waiting-children"))
+            case _:
+                assert_never(outcome)
+
+    def _rule(self, job: Job) -> tuple[str, str]:
+        """How finished jobs are kept after this one, as the script reads it. Cached: thousands of jobs share their
+        options."""
+        raw = job.record.raw_opts
+        rules = self._rules.get(raw)
+        if rules is None:
+            if len(self._rules) > 512:
+                self._rules.clear()
+            opts = job.opts
+            rules = self._rules[raw] = (
+                rule_text(resolve(opts.remove_on_complete, self._keep_completed)),
+                rule_text(resolve(opts.remove_on_fail, self._keep_failed)),
+            )
+        return rules
+
+    def _unpack(self, fields: list[Any], token: str, begun: list[bytes]) -> Job:
+        job_id = fields.pop()
+        stored = dict(zip(_FIELDS, begun + fields, strict=False))  # the last two come with a job that was tried before
+        job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
+        job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
+        return job
+
+
+def _read_codes(text: bytes) -> list[int]:
+    if not text:
+        return []
+    count = (len(text) + 1) // 2
+    if text == _ALL_DONE[: len(text)]:  # nearly always
+        return [DONE] * count
+    return [int(code) for code in text.split(b",")]
+
+
+def _extras(
+    clock_offset_ms: int, limit: RateLimit | None, metrics_minutes: int | None, dead_letters: DeadLetterWriter | None
+) -> str:
+    """What few workers use, as the script reads it."""
+    lines = (
+        clock_offset_ms,
+        limit.max if limit else "",
+        limit.duration_ms if limit else "",
+        "" if metrics_minutes is None else metrics_minutes,
+        dead_letters.base if dead_letters else "",
+    )
+    return "" if lines == (0, "", "", "", "") else "\n".join(map(str, lines))

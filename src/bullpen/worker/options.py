@@ -1,0 +1,179 @@
+"""How a worker runs: one frozen record, checked once. Options of jobs are another type on purpose
+(`bullpen.wire.options`).
+
+In: `WorkerArguments`, what callers write. Out: `WorkerOptions`, what the worker reads. A test compares the two.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, TypedDict
+
+from bullpen._kernel.backoff import Backoff, BackoffStrategy
+from bullpen._kernel.cron import LOCAL, find_zone
+from bullpen._kernel.duration import MAX_MS, check_int, to_ms
+from bullpen._kernel.keep import Retention
+from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen._kernel.rates import RateLimit
+from bullpen.errors import InvalidOption, require
+from bullpen.queue.codec import Codec
+from bullpen.wire.options import check_retention
+from bullpen.worker.children.limits import ChildLimits
+
+__all__ = ["ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
+
+
+class WorkerArguments(TypedDict, total=False):
+    """What `Worker`, `app.worker` and `app.handler` take besides queue and handler.
+
+    `WorkerOptions` says what each does, and checks it; the first five are the worker's own.
+    """
+
+    name: str | None
+    """Who took a job, stored with it; None is `{hostname}-{pid}-{random}`."""
+    policy: RetryPolicy | None
+    """Which errors are final, and where dead letters go."""
+    codec: Codec | None
+    """Opens sealed job data before the handler and seals what it returns; None takes plain jobs only."""
+    permanent_errors: tuple[type[BaseException], ...]
+    """Short for a policy with these error types."""
+    dead_letters: bool | DeadLetterPolicy
+    """Short for a policy with a dead-letter queue."""
+    backoff: Mapping[str, BackoffStrategy | Backoff]
+    """Short for a policy with these strategies: how long to wait, by the type of a job's backoff."""
+    concurrency: int
+    processes: bool | ChildLimits
+    lock: int | timedelta
+    timeout: int | timedelta | None
+    close_timeout: int | timedelta | None
+    stalled_interval: int | timedelta
+    max_block: int | timedelta | None
+    drain_delay: int | timedelta
+    remove_on_complete: Retention
+    remove_on_fail: Retention
+    limit: RateLimit | None
+    count_stalls_as_attempts: bool
+    max_lonely_deaths: int | None
+    max_started_attempts: int | None
+    skip_stalled_check: bool
+    skip_lock_renewal: bool
+    events_max_len: int | None
+    metrics_minutes: int | None
+    scheduler_zone: str
+    clock_offset_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """All durations in milliseconds."""
+
+    concurrency: int = 1
+    """Jobs handled at the same time by this worker."""
+    lock_ms: int = 30_000
+    """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
+    stalled_interval_ms: int = 10_000
+    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue."""
+    processes: bool | ChildLimits = False
+    """Run the handler in child processes, one per running job, which are killed when time is up; with limits of what
+    each may use."""
+    timeout_ms: int | None = None
+    """How long one run of a handler may take; None is for ever."""
+    close_timeout_ms: int | None = None
+    """How long `close` waits for running jobs before it gives them back; None is `lock_ms`."""
+    max_block_ms: int | None = None
+    """How long the event loop may stand still before its jobs are given up; None is 10 x lock, at least 5 minutes."""
+    drain_delay_ms: int = 5_000
+    """How long an idle worker sleeps before it looks even though nobody called."""
+    remove_on_complete: Retention = None
+    """Which completed jobs stay, for jobs that do not say themselves."""
+    remove_on_fail: Retention = None
+    """Which failed jobs stay, for jobs that do not say themselves."""
+    limit: RateLimit | None = None
+    """At most so many jobs started per time, over all workers of the queue."""
+    count_stalls_as_attempts: bool = False
+    """Fail a job when attempts made plus stalls reach its attempts."""
+    max_lonely_deaths: int | None = 2
+    """Fail a job whose worker died so often while it ran nothing else; None never does."""
+    max_started_attempts: int | None = None
+    """Fail a job that was started more often, whatever it says of its attempts; None never does. Starts also count what
+    is no failed attempt: stalls, returns, delays by the handler. The same as Node's `maxStartedAttempts`."""
+    skip_stalled_check: bool = False
+    """Leave the jobs of dead workers to others: at least one worker of the queue must look for them."""
+    skip_lock_renewal: bool = False
+    """Let locks run out after `lock`, also while the handler runs: a job that takes longer is given to another
+    worker."""
+    events_max_len: int | None = None
+    """About how many events the queue's stream keeps; None leaves what is set (10000)."""
+    metrics_minutes: int | None = None
+    """Count finished jobs per minute, for so many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
+    scheduler_zone: str = LOCAL
+    """Time zone of schedules that name none; `local` is this machine's, which is what Node takes."""
+    clock_offset_ms: int = 0
+    """Moves the server's clock as this worker sees it. For tests."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> WorkerOptions:
+        """From what a caller wrote, without the worker's own arguments. Raises InvalidOption for a wrong value, and
+        for a wrong name with the nearest right one."""
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            field = _FIELDS.get(name)
+            if field is None:
+                near = difflib.get_close_matches(name, WorkerArguments.__annotations__, 1)
+                raise InvalidOption(name, "an argument of Worker", value, suggestion=near[0] if near else None)
+            is_duration = field != name and value is not None
+            values[field] = to_ms(name, value) if is_duration else value
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        check_int("concurrency", self.concurrency, minimum=1)
+        check_int("lock", self.lock_ms, minimum=100)
+        check_int("stalled_interval", self.stalled_interval_ms, minimum=1)
+        # Redis 6.2 blocks for ever when asked to block for less.
+        check_int("drain_delay", self.drain_delay_ms, minimum=2)
+        is_known = isinstance(self.processes, bool | ChildLimits)
+        require("processes", is_known, "True, False or ChildLimits", self.processes)
+        for name in ("timeout", "max_block", "close_timeout"):
+            value = getattr(self, f"{name}_ms")
+            if value is not None:
+                check_int(name, value, minimum=0 if name == "close_timeout" else 1)
+        if self.max_lonely_deaths is not None:
+            check_int("max_lonely_deaths", self.max_lonely_deaths, minimum=1)
+        if self.max_started_attempts is not None:
+            check_int("max_started_attempts", self.max_started_attempts, minimum=1)
+        for name in ("skip_stalled_check", "skip_lock_renewal"):
+            require(name, isinstance(getattr(self, name), bool), "True or False", getattr(self, name))
+        if self.events_max_len is not None:
+            check_int("events_max_len", self.events_max_len, minimum=1)
+        if self.metrics_minutes is not None:
+            check_int("metrics_minutes", self.metrics_minutes, minimum=1, maximum=100_000)
+        check_int("clock_offset_ms", self.clock_offset_ms, minimum=-MAX_MS)
+        require("scheduler_zone", isinstance(self.scheduler_zone, str), "a time zone's name", self.scheduler_zone)
+        find_zone(self.scheduler_zone)
+        check_retention("remove_on_complete", self.remove_on_complete)
+        check_retention("remove_on_fail", self.remove_on_fail)
+        counts = self.count_stalls_as_attempts
+        require("count_stalls_as_attempts", isinstance(counts, bool), "True or False", counts)
+        require("limit", self.limit is None or isinstance(self.limit, RateLimit), "a RateLimit", self.limit)
+
+    @property
+    def close_after_s(self) -> float:
+        return (self.lock_ms if self.close_timeout_ms is None else self.close_timeout_ms) / 1000
+
+    @property
+    def block_limit_ms(self) -> int:
+        return max(10 * self.lock_ms, 300_000) if self.max_block_ms is None else self.max_block_ms
+
+    @property
+    def timeout_s(self) -> float | None:
+        return None if self.timeout_ms is None else self.timeout_ms / 1000
+
+
+_FIELDS: Final = {
+    each.name if each.name == "clock_offset_ms" else each.name.removesuffix("_ms"): each.name
+    for each in fields(WorkerOptions)
+}
+"""Callers write durations without a unit, as milliseconds or as timedelta; here the name says it."""

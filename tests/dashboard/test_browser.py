@@ -1,0 +1,288 @@
+"""The pages in real Chromium: they open, change by themselves, act, and stay harmless."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from bullpen import Queue
+from bullpen.dashboard._web import join
+from tests.dashboard._kit import HOSTILE
+from tests.dashboard.conftest import AXE, Served
+from tests.dashboard.test_pages import fail_one
+
+WIDE = {"width": 1280, "height": 800}
+PHONE = {"width": 360, "height": 740}
+# In the dark only colours differ, on a telephone only sizes and order.
+_RULES = {
+    "light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+    "dark": ["color-contrast", "link-in-text-block"],
+    "phone": ["target-size", "scrollable-region-focusable", "color-contrast"],
+}
+LIVE = "() => document.body.dataset.live === 'on'"
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, **options: Any) -> AsyncIterator[Page]:
+    """A page that must raise nothing: no error of a script, no report of the policy, no request to elsewhere."""
+    context = await browser.new_context(**{"viewport": WIDE, "timezone_id": "UTC", **options})
+    page = await context.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda sent: None if "127.0.0.1" in sent.url else problems.append(f"elsewhere: {sent.url}"))
+    try:
+        yield page
+    finally:
+        await context.close()
+    assert problems == []
+
+
+async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
+    """A queue with a job in nearly every state, and where each page is."""
+    async with Queue(name, connection=redis_url) as queue:
+        failed = await fail_one(redis_url, queue, {"order": 1, "lines": [{"sku": "A", "n": 2}] * 3, "big": 2**53 - 1})
+        await queue.add_many([("send", {"order": number}) for number in range(jobs)])
+        await queue.add("later", {}, delay=600_000, job_id="later")
+        await queue.upsert_scheduler("nightly", name="send", cron="0 3 * * *", tz="Europe/Berlin")
+    return {
+        "overview": "/",
+        "queues": "/queues",
+        "queue": f"/queues/{name}",
+        "failed": f"/queues/{name}?state=failed",
+        "job": f"/queues/{name}/jobs/{failed.id}",
+        "delayed": f"/queues/{name}/jobs/later",
+        "letters": "/dead-letters",
+        "redrive": f"/dead-letters/act/redrive?store={name}-dlq",
+        "letter": f"/dead-letters/{name}-dlq/dl-{failed.id}-1",
+        "edit": f"/dead-letters/{name}-dlq/dl-{failed.id}-1/edit",
+        "workers": "/workers",
+        "schedules": "/schedules",
+        "health": "/health",
+        "audit": "/audit",
+        "operations": "/operations",
+        "settings": "/settings",
+        "search": "/search?q=nothing",
+        "pause": f"/queues/{name}/act/pause",
+        "drain": f"/queues/{name}/act/drain",
+    }
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+@pytest.mark.requirement("W-78")
+async def test_every_page_is_accessible_and_fits(
+    browser: Browser, served: Served, redis_url: str, queue_name: str, look: str
+) -> None:
+    """axe-core finds nothing in either theme, and nothing scrolls sideways on a telephone."""
+    pages = await fill(redis_url, queue_name)
+    options: dict[str, Any] = {"color_scheme": "dark" if look == "dark" else "light"}
+    if look == "phone":
+        options["viewport"] = PHONE
+    async with visiting(browser, bypass_csp=True, **options) as page:
+        for name, path in pages.items():
+            answer = await page.goto(served.url + path)
+            assert answer is not None and answer.status == 200, name
+            wider = await page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert wider <= 0, f"{name} scrolls sideways"
+            if not AXE.exists():
+                pytest.skip("axe-core is not installed; python -m tools.setup_test_machine")
+            await page.add_script_tag(path=AXE)
+            found = await page.evaluate(f"() => axe.run({{runOnly: {_RULES[look]}}})")
+            told = [f"{each['id']}: {each['nodes'][0]['html'][:150]}" for each in found["violations"]]
+            assert told == [], name
+
+
+async def test_no_page_breaks_its_policy(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
+    """With the policy in force: Trusted Types, no inline script, no inline style."""
+    pages = await fill(redis_url, queue_name)
+    async with visiting(browser) as page:
+        await page.add_init_script(
+            "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective))"
+        )
+        for path in pages.values():
+            await page.goto(served.url + path)
+            await page.wait_for_function("() => !document.body.dataset.stream || document.body.dataset.live === 'on'")
+
+
+async def test_numbers_change_without_a_reload(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        await queue.add("job", {})
+        await page.goto(f"{served.url}/queues/{queue_name}?state=waiting")
+        await page.wait_for_function(LIVE)
+        await page.evaluate("() => { window.sameDocument = true }")
+
+        await queue.add("job", {})
+
+        await expect(page.locator("#count-waiting")).to_have_text("2")
+        assert await page.evaluate("() => window.sameDocument")
+
+
+async def test_rows_never_move_and_selection_and_typing_stay(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        jobs = [await queue.add("job", {}) for _ in range(3)]
+        await page.goto(f"{served.url}/queues/{queue_name}?state=waiting")
+        await page.wait_for_function(LIVE)
+        await page.locator(f'input[value="{jobs[1].id}"]').check()
+        await page.locator("#f-text").fill("half typed")
+
+        await queue.add("job", {})
+        await queue.remove(jobs[0].id)
+
+        await expect(page.locator("#offer")).to_be_visible()
+        assert await page.locator("tr[data-row]").count() == 3
+        await expect(page.locator("tr.gone")).to_have_count(1)
+        await expect(page.locator(f'input[value="{jobs[1].id}"]')).to_be_checked()
+        await expect(page.locator("#f-text")).to_have_value("half typed")
+        await expect(page.locator("#selected")).to_have_text("1 selected:")
+        await page.locator("#offer a").click()
+        await expect(page.locator("tr[data-row]")).to_have_count(3)
+        await expect(page.locator("#offer")).to_be_hidden()
+
+
+async def test_live_can_be_paused(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        await queue.add("job", {})
+        await page.goto(f"{served.url}/queues/{queue_name}?state=waiting")
+        await page.wait_for_function(LIVE)
+        await page.keyboard.press("p")
+        await expect(page.locator("#live")).to_contain_text("paused at")
+        await queue.add("job", {})
+        await page.keyboard.press("p")
+        await expect(page.locator("#count-waiting")).to_have_text("2")
+
+
+async def test_a_failed_job_is_retried_by_hand(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        job = await fail_one(redis_url, queue)
+        await page.goto(f"{served.url}/queues/{queue_name}/jobs/{job.id}")
+        await expect(page.locator("#why-text")).to_contain_text("It failed finally")
+        await page.locator(".head .actions").get_by_role("link", name="Retry…").click()
+        await expect(page.locator("h1")).to_contain_text("test-shop")
+        await page.get_by_label("Reason").fill("partner is back")
+        await page.get_by_role("button", name="Retry").click()
+        await expect(page.locator("#note")).to_contain_text("is back in line")
+        await expect(page.locator(".facts .chip")).to_contain_text("waiting")
+        assert (await queue.counts()).waiting == 1
+
+
+async def test_a_group_is_redriven_and_its_progress_is_seen(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        for number in range(3):
+            await fail_one(redis_url, queue, {"n": number}, error=f"HTTP 503 from partner {number}")
+        await page.goto(f"{served.url}/dead-letters")
+        await expect(page.locator("#groups tbody tr")).to_have_count(1)
+        await page.get_by_role("link", name="Redrive…").click()
+        await page.get_by_role("button", name="Redrive 3").click()
+        await expect(page.locator("#done")).to_have_text("3", timeout=20_000)
+        await expect(page.locator(".facts .chip")).to_contain_text("completed", timeout=20_000)
+        assert await queue.dead_letters.depth() == 0
+
+
+async def test_everything_works_without_javascript(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        pages = await fill(redis_url, queue_name, jobs=60)
+        async with visiting(browser, java_script_enabled=False) as page:
+            for path in pages.values():
+                answer = await page.goto(served.url + path)
+                assert answer is not None and answer.status == 200
+            await page.goto(served.url + pages["queue"])
+            await page.get_by_role("link", name="Pause…").click()
+            await page.get_by_role("button", name="Pause").click()
+            await expect(page.locator("#note")).to_contain_text("is paused")
+            assert await queue.is_paused()
+            await page.get_by_role("link", name="Undo…").click()
+            await page.get_by_role("button", name="Resume").click()
+            await expect(page.locator("#note")).to_contain_text("running again")
+            await page.goto(served.url + pages["queue"] + "?state=waiting")
+            await page.get_by_role("link", name="next").click()
+            await expect(page.locator(".pager")).to_contain_text("51–")
+
+
+async def test_hostile_texts_are_only_shown(browser: Browser, served: Served, redis_url: str) -> None:
+    """In names of queues, ids and names of jobs, their data, and on every page that shows them."""
+    async with visiting(browser) as page:
+        addresses = [
+            "/",
+            "/queues",
+            join("", "queues", "many"),
+            join("", "search", q="<img src=x onerror=window.hit=1>"),
+        ]
+        for text in HOSTILE:
+            name = "".join(char for char in text.replace(":", ";") if ord(char) >= 32).strip() or "x"
+            for queue_of in (name, "many"):
+                async with Queue(queue_of, connection=redis_url) as queue:
+                    job = await queue.add(text, {text: [text]}, job_id=f"id{name}")
+            addresses.append(join("", "queues", name, "jobs", job.id))
+        addresses += [join("", "queues", HOSTILE[0], "act", "drain"), join("", "queues", HOSTILE[2])]
+        for address in addresses:
+            answer = await page.goto(served.url + address, wait_until="domcontentloaded")
+            assert answer is not None and answer.status == 200, address
+            assert await page.evaluate("() => window.hit") is None, address
+            await page.wait_for_function("() => document.querySelectorAll('.copy[hidden]').length === 0")
+
+
+async def test_keys_lead_through_the_pages(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        await queue.add("job", {}, job_id="only")
+        await page.goto(served.url)
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"**/queues/{queue_name}")
+        await page.keyboard.press("j")
+        await page.keyboard.press("x")
+        await expect(page.locator("#selected")).to_have_text("1 selected:")
+        await page.keyboard.press("?")
+        await expect(page.locator("#help")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("g")
+        await page.keyboard.press("d")
+        await page.wait_for_url("**/dead-letters")
+        await page.keyboard.press("/")
+        await page.keyboard.type("only")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/jobs/only")
+
+
+async def test_the_zone_of_the_viewer_is_used_and_can_be_chosen(
+    browser: Browser, served: Served, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser, timezone_id="Asia/Tokyo") as page:
+        await queue.add("job", {}, job_id="a")
+        await page.goto(f"{served.url}/queues/{queue_name}/jobs/a")
+        first = page.locator("time").first
+        shown, iso = await first.inner_text(), await first.get_attribute("datetime")
+        assert iso is not None
+        assert (int(iso[11:13]) + 9) % 24 == int(shown[11:13])
+        await page.reload()
+        assert await page.locator("time").first.inner_text() == shown
+        await page.goto(f"{served.url}/settings")
+        await page.get_by_label("Time zone").fill("UTC")
+        await page.get_by_label("dark", exact=True).check()
+        await page.get_by_role("button", name="Save").click()
+        await page.goto(f"{served.url}/queues/{queue_name}/jobs/a")
+        assert (await page.locator("time").first.inner_text())[11:13] == iso[11:13]
+        colour = await page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
+        assert colour == "rgb(13, 17, 23)"
+
+
+async def test_an_id_is_copied(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
+        await queue.add("job", {}, job_id="copy-me")
+        await page.goto(f"{served.url}/queues/{queue_name}/jobs/copy-me")
+        await page.locator("h1 .copy").click()
+        await expect(page.locator("h1 .copy")).to_have_text("copied")

@@ -1,0 +1,88 @@
+"""Templates, colours and files of the dashboard, without running it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import bullpen.dashboard
+from bullpen.ops.words import Word, duration_text, job_word, message_word, outbox_word, run_word, size_text
+
+HERE = Path(bullpen.dashboard.__file__).parent
+TEMPLATES = sorted((HERE / "templates").glob("*.html"))
+CSS = (HERE / "static" / "app.css").read_text()
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_has_nothing_that_the_policy_forbids(path: Path) -> None:
+    text = path.read_text()
+
+    assert not re.search(r"<script(?![^>]* src=)", text), "inline script"
+    assert not re.search(r"\son\w+\s*=", text), "inline handler"
+    assert not re.search(r"\sstyle\s*=|<style", text), "inline style"
+    assert "|safe" not in text.replace(" ", "")
+    assert "javascript:" not in text
+    assert not re.search(r"https?://", text), "nothing is loaded from elsewhere"
+    assert not re.search(r"#[0-9a-f]{6}\b", text), "colours stand in the style sheet"
+
+
+def test_nothing_turns_text_into_html() -> None:
+    script = (HERE / "static" / "app.js").read_text()
+
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def roles(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
+LIGHT, SYSTEM_DARK, DARK = (roles(block) for block in re.findall(r"\{([^{}]*--background:[^{}]*)\}", CSS))
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_can_be_read(theme: dict[str, str]) -> None:
+    for role in ("text", "muted", "link"):
+        assert contrast(theme[role], theme["background"]) >= 4.5, role
+        assert contrast(theme[role], theme["surface"]) >= 4.5, role
+    for role in ("control", "focus"):
+        assert contrast(theme[role], theme["background"]) >= 3, role
+    assert contrast(theme["on-danger"], theme["danger"]) >= 4.5
+    for word in set(Word) - {Word.PAUSED}:
+        assert contrast(theme[word], theme[f"{word}-tint"]) >= 4.5, word
+
+
+def test_both_ways_to_dark_are_the_same() -> None:
+    assert SYSTEM_DARK == DARK
+
+
+@pytest.mark.requirement("X-19")
+def test_the_words_of_all_stores_have_a_common_one() -> None:
+    assert job_word("delayed", attempts_made=1, has_failed=True) is Word.RETRYING
+    assert job_word("delayed") is Word.DELAYED
+    assert job_word("failed") is Word.DEAD
+    assert outbox_word("FAILED") is Word.RETRYING
+    assert run_word("FAILED") is Word.DEAD
+    assert message_word("PARKED") is Word.UNKNOWN
+    assert job_word("nonsense") is Word.UNKNOWN
+
+
+def test_durations_and_sizes_are_short() -> None:
+    assert [duration_text(ms) for ms in (0, 999, 1_200, 59_000, 182_000, 7_500_000, 864_000_000)] == [
+        *("0 ms", "999 ms", "1.2 s", "59 s", "3m 02s", "2h 05m", "10 d")
+    ]
+    assert [size_text(size) for size in (1, 1_234, 12_345, 10_485_760, 5_000_000_000)] == [
+        *("1 B", "1.2 kB", "12 kB", "10 MB", "5.0 GB")
+    ]

@@ -1,0 +1,291 @@
+"""Who may come in, and what a browser may be made to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bullpen import Bullpen, Queue
+from bullpen.dashboard import Permission, Role, Visitor, make_dashboard
+from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.access import hash_password
+from bullpen.dashboard.app import make_access
+from bullpen.dashboard.guard import Rates
+from bullpen.errors import InvalidOption
+from bullpen.settings import DashboardSettings
+from tests.dashboard._kit import HOST, SAME, As, opened, settings, transport
+
+TOKEN = "a-token-of-more-than-22-characters"
+
+
+async def test_every_answer_carries_the_policy(redis_url: str) -> None:
+    async with opened(redis_url) as (http, _):
+        for path in ("/", "/nowhere", "/static/x/app.js", "/api/v1/queues"):
+            headers = (await http.get(path)).headers
+            assert "require-trusted-types-for 'script'" in headers["content-security-policy"]
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert (await http.get("/")).headers["cache-control"] == "no-store"
+        page = (await http.get("/")).text
+        script = re.search(r'src="(/static/[^"]+)"', page)
+        assert script is not None
+        assert "immutable" in (await http.get(script[1])).headers["cache-control"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9467", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("", 421),
+        ("10.0.0.1", 421),
+    ],
+)
+async def test_a_strange_host_name_is_refused(redis_url: str, host: str, status: int) -> None:
+    """A page of a stranger can give its own name our address (DNS rebinding)."""
+    async with opened(redis_url) as (http, _):
+        assert (await http.get("/", headers={"host": host})).status_code == status
+
+
+async def test_a_configured_host_name_is_ours(redis_url: str) -> None:
+    async with opened(redis_url, dashboard=DashboardSettings(hosts="jobs.example, other")) as (http, _):
+        assert (await http.get("/", headers={"host": "jobs.example"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "same-origin"}, 303),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "none"}, 403),
+        ({"origin": HOST}, 303),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"cookie": "bullpen=x"}, 403),
+    ],
+)
+async def test_a_change_from_another_site_is_refused(
+    redis_url: str, queue_name: str, headers: dict[str, str], status: int
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
+        await queue.add("job", {})
+        answer = await http.post(f"/queues/{queue_name}/act/pause", headers=headers)
+
+        assert answer.status_code == status
+        assert await queue.is_paused() == (status == 303)
+
+
+async def test_reading_changes_nothing(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
+        await queue.add("job", {})
+        assert (await http.get(f"/queues/{queue_name}/act/pause")).status_code == 200
+        assert not await queue.is_paused()
+        assert (await http.put("/", headers=SAME)).status_code == 405
+
+
+async def test_a_token_lets_in(redis_url: str, queue_name: str) -> None:
+    wanted = DashboardSettings(access="token", token=TOKEN)
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url, dashboard=wanted) as (http, _):
+        await queue.add("job", {})
+        assert (await http.get("/")).headers["location"] == "/login"
+        assert (await http.get("/queues")).headers["location"] == "/login?next=%2Fqueues"
+        assert (await http.get("/api/v1/queues")).status_code == 401
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        assert (await http.get("/api/v1/queues", headers=bearer)).status_code == 200
+        assert (await http.get("/api/v1/queues", headers={"authorization": "Bearer no"})).status_code == 401
+        assert (await http.post("/login", data={"token": "wrong"}, headers=SAME)).status_code == 403
+
+        answer = await http.post("/login", data={"token": TOKEN, "next": "//evil.example"}, headers=SAME)
+
+        assert answer.headers["location"] == "/"
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
+        assert (await http.get("/queues")).status_code == 200
+        # a change needs the token of the session as well
+        assert (await http.post(f"/queues/{queue_name}/act/pause", headers=SAME)).status_code == 403
+        page = (await http.get(f"/queues/{queue_name}/act/pause")).text
+        csrf = re.search(r'name="csrf" value="([0-9a-f]{64})"', page)
+        assert csrf is not None
+        sent = await http.post(f"/queues/{queue_name}/act/pause", data={"csrf": csrf[1]}, headers=SAME)
+        assert sent.status_code == 303
+        assert await queue.is_paused()
+
+
+async def test_a_changed_cookie_is_none(redis_url: str) -> None:
+    async with opened(redis_url, dashboard=DashboardSettings(access="token", token=TOKEN)) as (http, _):
+        answer = await http.post("/login", data={"token": TOKEN}, headers=SAME)
+        value = answer.cookies["bullpen"]
+        http.cookies.clear()
+        for changed in (f"x{value}", f"{value}0", value.partition(".")[0], value.replace(".", ".0"), ""):
+            assert (await http.get("/queues", headers={"cookie": f"bullpen={changed}"})).status_code == 303
+
+
+async def test_after_five_failures_login_slows_down(redis_url: str) -> None:
+    async with opened(redis_url, dashboard=DashboardSettings(access="token", token=TOKEN)) as (http, _):
+        codes = [(await http.post("/login", data={"token": "no"}, headers=SAME)).status_code for _ in range(6)]
+        last = await http.post("/login", data={"token": TOKEN}, headers=SAME)
+
+        assert codes == [403] * 5 + [429]
+        assert last.status_code == 429
+        assert int(last.headers["retry-after"]) > 0
+
+
+def write_passwords(path: Path, **users: dict[str, Any]) -> None:
+    import json
+
+    path.write_text(json.dumps({"key": "k", "users": users}))
+    path.chmod(0o600)
+
+
+async def test_passwords_of_a_file(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    write_passwords(path, ada={"password": hash_password("correct horse"), "role": "operator"})
+    wanted = DashboardSettings(access="passwords", passwords=path)
+    async with opened(redis_url, dashboard=wanted) as (http, _):
+        for user, password in (("ada", "wrong"), ("nobody", "correct horse")):
+            assert (
+                await http.post("/login", data={"user": user, "password": password}, headers=SAME)
+            ).status_code == 403
+        await http.post("/login", data={"user": "ada", "password": "correct horse"}, headers=SAME)
+        assert "ada" in (await http.get("/settings")).text
+
+        write_passwords(path, ada={"password": hash_password("another one"), "role": "operator"})
+        os.utime(path, (1, 1))
+
+        assert (await http.get("/queues")).status_code == 303, "a changed password ends its sessions"
+
+
+def test_wrong_settings_are_told_at_the_start(tmp_path: Path) -> None:
+    open_file = tmp_path / "open.json"
+    open_file.write_text("{}")
+    open_file.chmod(0o644)
+    for wrong in (
+        DashboardSettings(access="token", token="short"),
+        DashboardSettings(access="token"),
+        DashboardSettings(access="passwords"),
+        DashboardSettings(access="passwords", passwords=tmp_path / "none"),
+        DashboardSettings(access="passwords", passwords=open_file),
+        DashboardSettings(access="proxy"),
+        DashboardSettings(access="proxy", proxies="nonsense"),
+    ):
+        with pytest.raises(InvalidOption, match="dashboard"):
+            make_access(wrong)
+
+
+async def test_headers_count_from_the_proxy_only(redis_url: str) -> None:
+    wanted = DashboardSettings(
+        access="proxy", proxies="10.1.0.0/16", admin_groups="ops,root", operator_groups="dev", hosts="x"
+    )
+    user = {"x-forwarded-user": "ada", "host": "x"}
+    async with opened(redis_url, dashboard=wanted, client="10.1.2.3") as (http, _):
+        assert (await http.get("/queues", headers={"host": "x"})).status_code == 401
+        for groups, role in (("ops", "admin"), ("dev", "operator"), ("", "viewer"), ("opsx, devs", "viewer")):
+            page = (await http.get("/settings", headers={**user, "x-forwarded-groups": groups})).text
+            assert f"role {role}" in page
+    async with opened(redis_url, dashboard=wanted, client="10.2.0.1") as (http, _):
+        assert (await http.get("/queues", headers=user)).status_code == 403
+        assert (await http.get("/queues", headers={"host": "x"})).status_code == 401
+
+
+ROLES = {
+    "nobody": None,
+    "viewer": Visitor("v", Role.VIEWER),
+    "operator": Visitor("o", Role.OPERATOR),
+    "admin": Visitor("a", Role.ADMIN),
+    "tenant": Visitor("t", Role.ADMIN, ("t1",)),
+}
+
+
+@pytest.mark.parametrize("role", list(ROLES))
+@pytest.mark.requirement("W-78")
+async def test_every_route_asks_for_its_permission(redis_url: str, queue_name: str, role: str) -> None:
+    """Whatever a page hides, the server decides: each route is called as each role."""
+    principal = ROLES[role]
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {})
+        async with opened(redis_url, access=As(principal)) as (http, dashboard):
+            for route in dashboard.routes:
+                if route.pattern.startswith("/stream"):
+                    continue
+                path = re.sub(r"\{(\w+)\}", lambda found: queue_name if found[1] == "queue" else "x", route.pattern)
+                answer = await http.request(route.method, path, headers=SAME)
+                if principal is None:
+                    assert answer.status_code in ((401,) if not route.open else (200, 404)), path
+                elif (principal.tenants and not route.for_tenants and not route.open) or not principal.may(
+                    route.permission
+                ):
+                    assert answer.status_code == 403, path
+                else:
+                    assert answer.status_code not in (401, 500), (path, answer.text)
+                    if route.permission is Permission.SEE:
+                        assert answer.status_code != 403, path
+
+
+async def test_what_only_admins_may_do(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {})
+        async with opened(redis_url, access=As(ROLES["operator"])) as (http, _):
+            answer = await http.post(f"/queues/{queue_name}/act/drain", data={"typed": queue_name}, headers=SAME)
+            assert answer.status_code == 403
+            assert (await queue.counts()).waiting == 1
+
+
+async def test_a_viewer_sees_sizes_and_no_payloads(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        job = await queue.add("job", {"thing-inside": "find-me"})
+        async with opened(redis_url, access=As(ROLES["viewer"])) as (http, _):
+            for path in ("", "?text=find-me", f"/jobs/{job.id}"):
+                for base in ("", "/api/v1"):
+                    assert "thing-inside" not in (await http.get(f"{base}/queues/{queue_name}{path}")).text
+            assert (await http.get(f"/queues/{queue_name}/jobs/{job.id}/data")).status_code == 403
+        async with opened(redis_url, access=As(Visitor("v", Role.VIEWER, payloads=True))) as (http, _):
+            assert "find-me" in (await http.get(f"/queues/{queue_name}/jobs/{job.id}")).text
+
+
+async def test_read_only_refuses_every_change(redis_url: str, queue_name: str) -> None:
+    async with (
+        Queue(queue_name, connection=redis_url) as queue,
+        opened(redis_url, dashboard=DashboardSettings(read_only=True)) as (http, _),
+    ):
+        await queue.add("job", {})
+        assert (await http.post(f"/queues/{queue_name}/act/pause", headers=SAME)).status_code == 403
+        page = (await http.get(f"/queues/{queue_name}")).text
+        assert "read-only" in page
+        assert "act/pause" not in page
+
+
+def test_too_many_requests_are_refused() -> None:
+    rates = Rates(per_second=0.001, burst=3, most_streams=1)
+    for _ in range(3):
+        rates.count("ada")
+    with pytest.raises(PageProblem, match="Too many"):
+        rates.count("ada")
+    rates.count("bo")
+    rates.open_stream("ada")
+    with pytest.raises(PageProblem, match="pages are open"):
+        rates.open_stream("ada")
+    rates.close_stream("ada")
+    rates.open_stream("ada")
+
+
+async def test_the_host_application_decides_who_it_is(redis_url: str) -> None:
+    async def decide(scope: Any) -> Visitor | None:
+        return Visitor("host-user", Role.VIEWER) if b"let-in" in dict(scope["headers"]) else None
+
+    async with Bullpen(settings=settings(redis_url)) as app:
+        made = make_dashboard(app, access=decide)
+        async with httpx.AsyncClient(transport=transport(made), base_url="http://shop.example") as http:
+            assert (await http.get("/")).status_code == 401
+            assert (await http.get("/login")).status_code == 404
+            assert "host-user" in (await http.get("/", headers={"let-in": "1"})).text
+        await made.aclose()
