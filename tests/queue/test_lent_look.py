@@ -46,6 +46,33 @@ async def test_the_server_begins_the_look_by_itself(kit: Kit, proxy: FaultProxy)
     await told.finished()
 
 
+@pytest.mark.requirement("Q-60")
+@pytest.mark.parametrize(("callers", "concurrency"), [(3, 3), (3, 50), (10, 10)])
+async def test_handlers_that_pause_and_callers_that_wait_meet_no_foreign_lock(
+    kit: Kit, callers: int, concurrency: int
+) -> None:
+    """Some jobs end while the outcome of another is on its way. The read went out twice then: the jobs of the first one
+    ran with the token of the second, lost their outcomes and came back when their locks had ended, half a minute
+    later."""
+
+    async def pause(job: Job) -> Any:
+        await asyncio.sleep(0)
+        return job.data
+
+    queue = kit.queue()
+    told = await kit.work(pause, concurrency=concurrency)
+
+    async def ask(caller: int) -> None:
+        for number in range(100):
+            job = await queue.add("n", [caller, number])
+            assert await job.result(20_000) == [caller, number]
+
+    await asyncio.gather(*(ask(caller) for caller in range(callers)))
+
+    assert told.of("lock_lost") == []
+    assert len(told.of("active")) == callers * 100
+
+
 async def test_the_slot_is_lent_once_whatever_the_concurrency(kit: Kit) -> None:
     """The look behind the read and those of the pumps together never take more than there are slots."""
     gate = Gate()

@@ -724,6 +724,8 @@ class Worker:
 
         def tidy_up(look: _Look, reply: ExchangeReply) -> None:
             nonlocal calls
+            if look.is_repeated:
+                return  # while this waited for an answer, a job ended and took the read along
             look.is_plain = False  # what ends from now on does not take the read along
             self._plan_next_look(reply, called_meanwhile=wakeups.calls != calls)
             calls = wakeups.calls
