@@ -37,8 +37,8 @@ _LONGEST_REQUEST = 200_000
 _MEASURED = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 # What programs import only when they need it; here once for all.
 PRELOADED = ("bullpen.app", "bullpen.cli.commands", "bullpen.ledger", "bullpen.runs", "bullpen.messages",
-             "bullpen.outbox", "bullpen.workflow", "bullpen._parts.ledger", "bullpen._parts.messages",
-             "bullpen._parts.outbox", "bullpen._parts.runs", "bullpen.ledger.migrate", "alembic.command", "aiosqlite",
+             "bullpen.outbox", "bullpen.workflow", "bullpen.wiring.ledger", "bullpen.wiring.messages",
+             "bullpen.wiring.outbox", "bullpen.wiring.runs", "bullpen.ledger.migrate", "alembic.command", "aiosqlite",
              "rich.live", "rich.progress", "rich.table", "uvloop")  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
 closed in the right order.
-Elsewhere: reading settings (`bullpen.settings`), finding or starting the server (`bullpen._parts.servers`), running
-services together (`bullpen._parts.running`), making the parts (their modules in `bullpen._parts`).
+Elsewhere: reading settings (`bullpen.settings`), finding or starting the server (`bullpen.wiring.servers`), running
+services together (`bullpen.wiring.running`), making the parts (their modules in `bullpen.wiring`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.ids import check_queue_name
 from bullpen._kernel.logs import get_logger
-from bullpen._parts.running import ROLES, Service, Services, role_of
-from bullpen._parts.servers import command_line, connect, connect_to_configured
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Queue
@@ -29,21 +27,12 @@ from bullpen.queue.codec import Codec, check_codec
 from bullpen.queue.tasks import Task, TaskMaker, TaskSet, Unique
 from bullpen.redis import Connection
 from bullpen.settings import Origin, Settings
+from bullpen.wiring.running import ROLES, Service, Services, role_of
+from bullpen.wiring.servers import command_line, connect, connect_to_configured
 from bullpen.worker import Worker
 from bullpen.worker.options import WorkerArguments
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
-    from bullpen._parts.audit import AuditTrail
-    from bullpen._parts.channels import Channels
-    from bullpen._parts.ops import QueueViews
-    from bullpen._parts.schedules import ScheduleService
-    from bullpen._parts.workflows import (
-        BullMQRegistration,
-        KafkaRegistration,
-        RegisterOptions,
-        WorkflowOptions,
-        Workflows,
-    )
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.messages.metrics import MessageMetrics
@@ -60,6 +49,17 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.queue.schedulers import Reconciled
     from bullpen.queue.sync import Queue as SyncQueue
     from bullpen.runs import Runs
+    from bullpen.wiring.audit import AuditTrail
+    from bullpen.wiring.channels import Channels
+    from bullpen.wiring.ops import QueueViews
+    from bullpen.wiring.schedules import ScheduleService
+    from bullpen.wiring.workflows import (
+        BullMQRegistration,
+        KafkaRegistration,
+        RegisterOptions,
+        WorkflowOptions,
+        Workflows,
+    )
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.metrics import WorkflowMetrics
     from bullpen.workflow.service import Workflow
@@ -153,7 +153,7 @@ class Bullpen:
     def codec(self) -> Codec | None:
         """How queues and workers of this app store job data; None: as they are."""
         if not self._has_codec:
-            from bullpen._parts.codec import make_codec
+            from bullpen.wiring.codec import make_codec
 
             self._codec, self._has_codec = make_codec(self.settings), True
         return self._codec
@@ -174,7 +174,7 @@ class Bullpen:
     def ledger(self) -> Ledger:
         """The SQL ledger that is configured, else a SQLite file beside the embedded server's data. Connects later."""
         if self._ledger is None:
-            from bullpen._parts.ledger import make_ledger
+            from bullpen.wiring.ledger import make_ledger
 
             self._ledger = make_ledger(self.settings)
         return self._ledger
@@ -196,7 +196,7 @@ class Bullpen:
         call twice.
         """
         if self._outbox is None:
-            from bullpen._parts.outbox import OutboxService, make_outbox
+            from bullpen.wiring.outbox import OutboxService, make_outbox
 
             connection = self.connection if self._has_redis else None
             self._outbox = make_outbox(self.settings, self.ledger, connection, self.prefix, self.codec)
@@ -215,9 +215,9 @@ class Bullpen:
         """Messages at nine in the morning where the recipient lives. An app that uses them runs their parts. Safe to
         call twice."""
         if self._messages is None:
-            from bullpen._parts.messages import MessageService, make_messages
-            from bullpen._parts.ops import check_messages
             from bullpen.messages.metrics import MessageMetrics
+            from bullpen.wiring.messages import MessageService, make_messages
+            from bullpen.wiring.ops import check_messages
 
             self._messages = make_messages(self.settings, self.ledger, lambda: self.connection, self.prefix)
             self._count_messaging()
@@ -243,7 +243,7 @@ class Bullpen:
         `source` is the event store of the settings unless given: `ESDB_CONNECTION_STRING`, else the ledger's own
         (`app.ledger.events`). The messages leave through the outbox (`use_outbox`), in this process or another.
         """
-        from bullpen._parts.projector import make_projector
+        from bullpen.wiring.projector import make_projector
 
         if name in self._projectors:
             raise InvalidOption("name", "one that no other projector of this app has", name)
@@ -261,7 +261,7 @@ class Bullpen:
     @property
     def channels(self) -> Channels:
         """Makes channels with what is configured: `app.outbox.route("kafka:*", app.channels.kafka())`."""
-        from bullpen._parts.channels import Channels
+        from bullpen.wiring.channels import Channels
 
         return Channels(self.settings)
 
@@ -275,7 +275,7 @@ class Bullpen:
         """Charged, long operations. An app that uses them dispatches its outbox, which their jobs leave by, and looks
         after runs. Safe to call twice."""
         if self._safe_runs is None:
-            from bullpen._parts.runs import RunsService, make_runs
+            from bullpen.wiring.runs import RunsService, make_runs
 
             self.use_outbox()
             self._safe_runs = make_runs(self.settings, self.ledger, self.connection, self.prefix, self._container)
@@ -293,7 +293,7 @@ class Bullpen:
         An app with a configured target does so when it runs. Safe to call twice.
         """
         if self._watcher is None:
-            from bullpen._parts.alerts import AlertService, make_watcher
+            from bullpen.wiring.alerts import AlertService, make_watcher
 
             self._watcher = make_watcher(
                 self.settings, self.ledger, self._connection_in_use, self.prefix, lambda: self._letter_stores
@@ -305,7 +305,7 @@ class Bullpen:
     def _alert_routes(self) -> dict[str, Route]:
         if not self.settings.alerts.has_target:
             return {}
-        from bullpen._parts.alerts import alert_routes
+        from bullpen.wiring.alerts import alert_routes
 
         return alert_routes(self.settings)
 
@@ -319,7 +319,7 @@ class Bullpen:
 
         `run` does it before the outbox begins; a program that only stores may call it once at its start.
         """
-        from bullpen._parts.ledger import prepare
+        from bullpen.wiring.ledger import prepare
 
         await prepare(self.ledger, self.settings)
 
@@ -484,7 +484,7 @@ class Bullpen:
 
     def _keep_schedules(self) -> ScheduleService:
         if self._schedules is None:
-            from bullpen._parts.schedules import ScheduleService
+            from bullpen.wiring.schedules import ScheduleService
 
             self._schedules = ScheduleService(self._task_sets.values, self._borrowed_queue)
         return self._schedules
@@ -502,7 +502,7 @@ class Bullpen:
     def workflows(self) -> Workflows:
         """All workflows of this app."""
         if self._workflows is None:
-            from bullpen._parts.workflows import Workflows
+            from bullpen.wiring.workflows import Workflows
 
             self._workflows = Workflows(
                 self.settings, lambda: self.connection, self.prefix, self._container, self._workers.__contains__
@@ -597,7 +597,7 @@ class Bullpen:
         """One console for everything that failed finally: queues of the server, the outbox, and stores that were
         added. For a tenant it shows and touches that tenant's only. `queues` names the dead-letter queues to show;
         without it all are searched for, over all keys of the server."""
-        from bullpen._parts.dead_letters import installed_ledger, make_console
+        from bullpen.wiring.dead_letters import installed_ledger, make_console
 
         names = None if queues is None else check_texts("queues", queues)
         has_ledger = self._ledger is not None or self.settings.has_ledger()
@@ -612,9 +612,9 @@ class Bullpen:
 
     async def trail(self) -> AuditTrail:
         """Where is written down who did what: the ledger if there is one, else streams of the server."""
-        from bullpen._parts.audit import AuditTrail
-        from bullpen._parts.dead_letters import installed_ledger, ready_ledger
         from bullpen.queue.audit import AuditStreams
+        from bullpen.wiring.audit import AuditTrail
+        from bullpen.wiring.dead_letters import installed_ledger, ready_ledger
 
         has_ledger = self._ledger is not None or self.settings.has_ledger()
         ledger = await ready_ledger(installed_ledger(lambda: self.ledger) if has_ledger else None)
@@ -629,7 +629,7 @@ class Bullpen:
     def other_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        from bullpen._parts.dead_letters import message_letters
+        from bullpen.wiring.dead_letters import message_letters
 
         return [*self._letter_stores, *message_letters(self.settings, self._messages)]
 
@@ -641,8 +641,8 @@ class Bullpen:
     def health(self) -> Health:
         """What is checked of this process; add your own checks with `app.health.add(name, check)`."""
         if self._health is None:
-            from bullpen._parts.ops import check_connection, check_ledger, check_workers
             from bullpen.ops.health import Health
+            from bullpen.wiring.ops import check_connection, check_ledger, check_workers
 
             self._health = Health()
             check_connection(self._health, lambda: self.connection, self._needs_redis)
@@ -654,8 +654,8 @@ class Bullpen:
         """Let `metrics` also show queues and workers. From then on each job costs a little more."""
         if self._views is not None:
             return
-        from bullpen._parts.ops import QueueViews
         from bullpen.ops.metrics import LateWakeups, QueueMetrics, WorkerMetrics
+        from bullpen.wiring.ops import QueueViews
 
         self._views = QueueViews(
             lambda: (*self._queues, *self._workers, *self._message_queues()),
@@ -698,7 +698,7 @@ class Bullpen:
 
     async def metrics(self) -> list[Metric]:
         """What the parts of this app count, under the names that dashboards know."""
-        from bullpen._parts.ops import collect_all
+        from bullpen.wiring.ops import collect_all
 
         return await collect_all(self._metric_sources)
 

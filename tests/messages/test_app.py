@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import aio_pika
 import pytest
 
-from bullpen._parts.messages import make_client
 from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.messages import Messages, MessageStatus
@@ -28,6 +27,7 @@ from bullpen.settings import Settings
 from bullpen.testing import free_port
 from bullpen.testing.rabbitmq import RabbitServer
 from bullpen.testing.receivers import HttpReceiver
+from bullpen.wiring.messages import make_client
 from tests.messages.kit import PATIENCE_S, Provider, Told, at, person, set_clock, telling, until_status
 
 DEFAULTS = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bullpen import Bullpen
-from bullpen._parts.messages import make_client
 from bullpen.messages import Message
 from bullpen.messages.pace import Pace
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
 from bullpen.ports.transport import Delivery
 from bullpen.redis import Connection
 from bullpen.settings import Settings
+from bullpen.wiring.messages import make_client
 from tests.messages.conftest import MakeMessages
 from tests.messages.kit import PATIENCE_S, QUICK, Provider, Told, at, person, set_clock, until_status
 from tests.messages.test_app import load, running

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from bullpen import Bullpen, Queue
-from bullpen._parts.dead_letters import OUTBOX_STORE, RUNS_DEAD_LETTERS
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.runs import DEAD_LETTER_QUEUE
 from bullpen.testing import RedisServer
+from bullpen.wiring.dead_letters import OUTBOX_STORE, RUNS_DEAD_LETTERS
 from tests.environments import clean_environ
 from tests.flows._cli import cli
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from bullpen._kernel.backoff import Backoff, BackoffMapping, CustomBackoff
-from bullpen._parts.workflows import RegisterOptions, WorkflowOptions, Workflows
 from bullpen.errors import InvalidOption
 from bullpen.ledger import OutboxFields, OutboxItem
 from bullpen.messages.imports import ImportArguments, import_csv
@@ -51,6 +50,7 @@ from bullpen.runs.service import RunService, SubmitArguments
 from bullpen.wire.deduplication import Deduplication
 from bullpen.wire.links import HasKey, JobKey
 from bullpen.wire.options import DEFAULT_OPTIONS, JobOptions, make_options
+from bullpen.wiring.workflows import RegisterOptions, WorkflowOptions, Workflows
 from bullpen.worker import Worker
 from bullpen.worker.options import WorkerArguments, WorkerOptions
 from tests.static.public import public_modules, public_names

@@ -9,8 +9,6 @@ Elsewhere: the time rules of patterns (`cron`), starting and stopping (`lifecycl
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random as _random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -20,6 +18,7 @@ from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.lifecycle import Lifecycle, is_cancelling
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.patience import Patience
 from bullpen.errors import InvalidOption, require
 
 _log = get_logger("bullpen.ticker")
@@ -65,6 +64,7 @@ class Ticker:
         self._task: asyncio.Task[None] | None = None
         self._life = Lifecycle(f"ticker {name!r}", self._begin, self._end)
         self._failures = 0
+        self._patience = Patience(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._timer: asyncio.TimerHandle | None = None
         self.is_fallback = False
         """Nobody has woken it for the run that is under way: its time had come."""
@@ -137,19 +137,16 @@ class Ticker:
             if self._failures:
                 _log.warning("%s works again after %d failures", self._name, self._failures)
                 self._failures = 0
+                self._patience.reset()
         self.runs += 1
         return more
 
     async def _pause(self) -> None:
         if self._failures:
             # What fails is not tried again at every wake-up: soon at first, then ever more rarely. Stopping ends it.
-            seconds = min(_FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE_S)
-            wanted = self._stop_wanted
+            await self._patience.pause(unless=self._stop_wanted)
         else:
-            seconds, wanted = self._seconds_until_next(), self._wake
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * (0.75 + _random.random() / 4 if self._failures else 1)):
-                await wanted.wait()
+            await self._patience.pause(self._seconds_until_next(), unless=self._wake)
 
     def _seconds_until_next(self) -> float:
         if self._every_s is not None:

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from bullpen._kernel.logs import get_logger
-from bullpen._parts.servers import CommandLine, obeying
 from bullpen.app import Bullpen, Service
 from bullpen.cli.common import (
     HttpPublicOption,
@@ -32,6 +31,7 @@ from bullpen.cli.common import (
 )
 from bullpen.cli.run_app import load_app
 from bullpen.settings import DashboardSettings
+from bullpen.wiring.servers import CommandLine, obeying
 
 logger = get_logger("bullpen.dashboard")
 

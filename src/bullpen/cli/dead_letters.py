@@ -11,8 +11,6 @@ from typing import Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from bullpen._parts.audit import AuditTrail
-from bullpen._parts.dead_letters import LetterAudit, installed_ledger, ready_ledger
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
@@ -24,6 +22,8 @@ from bullpen.ops.dead_letters import ConsoleFilter, Group
 from bullpen.queue import DeadLetter
 from bullpen.queue.audit import AuditStreams
 from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
+from bullpen.wiring.audit import AuditTrail
+from bullpen.wiring.dead_letters import LetterAudit, installed_ledger, ready_ledger
 
 app = typer.Typer(
     cls=QueueFirst,

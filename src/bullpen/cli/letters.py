@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from bullpen._parts.dead_letters import OUTBOX_STORE
-from bullpen._parts.servers import CommandLine, obeying
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import WrongCommand
@@ -23,6 +21,8 @@ from bullpen.errors import DeadLetterNotFound, JobNotFound
 from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole, Report
 from bullpen.queue import DeadLetter
 from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
+from bullpen.wiring.dead_letters import OUTBOX_STORE
+from bullpen.wiring.servers import CommandLine, obeying
 
 __all__ = [
     "ProgramOption",

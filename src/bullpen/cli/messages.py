@@ -380,8 +380,8 @@ def cancel(ids: IdsArgument, database: DatabaseOption = None, as_json: JsonOptio
 @asynccontextmanager
 async def _opened(database: str | None) -> AsyncIterator[Messages]:
     """The messages of the configured ledger. Reaches no broker."""
-    from bullpen._parts.ledger import prepare
-    from bullpen._parts.messages import make_messages
+    from bullpen.wiring.ledger import prepare
+    from bullpen.wiring.messages import make_messages
 
     settings = settings_for(database)
     async with open_ledger(settings) as ledger:

@@ -49,8 +49,8 @@ def migrate(
 
 
 def _render(settings: Settings, *, create_roles: bool, parts: list[str] | None) -> str:
-    from bullpen._parts.ledger import roles_of
     from bullpen.ledger.migrate import render_sql
+    from bullpen.wiring.ledger import roles_of
 
     dialect = "sqlite" if settings.database_url().startswith("sqlite") else "postgresql"
     return render_sql(

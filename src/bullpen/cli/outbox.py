@@ -189,7 +189,7 @@ def settings_for(
 
 def open_ledger(settings: Settings) -> Ledger:
     """The configured ledger, to be entered."""
-    from bullpen._parts.ledger import make_ledger
+    from bullpen.wiring.ledger import make_ledger
 
     return make_ledger(settings)
 

@@ -18,8 +18,6 @@ import typer
 
 from bullpen._kernel.addresses import show_address
 from bullpen._kernel.logs import get_logger
-from bullpen._parts.running import role_of
-from bullpen._parts.servers import CommandLine, obeying
 from bullpen.app import Bullpen
 from bullpen.cli.common import (
     Done,
@@ -36,6 +34,8 @@ from bullpen.cli.supervisor import Supervisor
 from bullpen.errors import BullpenError
 from bullpen.ports.bindings import Binding, Kafka, RabbitMQ
 from bullpen.settings import misspelt_variables
+from bullpen.wiring.running import role_of
+from bullpen.wiring.servers import CommandLine, obeying
 
 logger = get_logger("bullpen.run")
 

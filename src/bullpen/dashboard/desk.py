@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from bullpen._kernel.scrub import scrub
-from bullpen._parts.alerts import limits_of
 from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
@@ -30,11 +29,12 @@ from bullpen.queue import JobState, Queue
 from bullpen.queue.heads import JobHead
 from bullpen.wire.events import QueueEvent
 from bullpen.wire.records import JobRecord
+from bullpen.wiring.alerts import limits_of
 
 if TYPE_CHECKING:
-    from bullpen._parts.audit import AuditTrail
     from bullpen.ledger import Ledger
     from bullpen.ops.dead_letters import DeadLetterConsole
+    from bullpen.wiring.audit import AuditTrail
 
 __all__ = ["Desk"]
 
@@ -188,7 +188,7 @@ class Desk:
 
     async def ledger(self) -> Ledger | None:
         """The ledger, if there is one and its tables are made."""
-        from bullpen._parts.dead_letters import installed_ledger, ready_ledger
+        from bullpen.wiring.dead_letters import installed_ledger, ready_ledger
 
         if self.app.made_ledger is None and not self.app.settings.has_ledger():
             return None

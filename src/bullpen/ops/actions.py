@@ -3,7 +3,7 @@
 In: the name of an action, what it is done to, its parameters, and who asks. Out: what was done, in words. Every action
 is written to the audit trail before it is done: what cannot be written down is not done. The table `ACTIONS` says of
 each what it does, whether it can be undone, and who may do it; a preview is made of the same entry.
-Elsewhere: where the trail is kept (`bullpen._parts.audit`), dead letters (`dead_letters`), many objects (`operations`).
+Elsewhere: where the trail is kept (`bullpen.wiring.audit`), dead letters (`dead_letters`), many objects (`operations`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.patience import Patience
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import InvalidOption, LedgerError, Overtaken, PayloadTooLarge, UnreadableEvent, require
 from bullpen.ledger import Enqueued, Ledger, OutboxItem, ParkedEvent
@@ -154,7 +155,7 @@ class Projection:
         is a mapper that has answered."""
         if logger.isEnabledFor(logging.DEBUG):
             log("OUTBOX_ENQUEUE", "START", source=_SOURCE, level=logging.DEBUG, **_ids(event))
-        tries, pause_s, most = 1, self._options.retry_pause_ms / 1000, self._options.max_tries
+        tries, patience, most = 1, self._patience(), self._options.max_tries
         routes = {route.name: route for route in self._pick(event)}
         mapped = self._tried(event, routes.values())
         while True:
@@ -166,8 +167,8 @@ class Projection:
             if not open_:
                 break
             self._say_failed(event, open_[0].error or "", tries, open_[0].route)
-            await asyncio.sleep(pause_s)
-            tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
+            await patience.pause()
+            tries += 1
             again = [route for name, route in routes.items() if any(each.route in (name, None) for each in open_)]
             new = {each.route: replace(each, tries=tries) for each in self._tried(event, again)}
             kept = [each for each in mapped if each not in open_]
@@ -257,7 +258,7 @@ class Projection:
         return total + await self._store([], expected, position)
 
     async def _store_one(self, mapped: Mapped, expected: str | None, position: int | None) -> Projected:
-        tries, pause_s = 1, self._options.retry_pause_ms / 1000
+        tries, patience = 1, self._patience()
         while True:
             try:
                 return await self._store([mapped], expected, position)
@@ -268,8 +269,11 @@ class Projection:
             if self._options.max_tries is not None and tries >= self._options.max_tries:
                 return await self._store([replace(mapped, items=(), error=reason, tries=tries)], expected, position)
             self._say_failed(mapped.event, reason, tries, mapped.route)
-            await asyncio.sleep(pause_s)
-            tries, pause_s = tries + 1, min(pause_s * 2, _LONGEST_PAUSE_S)
+            await patience.pause()
+            tries += 1
+
+    def _patience(self) -> Patience:
+        return Patience(first_s=self._options.retry_pause_ms / 1000, longest_s=_LONGEST_PAUSE_S)
 
     async def _park(self, connection: Any, mapped: Mapped) -> None:
         await self._ledger.parked.park(

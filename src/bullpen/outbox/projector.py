@@ -23,6 +23,7 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.patience import Patience
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, Overtaken, SourceUnavailable, require
 from bullpen.ledger import Ledger
@@ -108,6 +109,7 @@ class Projector:
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
         self._outages = 0
+        self._patience = Patience(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._last_event: datetime | None = None
 
     # ---- running ------------------------------------------------------------------------------------------------
@@ -197,6 +199,7 @@ class Projector:
         if self._outages:
             _log.warning("projector %s works again after %d failures", self.name, self._outages)
             self._outages = 0
+            self._patience.reset()
         if caught_up:
             telemetry.emit("projector.caught_up", projector=self.name)
 
@@ -209,8 +212,7 @@ class Projector:
             level = logging.WARNING if away else logging.ERROR
             _log.log(level, "projector %s stopped (%s); it goes on trying", self.name, error)
         telemetry.emit("projector.interrupted", projector=self.name, error=error, failures=self._outages)
-        pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._outages - 1, 10), _LONGEST_PAUSE_S)
-        await asyncio.sleep(pause_s * (0.5 + random.random() / 2))
+        await self._patience.pause()
 
     async def _stand_by(self) -> None:
         """Another one of this name works. Wait until its checkpoint stands still although there are events."""

@@ -41,6 +41,7 @@ from bullpen._kernel.outcome import (
     failure_in,
     judge,
 )
+from bullpen._kernel.patience import Patience
 from bullpen._kernel.policy import WORKFLOW_EVENT, RetryPolicy
 from bullpen.errors import (
     BullpenError,
@@ -314,7 +315,8 @@ class MessagingClient(Generic[ReceiptT]):
         return delay_ms
 
     async def _publish(self, event: Event, delay_ms: int, give_up_at: float) -> ReceiptT:
-        pause_s, before = _SHORTEST_PAUSE_S, ""
+        patience = Patience(first_s=_SHORTEST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, until=give_up_at)
+        before = ""
         while True:
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + give_up_at - time.monotonic()):
@@ -324,10 +326,8 @@ class MessagingClient(Generic[ReceiptT]):
                 raise ConnectionLost(text) from error
             except (ConnectionLost, NotTakenNow) as error:
                 before = f" (before that: {error})"
-                if time.monotonic() + pause_s > give_up_at:
+                if not await patience.pause():
                     raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _tries(self, options: ProduceArguments) -> Tries | None:
         attempts, backoff = options.pop("attempts", None), options.pop("backoff", None)

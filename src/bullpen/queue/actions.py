@@ -6,8 +6,6 @@ Elsewhere: adding (`queue`), taking and settling (`bullpen.worker.exchange`), wa
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, JobNotFound, ServerRefused
 from bullpen.queue.cancel import Cancelled, cancel_call, check_reason, failure_of, read_reply
 from bullpen.queue.children import PARTS, ChildrenCounts, read_part, remove_pending_children, text
@@ -40,7 +39,7 @@ _STATES = {state.value.encode(): state for state in JobState}
 
 async def repeat_read(door: Door, read: Callable[[], Awaitable[T]], *, within_s: float) -> T:
     """Repeat something that changes nothing, or nothing more when repeated, until it is answered or time is up."""
-    give_up_at = time.monotonic() + within_s
+    patience = Patience(within_s=within_s)
     # An open wire has a limit of its own, and nearly all reads need no other.
     is_bounded = within_s >= door.connection.command_timeout_s and door.open_wire is not None
     while True:
@@ -48,13 +47,11 @@ async def repeat_read(door: Door, read: Callable[[], Awaitable[T]], *, within_s:
             if is_bounded:
                 is_bounded = False
                 return await read()
-            async with until(give_up_at):
+            async with until(patience.give_up_at):
                 return await read()
         except ConnectionLost:
-            wait_s = door.reconnect_wait_s()
-            if door.closed or time.monotonic() + wait_s > give_up_at:
+            if door.closed or not await patience.pause(door.reconnect_wait_s()):
                 raise
-            await asyncio.sleep(wait_s)
 
 
 def is_wrong_type(error: Exception) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, InvalidOption, ServerRefused, TooFewReplicas
 from bullpen.redis.calls import Caller, MakeArguments
 from bullpen.redis.checks import parse_info
@@ -218,6 +219,7 @@ class DurableCalls:
 
     async def _check_before(self, level: Durability, queue: QueueKeys, give_up_at: float) -> None:
         """Refuse before anything is written where the promise cannot be kept; wait for a server that is away."""
+        patience = Patience(until=give_up_at)
         while True:
             try:
                 if level.kind == "fsync":
@@ -226,10 +228,8 @@ class DurableCalls:
                     check_replicas(self._door.connection, level, await self._door.call_many(REPLICA_QUESTIONS))
                 return
             except (ConnectionLost, ServerUnavailable) as error:
-                wait_s = self._door.reconnect_wait_s()
-                if self._door.closed or time.monotonic() + wait_s > give_up_at:
+                if self._door.closed or not await patience.pause(self._door.reconnect_wait_s()):
                     raise ConnectionLost(f"queue {queue.name!r}: nothing was written; {error}") from error
-                await asyncio.sleep(wait_s)
 
     async def _check_fsync(self, queue: QueueKeys, left_s: float) -> None:
         """Look at the server that the present wire leads to, once per wire."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.ids import new_token
+from bullpen._kernel.patience import Patience
 from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.redis.client import Door
@@ -177,6 +178,7 @@ class Caller:
         once, since the server may be back."""
         args = make_args(self._number)
         give_up_at = None if deadline_s is None else (time.monotonic() if since is None else since) + deadline_s
+        patience = Patience(until=give_up_at, last_try=True)
         while True:
             opened = False
             try:
@@ -197,13 +199,10 @@ class Caller:
                 # waits for ever, waits for that too: outcomes of jobs are worth more than a quick error.
                 if self._door.closed:
                     raise
-                wait_s = self._door.reconnect_wait_s()
-                left_s = wait_s if give_up_at is None else give_up_at - time.monotonic()
-                if left_s <= 0:
+                if not await patience.pause(self._door.reconnect_wait_s()):
                     if not may_have_run:
                         raise ConnectionLost(f"queue {queue!r}: nothing was written; {error}") from error
                     raise outcome_unknown(queue, deadline_s or 0) from error
-            await asyncio.sleep(min(wait_s, left_s))
 
 
 def outcome_unknown(queue: str, deadline_s: float, job_id: str | None = None) -> OutcomeUnknown:

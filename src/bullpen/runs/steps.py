@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import is_text
+from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
 from bullpen.queue import Job, Queue
@@ -177,15 +177,13 @@ class Run:
 
         Raises DelayJob when it stays away: the run comes back later with no attempt counted.
         """
-        give_up_at, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
+        patience = Patience(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, within_s=self._patience_s)
         while True:
             try:
                 return await self._transactions.run(self.tenant_id, fn)
             except DatabaseUnavailable as error:
-                if time.monotonic() + pause_s > give_up_at:
+                if not await patience.pause():
                     raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _check_step(name: str, work: object) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
+from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, EmitsToItself, EntityBusy
 from bullpen.ports.entity import UrnLocks
 from bullpen.redis import Connection
@@ -158,13 +157,10 @@ class _Leased(ABC):
             leaving.exception()  # as above: it ends by itself
 
     async def _take(self, urn: str, token: str) -> None:
-        give_up_at = time.monotonic() + self.wait_ms / 1000
-        pause_s = _SHORTEST_PAUSE_S
+        patience = Patience(first_s=_SHORTEST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, within_s=self.wait_ms / 1000)
         while not await self._is_ours(urn, token):
-            if time.monotonic() + pause_s > give_up_at:
+            if not await patience.pause():
                 raise EntityBusy(urn, self.wait_ms)
-            await asyncio.sleep(pause_s * (0.5 + random.random()))  # not all at the same moment
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _renew(self, urn: str, token: str) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 In: a definition, its store, perhaps the client of the transport that brings its events. Out: `emit` applies an event
 here and now, `send` lets the transport carry it, `run` consumes until closed. Elsewhere: applying (`engine`), consuming
-(`bindings`), putting the parts together (`bullpen._parts.workflows`).
+(`bindings`), putting the parts together (`bullpen.wiring.workflows`).
 """
 
 from __future__ import annotations

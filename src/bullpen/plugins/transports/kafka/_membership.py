@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from bullpen._kernel.ending import end
+from bullpen._kernel.patience import Patience
 from bullpen.errors import BullpenError, ConnectionLost, DeliveryLost, InvalidOption
 from bullpen.plugins._kafka import Brokers, GroupMember, Partition, PartitionLost, Record
 from bullpen.plugins._reports import Reports
@@ -172,7 +173,7 @@ class Membership:
     # ---- being a member ---------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        pause_s = 0.05
+        patience = Patience(longest_s=_LONGEST_PAUSE_S)
         try:
             while True:
                 started = _now()
@@ -185,9 +186,8 @@ class Membership:
                 finally:
                     await self._leave()
                 if _now() - started > _LONGEST_PAUSE_S:
-                    pause_s = 0.05
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    patience.reset()
+                await patience.pause()
         finally:
             await self._leave()
 

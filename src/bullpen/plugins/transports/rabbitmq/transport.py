@@ -21,6 +21,7 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
+from bullpen._kernel.patience import Patience
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy
 from bullpen.errors import (
     BullpenError,
@@ -281,17 +282,14 @@ class RabbitMQTransport:
     async def _send_patiently(self, spec: QueueSpec, exchange: str, routing_key: str, message: AbstractMessage) -> None:
         """For what replaces a delivery: giving up puts the original back, and each time counts against its delivery
         limit. A queue that elects a leader takes it a moment later, and what was deleted is made again."""
-        give_up_at = asyncio.get_running_loop().time() + self._publish_timeout_s
-        pause_s = 0.05
+        patience = Patience(longest_s=1.0, within_s=self._publish_timeout_s)
         while True:
             try:
                 await self.declare(spec)
                 return await self.send(exchange, routing_key, message)
             except (NotTakenNow, ConnectionLost):
-                if asyncio.get_running_loop().time() + pause_s > give_up_at:
+                if not await patience.pause():
                     raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
 
     async def _send(self, exchange: str, routing_key: str, message: AbstractMessage) -> None:
         with translated():

@@ -2,7 +2,7 @@
 
 In: settings, ledger, connection. Out: an `Outbox` that adds jobs without being told how (`bullmq:*`), and one service
 for `run`: the dispatcher, and workers for what is queued. With row-level security a process does one of the two, by the
-role it has. Elsewhere: the parts themselves (`bullpen.outbox`), the channels (`bullpen._parts.channels`).
+role it has. Elsewhere: the parts themselves (`bullpen.outbox`), the channels (`bullpen.wiring.channels`).
 """
 
 from __future__ import annotations

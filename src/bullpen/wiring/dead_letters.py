@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from bullpen._kernel.logs import get_logger
-from bullpen._parts.audit import AuditTrail
 from bullpen.errors import LedgerNotReady, MissingExtra
 from bullpen.ops.dead_letters import DeadLetterConsole, Found
 from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
@@ -22,6 +21,7 @@ from bullpen.queue.browse import find_queues
 from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.redis import Connection
 from bullpen.settings import Settings
+from bullpen.wiring.audit import AuditTrail
 
 if TYPE_CHECKING:  # the ledger needs an extra, which whoever has only queues need not install
     from bullpen.ledger import Ledger

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
-from bullpen._parts.channels import Channels
 from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
@@ -28,6 +27,7 @@ from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue.browse import find_queues
 from bullpen.redis import Connection
 from bullpen.settings import Settings
+from bullpen.wiring.channels import Channels
 
 __all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
 
