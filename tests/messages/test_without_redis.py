@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,16 +64,8 @@ async def test_bullpen_run_starts_and_is_ready_without_a_redis(
 ) -> None:
     """The same module has a worker, which runs in another process: a process asks only for what it runs."""
     await prepare(tmp_path)
-    for name, value in environ(tmp_path, rabbit.url, "no-redis").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT / 'src'}")
-    monkeypatch.delenv("BULLPEN_REDIS_URL", raising=False)
-    (tmp_path / "rabbit_shop.py").write_text(APP)
-    port = free_port()
-
-    words = ("run", "rabbit_shop:app", "--only", "messages", "--http", f"127.0.0.1:{port}")
-    with WarmChild.module("bullpen.cli", *words, cwd=tmp_path) as child:
-        checks = await asyncio.to_thread(until_ready, port)
+    with sending(tmp_path, rabbit, monkeypatch) as (child, port):
+        checks = await asyncio.to_thread(until_answer, port, 200)
         child.terminate()
         assert await asyncio.to_thread(child.wait, 20) == 0
     with WarmChild.module("bullpen.cli", "run", "rabbit_shop:app", cwd=tmp_path) as refused:
@@ -79,21 +76,78 @@ async def test_bullpen_run_starts_and_is_ready_without_a_redis(
     assert "no Redis address is configured" in refused.errors
 
 
-def until_ready(port: int) -> dict[str, str]:
-    import time
-    import urllib.error
-    import urllib.request
+@pytest.mark.requirement("W-77")
+async def test_a_sender_whose_broker_dies_is_not_ready_until_it_is_back(
+    rabbit: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once frozen, so that its connections stay open and nothing answers; once gone, with all connections closed. The
+    process itself goes on: a restart would mend nothing."""
+    await prepare(tmp_path)
+    with sending(tmp_path, rabbit, monkeypatch) as (child, port):
+        await asyncio.to_thread(until_answer, port, 200)
 
+        with rabbit.paused():
+            frozen = await asyncio.to_thread(until_answer, port, 503)
+            assert await asyncio.to_thread(status_of, port, "livez") == 200
+        back = await asyncio.to_thread(until_answer, port, 200)
+
+        await asyncio.to_thread(rabbit.control, "suspend_listeners")
+        try:
+            await asyncio.to_thread(rabbit.control, "close_all_connections", "--global", "gone")
+            gone = await asyncio.to_thread(until_answer, port, 503)
+            assert await asyncio.to_thread(status_of, port, "livez") == 200
+        finally:
+            await asyncio.to_thread(rabbit.control, "resume_listeners")
+        back_again = await asyncio.to_thread(until_answer, port, 200)
+
+        child.terminate()
+        assert await asyncio.to_thread(child.wait, 20) == 0
+
+    for checks in (frozen, gone):
+        assert (checks["messages"] != "ok", checks["ledger"]) == (True, "ok")
+    assert {*back.values()} == {*back_again.values()} == {"ok"}
+
+
+@contextlib.contextmanager
+def sending(directory: Path, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WarmChild, int]]:
+    """A process that only sends messages, and the port of its probes."""
+    for name, value in environ(directory, rabbit.url, "no-redis").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", f"{directory}:{ROOT / 'src'}")
+    monkeypatch.delenv("BULLPEN_REDIS_URL", raising=False)
+    (directory / "rabbit_shop.py").write_text(APP)
+    port = free_port()
+    words = ("run", "rabbit_shop:app", "--only", "messages", "--http", f"127.0.0.1:{port}")
+    with WarmChild.module("bullpen.cli", *words, cwd=directory) as child:
+        yield child, port
+
+
+def status_of(port: int, page: str) -> int:
+    return _ask(port, page)[0]
+
+
+def until_answer(port: int, status: int) -> dict[str, str]:
+    """Wait until the probe for readiness answers so; returns its checks."""
     deadline = time.monotonic() + 40
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-                checks: dict[str, str] = json.load(answer)["checks"]
+            found, body = _ask(port, "readyz")
+            if found == status:
+                checks: dict[str, str] = json.loads(body)["checks"]
                 return checks
-        except (urllib.error.URLError, OSError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+        except OSError:
+            found = None
+        assert time.monotonic() < deadline, f"/readyz answers {found} and not {status}"
+        time.sleep(0.05)
+
+
+def _ask(port: int, page: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read()
 
 
 @pytest.mark.parametrize("embedded", ["never", "auto"])

@@ -45,6 +45,16 @@ def test_alarms_of_prometheus_and_our_own_have_the_same_subjects() -> None:
     assert filtered <= set(RULES)
 
 
+def test_every_alarm_is_on_the_page() -> None:
+    """Whoever is woken by one must find what it means."""
+    page = (DEPLOY.parent / "docs" / "operate" / "monitoring.md").read_text().partition("\n## Alarms\n")[2]
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `Bullpen")]
+
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+    assert sorted(listed) == sorted(re.findall(r"- alert: (\w+)", (DEPLOY / "alerts.yml").read_text()))
+
+
 @pytest.mark.requirement("W-76")
 @pytest.mark.parametrize("file", ["kubernetes.yml", "bullpen-exporter.service"])
 def test_the_exporter_is_started_with_options_that_it_has(file: str) -> None:

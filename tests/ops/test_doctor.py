@@ -93,12 +93,16 @@ async def test_a_queue_that_is_looked_after_is_good(redis_url: str) -> None:
 async def test_late_wakeups_are_told(redis_url: str, redis_server: RedisServer) -> None:
     async with Queue("mails", connection=redis_url) as queue:
         await queue.add("mail")
-    redis_server.command("HSET", "bull:mails:meta", "bplate", "3 1767225600000", "bplateres", "1 1767225600000")
+    notes = [f"{number} 1767225600000" for number in (3, 1, 2, 1)]
+    for name, note in zip(("bplate", "bplateres", "bplaterun", "bplatecan"), notes, strict=True):
+        redis_server.command("HSET", "bull:mails:meta", name, note)
 
     told = [advice for advice in await ask(redis_url) if advice.check == "late wake-ups"]
 
     assert sorted(advice.message for advice in told) == [
+        "1 request to cancel was found only by a fallback poll of a worker, the last at 2026-01-01 00:00:00 UTC",
         "1 wait for a result was found only by a fallback poll, the last at 2026-01-01 00:00:00 UTC",
+        "2 waits for a run were found only by a fallback poll, the last at 2026-01-01 00:00:00 UTC",
         "3 jobs were found only by a fallback poll of a worker, the last at 2026-01-01 00:00:00 UTC",
     ]
     assert all(advice.level is Level.WARNING and advice.fix for advice in told)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
@@ -16,12 +18,14 @@ from bullpen.outbox.queues import job_data
 from bullpen.ports.channel import Refused, Unavailable
 from bullpen.queue import JobState, Queue, RateLimit
 from bullpen.redis import Connection
+from bullpen.redis.acl import acl_rule
 from bullpen.testing import RedisServer
 from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.contracts.outbox_repository import execute
 from tests.databases import ROLES, MakeLedger, item
 from tests.outbox.conftest import MakeOutbox
+from tests.outbox.forked import Forked
 from tests.outbox.kit import SpyChannel, Told, rows, statuses, until_settled
 
 PENDING, CLAIMED, SENT, FAILED, DEAD = OutboxStatus
@@ -449,6 +453,75 @@ async def test_workers_beside_the_dispatcher_find_a_new_queue_at_once(
     await dispatch(outbox)
     await until_settled(ledger, 1)
     await workers.close()
+
+    assert workers.queues == [QUEUE]
+
+
+async def test_workers_serve_a_new_queue_of_a_dispatcher_in_another_process_at_once(
+    ledger: Ledger, ledger_url: str, make_outbox: MakeOutbox, connection: Connection, redis_url: str, tmp_path: Path
+) -> None:
+    """Only Redis is between them: the dispatcher announces the queue there before it fills it."""
+    spy = SpyChannel()
+    outbox = make_outbox({"file:*": Route(channel=spy)}, connection=connection)
+    workers = outbox.workers(discover_ms=600_000)
+    await workers.start()
+    order = {"role": "dispatcher", "database": ledger_url, "redis": redis_url, "strategy": "queued"}
+    process = Forked({**order, "target": str(tmp_path / "unused"), "delay_s": 0, "lease_ms": 60_000})
+    try:
+        await asyncio.to_thread(process.until_ready)
+
+        await ledger.outbox.enqueue_many([item(1, integration_type="file:a"), item(2, integration_type="file:b")])
+        await until_settled(ledger, 2)
+    finally:
+        process.close()
+        await workers.close()
+
+    assert workers.queues == ["outbox-file-a", "outbox-file-b"]
+
+
+@pytest.mark.cuts_wakeups
+async def test_a_queue_that_was_not_announced_is_found_and_counted(
+    sqlite_url: str, make_ledger: MakeLedger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    ledger, spy, before = make_ledger(sqlite_url), SpyChannel(), telemetry.late_wakeups().get("deliveries", 0)
+    outbox = make_outbox({"webhook:*": Route(channel=spy)}, connection=connection, ledger=ledger)
+    workers = outbox.workers(discover_ms=100)
+    await workers.start()
+    # Nothing counts before the workers listen, and only an announced queue shows that they do.
+    await ledger.outbox.enqueue(item(0, integration_type="webhook:announced"))
+    await dispatch(outbox)
+    await spy.until(1)
+
+    row = await ledger.outbox.enqueue(item(1))
+    async with Queue(QUEUE, connection=connection) as queue:
+        await queue.add("order.paid.v1", {"outboxId": row.id}, job_id=row.id)
+    async with asyncio.timeout(20):
+        while telemetry.late_wakeups().get("deliveries", 0) == before:  # noqa: ASYNC110 - a counter tells nobody
+            await asyncio.sleep(0.02)
+    await workers.close()
+
+    assert workers.queues == ["outbox-webhook-announced", QUEUE]
+
+
+@pytest.mark.cuts_wakeups
+async def test_an_outbox_that_may_announce_nothing_delivers_all_the_same(
+    sqlite_url: str, make_ledger: MakeLedger, make_outbox: MakeOutbox, redis_server: RedisServer
+) -> None:
+    """A Redis user with the rights of one queue: its jobs are added and found, only later."""
+    ledger, spy = make_ledger(sqlite_url), SpyChannel()
+    redis_server.command("ACL", "SETUSER", "narrow", "reset", "on", ">pw", *acl_rule(queues=[QUEUE]).split())
+    narrow = Connection(redis_server.url.replace("redis://", "redis://narrow:pw@"))
+    try:
+        outbox = make_outbox({"webhook:*": Route(channel=spy)}, connection=narrow, ledger=ledger)
+        workers = outbox.workers(discover_ms=100)
+        await workers.start()
+        await ledger.outbox.enqueue(item(1))
+        await dispatch(outbox)
+        await until_settled(ledger, 1)
+        await workers.close()
+    finally:
+        await narrow.aclose()
+        redis_server.command("ACL", "DELUSER", "narrow")
 
     assert workers.queues == [QUEUE]
 

@@ -343,6 +343,7 @@ class TestWhileItRuns:
 
         assert told.of("failed")[0][1] == "cancelled: lost"
         assert telemetry.late_wakeups()["cancels"] == before + 1
+        await kit.until(lambda: kit.redis.hget(kit.base + "meta", "bplatecan"), "it is noted")
 
     async def test_short_jobs_read_no_requests(self, kit: Kit) -> None:
         """The hot path pays nothing: only a job that runs longer than a turn of the keepalive makes it read."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from bullpen._kernel import telemetry
 from bullpen.errors import (
     InvalidOption,
     PayloadTooLarge,
@@ -23,6 +26,8 @@ from bullpen.ledger import Ledger, RunRow, RunStatus, TenantRuns
 from bullpen.queue import JobState
 from bullpen.runs import DEAD_LETTER_QUEUE, QUEUE, Run, RunPayload, run_id_for, service
 from bullpen.runs.payload import read_payload
+from tests.databases import MakeLedger
+from tests.runs.conftest import MakeStage
 from tests.runs.kit import ALICE, BOB, Stage, payload
 
 
@@ -368,3 +373,73 @@ async def test_a_run_that_failed_or_was_cancelled_has_no_result(lite: Stage) -> 
     assert (found.value.run_id, found.value.status) == (failing.run_id, RunStatus.FAILED)
     with pytest.raises(RowNotFound):
         await lite.service.result(BOB, failing.run_id)
+
+
+@pytest.mark.parametrize("cancelled", ["queued", "running", "unsent"])
+async def test_whoever_waits_for_a_run_is_woken_when_it_is_cancelled(
+    sqlite_url: str, make_ledger: MakeLedger, make_stage: MakeStage, cancelled: str
+) -> None:
+    """A job that is removed leaves an event, one that runs or is not there yet would not; nobody waits for the fallback
+    to find out, which would be counted."""
+    lite = make_stage(make_ledger(sqlite_url), heartbeat_ms=60_000)
+    wanted, began, gate = payload(), asyncio.Event(), asyncio.Event()
+
+    async def handle(run: Run) -> None:
+        began.set()
+        await gate.wait()
+
+    await lite.service.submit(wanted)
+    if cancelled != "unsent":
+        await lite.dispatch()
+    async with contextlib.AsyncExitStack() as stack:
+        if cancelled == "running":
+            await stack.enter_async_context(lite.working(handle))
+            await asyncio.wait_for(began.wait(), 20)
+        with watched(lite) as looked:
+            waiting = asyncio.create_task(lite.service.result(ALICE, wanted.run_id))
+            await looked(2)  # its queue is known, and it waits
+            await lite.service.cancel(ALICE, wanted.run_id, actor="ada")
+            with pytest.raises(RunFailed, match="is CANCELLED"):
+                await asyncio.wait_for(waiting, service._FALLBACK_S / 2)
+        gate.set()
+
+
+@pytest.mark.cuts_wakeups
+async def test_an_end_that_no_event_told_is_counted(lite: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is asked now and then, whatever becomes of the events; what only that finds is a late wake-up."""
+    monkeypatch.setattr(service, "_FALLBACK_S", 0.2)
+    wanted, before = payload(), telemetry.late_wakeups().get("runs", 0)
+    await lite.service.submit(wanted)
+    with watched(lite) as looked:
+        waiting = asyncio.create_task(lite.service.result(ALICE, wanted.run_id, timeout=30_000))
+        await looked(2)
+
+        await lite.ledger.transactions.run(ALICE, lambda runs: runs.cancel(wanted.run_id, actor="ada"))
+
+        with pytest.raises(RunFailed, match="is CANCELLED"):
+            await waiting
+    assert telemetry.late_wakeups()["runs"] == before + 1
+    assert (await lite.runs.queue.meta())["bplaterun"].startswith("1 ")
+
+
+@contextlib.contextmanager
+def watched(stage: Stage) -> Iterator[Callable[[int], Awaitable[None]]]:
+    """Wait until the service has looked at a run so often."""
+    looks, changed, get = 0, asyncio.Condition(), stage.service.get
+
+    async def counted(tenant_id: str, run_id: str) -> RunRow:
+        nonlocal looks
+        try:
+            return await get(tenant_id, run_id)
+        finally:
+            async with changed:
+                looks += 1
+                changed.notify_all()
+
+    async def looked(often: int) -> None:
+        async with asyncio.timeout(20), changed:
+            await changed.wait_for(lambda: looks >= often)
+
+    stage.service.get = counted  # type: ignore[method-assign]  # counted, and otherwise as it is
+    yield looked
+    stage.service.get = get  # type: ignore[method-assign]

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from bullpen._kernel import telemetry
 from bullpen.app import ROLES
 from bullpen.cli import commands
+from bullpen.ops import doctor
+from bullpen.queue.late_wakeups import LATE_FIELDS
 from bullpen.wire.keys import EXTENSION_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +52,21 @@ def test_every_key_in_the_table_is_made_and_used() -> None:
 
     assert set(makers.values()) == set(EXTENSION_KEYS)
     assert {name for name in makers if not re.search(rf"(?:keys|queue)\.{name}\b", callers)} == set()
+
+
+def test_every_loop_that_can_be_woken_late_is_named_everywhere() -> None:
+    """The counter shows it from the first scrape on, doctor has words for it, and the page lists it."""
+    sources = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
+    page = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
+
+    counted = set(re.findall(r'late_wakeup\(\s*"(\w+)"', sources))
+
+    assert counted == {*telemetry.WAITING_LOOPS} == {*doctor._LATE_WAKEUPS}
+    assert not re.search(r"telemetry\.late_wakeup\((?!\s*\")", sources)  # its name stands where it is counted
+    assert {*LATE_FIELDS} < counted
+    row = re.search(r"^\| `bullpen_late_wakeups_total\{where\}` .*$", page, re.MULTILINE)
+    assert row is not None
+    assert {*re.findall(r"`(\w+)`", row[0])} >= counted
 
 
 def test_the_start_page_says_which_commands_take_another_server() -> None:

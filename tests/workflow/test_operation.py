@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from bullpen.errors import PermanentError
 from bullpen.ops.dead_letters import ConsoleFilter
 from bullpen.ops.logs import FIELDS, JsonFormatter
 from bullpen.ports.bindings import AnyEvent, AnyTransport, BullMQ, BullMQEvent
+from bullpen.workflow.metrics import COUNTED, WorkflowMetrics
 from tests.transports._listening import listening
 from tests.workflow.kit import (
     Event,
@@ -27,6 +29,7 @@ from tests.workflow.kit import (
     delivery,
     engine_of,
     failing,
+    states,
     transitions,
 )
 from tests.workflow.test_registration import make_app
@@ -105,6 +108,52 @@ async def test_moves_repetitions_and_conflicts_are_counted() -> None:
     }
     await app.aclose()
     assert len(telemetry._listeners) == listeners
+
+
+async def test_every_counter_of_a_workflow_is_there_from_the_first_scrape_on() -> None:
+    """Whatever its events can do is counted from 0, so that `increase` sees the first one."""
+    shelf = Shelf()
+    shelf.put()
+    definition = define(
+        shelf,
+        states=states(idles=[Status.NEW, Status.PACKED]),
+        transitions=[
+            OrderTransition(event=Event.PAY, from_=Status.NEW, to=Status.PAID, ignore_in=[Status.PACKED]),
+            OrderTransition(event=Event.PACK, from_=Status.PAID, to=Status.PACKED),
+            OrderTransition(event=Event.SHIP, from_=Status.PACKED, to=Status.SHIPPED),
+        ],
+    )
+    app = make_app()
+    workflow = app.workflow(definition)
+    metrics = WorkflowMetrics(lambda: [workflow])
+
+    async def counted() -> dict[tuple[str, ...], float]:
+        found = await metrics.collect()
+        return {(each.name, *sample.labels.values()): sample.value for each in found for sample in each.samples}
+
+    before = await counted()
+    engine = engine_of(definition)
+    await engine.emit(Event.PAY, "urn:1", None, call())
+    await engine.emit(Event.PAY, "urn:1", None, call())
+    after = await counted()
+    metrics.close()
+    await app.aclose()
+
+    assert set(before.values()) == {0}
+    assert {name[0] for name in before} == {name for name, _, _ in COUNTED.values()}
+    assert after.keys() == before.keys()
+    assert {name: value for name, value in after.items() if value} == {
+        ("bullpen_workflow_moves_total", "order", "pay", "event"): 1,
+        ("bullpen_workflow_moves_total", "order", "pack", "automatic"): 1,
+        ("bullpen_workflow_ignored_total", "order", "pay"): 1,
+    }
+
+
+def test_everything_that_is_counted_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "workflows.md").read_text()
+
+    assert [event for event in COUNTED if f"| `{event}` |" not in guide] == []
+    assert [name for name, _, _ in COUNTED.values() if f"`{name}{{" not in guide] == []
 
 
 @pytest.mark.requirement("X-24")

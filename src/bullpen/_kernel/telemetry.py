@@ -28,7 +28,7 @@ _listeners: tuple[Listener, ...] = ()  # replaced, never changed: emit reads it 
 _broken: set[int] = set()
 _late: Counter[str] = Counter()
 
-WAITING_LOOPS: Final = ("dispatcher", "projector", "results", "worker")
+WAITING_LOOPS: Final = ("cancels", "deliveries", "dispatcher", "projector", "results", "runs", "worker")
 """Where late wake-ups are counted: every loop that is notified of work and polls as a fallback."""
 
 LATE_WAKEUPS_FILE: Final = "BULLPEN_LATE_WAKEUPS_FILE"

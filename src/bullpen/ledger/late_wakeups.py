@@ -7,6 +7,7 @@ Elsewhere: counting (`bullpen._kernel.telemetry`), those of workers (`bullpen.qu
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -25,39 +26,39 @@ _PREFIX: Final = "late-wakeups:"
 
 
 @asynccontextmanager
-async def noting_late_wakeups(ledger: Ledger, where: str) -> AsyncIterator[None]:
-    """While this is entered, late wake-ups of the loop `where` are noted. They are rare; what cannot be written is
+async def noting_late_wakeups(ledger: Ledger, *loops: str) -> AsyncIterator[None]:
+    """While this is entered, late wake-ups of these loops are noted. They are rare; what cannot be written is
     forgotten."""
-    loop, pending = asyncio.get_running_loop(), 0
+    loop, pending = asyncio.get_running_loop(), Counter[str]()
     wake = asyncio.Event()
 
-    def count(more: int) -> None:
-        nonlocal pending
-        pending += more
+    def count(where: str, more: int) -> None:
+        pending[where] += more
         wake.set()
 
     def listen(event: str, fields: dict[str, Any]) -> None:
-        if event == "wakeup.late" and fields["where"] == where:
-            loop.call_soon_threadsafe(count, fields["count"])
+        if event == "wakeup.late" and fields["where"] in loops:
+            loop.call_soon_threadsafe(count, fields["where"], fields["count"])
+
+    async def write_all() -> None:
+        for where in list(pending):
+            await _note(ledger, where, pending.pop(where))
 
     async def write() -> None:
-        nonlocal pending
         while True:
             await wake.wait()
             wake.clear()
-            more, pending = pending, 0
-            await _note(ledger, where, more)
+            await write_all()
 
     unsubscribe = telemetry.subscribe(listen)
-    writing = loop.create_task(write(), name=f"bullpen late wake-ups of {where}")
+    writing = loop.create_task(write(), name=f"bullpen late wake-ups of {', '.join(loops)}")
     try:
         yield
     finally:
         unsubscribe()
         writing.cancel()
         await asyncio.wait([writing])
-        if pending:
-            await _note(ledger, where, pending)
+        await write_all()
 
 
 async def _note(ledger: Ledger, where: str, more: int) -> None:

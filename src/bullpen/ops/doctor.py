@@ -160,18 +160,22 @@ async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield _late(subject, where, *note)
 
 
+_UNANNOUNCED: Final = "the program that stores {} without a notification (notify=False)"
 _LATE_WAKEUPS: Final = {
-    "worker": ("job was", "jobs were", "the client that adds jobs without setting the marker"),
-    "results": ("wait for a result was", "waits for a result were", "what deletes or trims the events of the queue"),
-    "dispatcher": ("row was", "rows were", "the program that stores rows without a notification (notify=False)"),
-    "projector": ("event was", "events were", "the program that stores events without a notification (notify=False)"),
+    "worker": ("job was", "jobs were", "of a worker", "the client that adds jobs without setting the marker"),
+    "results": ("wait for a result was", "waits for a result were", "", "what deletes or trims events of the queue"),
+    "runs": ("wait for a run was", "waits for a run were", "", "what deletes or trims the events of the queue"),
+    "cancels": ("request to cancel was", "requests to cancel were", "of a worker", "what deletes keys of the queue"),
+    "deliveries": ("queue was", "queues were", "of the delivery workers", "what deletes or trims keys of Redis"),
+    "dispatcher": ("row was", "rows were", "of the dispatcher", _UNANNOUNCED.format("rows")),
+    "projector": ("event was", "events were", "of the projector", _UNANNOUNCED.format("events")),
 }
+"""By the loop that waited: what was found, by whom, and what to look for."""
 
 
 def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
     """Work that nobody announced: it came late, by as much as the poll's interval."""
-    one, many, culprit = _LATE_WAKEUPS[where]
-    by = "of a worker" if where == "worker" else "" if where == "results" else f"of the {where}"
+    one, many, by, culprit = _LATE_WAKEUPS[where]
     text = f"{count} {one if count == 1 else many} found only by a fallback poll {by}".rstrip()
     text += f", the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
     return Advice(Level.WARNING, subject, "late wake-ups", text, f"find {culprit}; see bullpen_late_wakeups_total")

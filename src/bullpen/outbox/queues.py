@@ -1,7 +1,8 @@
 """The queues of the queued strategy: one minimal job per row, and no second one while the first is alive.
 
 In: claimed rows. Out: jobs whose id is the row's id, or the reason why not. A finished job that was kept does not block
-its row's next one. A Redis that is away is noticed once and then probed, so that rows are not claimed in vain.
+its row's next one. A Redis that is away is noticed once and then probed, so that rows are not claimed in vain. Before a
+process puts its first job into a queue, it announces the queue in Redis: workers of all processes begin to serve it.
 Elsewhere: working on the jobs (`workers`), naming the queues (`routing`).
 """
 
@@ -9,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
-from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, require
+from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, ServerRefused, require
 from bullpen.ledger import OutboxRow
+from bullpen.outbox.routing import QUEUE_PREFIX
 from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.queue.events import EventStream
 from bullpen.redis import Connection
+from bullpen.redis.client import Door
 from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys, hash_tag
 
 _log = get_logger("bullpen.outbox")
@@ -27,6 +31,8 @@ _PROBE_TIMEOUT_MS: Final = 500
 _COUNT_TIMEOUT_S: Final = 2.0
 _PROBE_PAUSE_S: Final = 0.05
 """Between two questions whether Redis is back: all queues that ask in one tick get one answer."""
+_MOST_ANNOUNCED: Final = 10_000
+_ANNOUNCED_S: Final = 86_400
 
 
 class Placed(StrEnum):
@@ -60,9 +66,9 @@ class OutboxQueues:
     def __init__(self, connection: Connection, *, prefix: str | None = None) -> None:
         self.connection, self.prefix = connection, prefix
         self._queues: dict[str, Queue] = {}
-        self._filled: set[str] = set()
-        self.on_new_queue: Callable[[], None] | None = None
-        """Called when this process put its first job into a queue: workers beside it need not wait to find it."""
+        self._announced: set[str] = set()
+        keys = QueueKeys(prefix or DEFAULT_PREFIX, QUEUE_PREFIX)
+        self._announcements = keys.queues
         self._is_away = False
         self._probing = asyncio.Lock()
         self._next_probe = 0.0
@@ -107,17 +113,48 @@ class OutboxQueues:
 
     async def place(self, name: str, rows: Sequence[OutboxRow]) -> list[tuple[OutboxRow, Placed, str]]:
         """Add a job per row, in as few calls as possible; for each row what became of it, and why."""
+        if name not in self._announced:
+            await self._announce(name)  # before the jobs: should we die in between, the next process announces it
         queue = self[name]
         results = await asyncio.gather(*(self._add(queue, row) for row in rows), return_exceptions=True)
-        if name not in self._filled:
-            self._filled.add(name)
-            if self.on_new_queue is not None:
-                self.on_new_queue()
         return [(row, *self._judge(result)) for row, result in zip(rows, results, strict=True)]
+
+    async def announcements(self) -> AsyncGenerator[frozenset[str], None]:
+        """Names of queues that dispatchers of any process begin to fill, from the first one on, which is empty:
+        whoever has it looks for the queues that are there already. Empty ones later: some may have been missed."""
+        key = self._announcements
+        door = Door(self.connection, "bullpen-outbox-queues", key=key)
+        try:
+            stream = EventStream(door, key)
+            await stream.start()
+            yield frozenset()
+            while True:
+                lost, entries = await stream.next_page()
+                if lost:
+                    yield frozenset()
+                yield frozenset(fields[-1].decode("utf-8", "replace") for _, fields in entries if fields)
+        finally:
+            door.close()
 
     async def aclose(self) -> None:
         for queue in self._queues.values():
             await queue.close()
+
+    async def _announce(self, name: str) -> None:
+        """If it fails, the jobs may be added all the same: workers look for queues now and then."""
+        key = self._announcements
+        try:
+            replies = await self.connection.shared_door(key).call_many(
+                [("XADD", key, "MAXLEN", "~", _MOST_ANNOUNCED, "*", "queue", name), ("EXPIRE", key, _ANNOUNCED_S)]
+            )
+        except BullpenError as error:
+            self._lost(str(error))
+            return
+        self._announced.add(name)
+        for refused in replies:
+            if isinstance(refused, ServerRefused):
+                _log.warning("queue %r of the outbox was not announced: %s; workers find it by looking", name, refused)
+                return
 
     async def _add(self, queue: Queue, row: OutboxRow) -> Job:
         # Retries live in the row alone, so the job runs once; a success leaves nothing, a failure stays to be looked

@@ -10,6 +10,7 @@ In: routes with a channel. Out: rows settled. Elsewhere: adding the jobs (`dispa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Hashable, Sequence
@@ -20,10 +21,12 @@ from typing import Final
 from bullpen._kernel import telemetry
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.ending import end
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
-from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError
+from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError, ServerRefused
 from bullpen.ledger import OutboxRepository, OutboxRow
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import OutboxDeliveries
@@ -36,6 +39,8 @@ from bullpen.wire.keys import DEFAULT_PREFIX
 from bullpen.worker import Worker
 from bullpen.worker.options import WorkerArguments
 
+_log = get_logger("bullpen.outbox")
+
 _SOURCE: Final = "outbox-worker"
 DISCOVER_MS: Final = 5_000
 _DATABASE_RETRY_MS: Final = 2_000
@@ -45,7 +50,8 @@ class DeliveryWorkers:
     """Runs until closed.
 
     Queues of routes that were registered by their whole name are served from the start; queues of patterns and of
-    single tenants when they appear (`discover_ms`). `by_tenant=True` is for a ledger with the tenant role: each
+    single tenants when a dispatcher announces them. Every `discover_ms` this looks for queues that nobody has
+    announced, which is counted as a late wake-up. `by_tenant=True` is for a ledger with the tenant role: each
     transaction then names the tenant that the job names, and a row of another tenant is as good as unknown.
     """
 
@@ -70,6 +76,12 @@ class DeliveryWorkers:
         self._deliveries = OutboxDeliveries(store, worker_id=self.name, source=_SOURCE, lease_ms=lease_ms, gates=gates)
         self._begins: Batches[str, OutboxRow | None] = Batches(self._begin_batch)
         self._workers: dict[str, Worker] = {}
+        self._announced: set[str] = set()
+        self._suspects: set[str] = set()
+        self._must_look = False
+        self._is_settled = False
+        """Whatever is new from now on is announced."""
+        self._listening: asyncio.Task[None] | None = None
         self._discovery = Ticker("outbox queues", self._discover, every=discover_ms)
         self._life = Lifecycle("outbox workers", self._start_all, self._stop_all)
         self._ended = asyncio.Event()
@@ -101,27 +113,52 @@ class DeliveryWorkers:
             route = self._router.resolve(integration_type)
             if route is not None and not route.split_tenants:
                 await self._serve(queue_name(integration_type), route)
-        self._queues.on_new_queue = self._discovery.wake
+        self._listening = asyncio.create_task(self._listen(), name="bullpen outbox queues")
         await self._discovery.start()
 
     async def _stop_all(self) -> None:
-        self._queues.on_new_queue = None
+        if self._listening is not None:
+            await end(self._listening)
         await self._discovery.stop()
         await asyncio.gather(*(worker.close(self._close_timeout) for worker in self._workers.values()))
         await self._deliveries.idle()
         self._ended.set()
 
+    async def _listen(self) -> None:
+        try:
+            async with contextlib.aclosing(self._queues.announcements()) as announcements:
+                async for names in announcements:
+                    self._announced |= names
+                    self._must_look = self._must_look or not names
+                    self._is_settled = True
+                    self._discovery.wake()
+        except ServerRefused as error:
+            self._is_settled = True
+            _log.warning("announcements of new outbox queues cannot be read: %s; they are found by looking", error)
+
     async def _discover(self) -> None:
-        prefix = self._queues.prefix or DEFAULT_PREFIX
-        for name in await find_queues(self._queues.connection, prefix):
+        is_fallback, names = self._discovery.is_fallback, set(self._announced)
+        if is_fallback:
+            self._judge_suspects()
+        if is_fallback or self._must_look:
+            self._must_look = False
+            names.update(await find_queues(self._queues.connection, self._queues.prefix or DEFAULT_PREFIX))
+        for name in sorted(names):
             read = read_queue_name(name)
             route = None if read is None else self._router.resolve(read[0])
-            if route is not None:
-                await self._serve(name, route)
+            if route is not None and await self._serve(name, route) and is_fallback and self._is_settled:
+                self._suspects.add(name)
 
-    async def _serve(self, name: str, route: Route) -> None:
+    def _judge_suspects(self) -> None:
+        """Queues that the last look found: unless they were announced since, nobody would have told us."""
+        for name in self._suspects - self._announced:
+            telemetry.late_wakeup("deliveries", queue=name)
+        self._suspects.clear()
+
+    async def _serve(self, name: str, route: Route) -> bool:
+        """True: it was not served before."""
         if name in self._workers or route.channel is None or route.is_direct:
-            return
+            return False
         arguments: WorkerArguments = {
             "concurrency": route.concurrency,
             "limit": route.rate_limit,
@@ -133,6 +170,7 @@ class DeliveryWorkers:
         # Known only once it works: one that could not begin is tried again when its queue is found the next time.
         await worker.start()
         self._workers[name] = worker
+        return True
 
     async def _handle(self, route: Route, job: Job) -> dict[str, str]:
         row_id, tenant_id = _read(job)

@@ -62,16 +62,17 @@ class _Closed(Exception):
 
 
 class EventStream:
-    """The raw reader: pages of (id, fields) after a position, for ever, over reconnects."""
+    """The raw reader of a stream: pages of (id, fields) after a position, for ever, over reconnects."""
 
-    def __init__(self, door: Door, keys: QueueKeys, position: str | None) -> None:
+    def __init__(self, door: Door, key: str, position: str | None = None) -> None:
+        """Without a position it begins behind what is there at `start`."""
         self._door = door
-        self._keys = keys
+        self._key = key
         self._position = position
         self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
         self._in_doubt = True  # whether something may be missing between our position and what the stream holds
         self._is_new = False  # the position is an event that was written just now
-        self._read_form = Form((*_blocked_read(keys, "")[:-1], HOLE))
+        self._read_form = Form((*_blocked_read(key, "")[:-1], HOLE))
 
     @property
     def position(self) -> str:
@@ -152,20 +153,20 @@ class EventStream:
         return self._position != "0-0" and _after(oldest, self._position), entries
 
     async def _evaluate(self, after: str) -> Any:
-        return await self._door.evaluate(SCRIPTS["read_events"], [self._keys.events], [after, _PAGE])
+        return await self._door.evaluate(SCRIPTS["read_events"], [self._key], [after, _PAGE])
 
     async def _read_blocked(self) -> tuple[bool, list[Any]]:
         """Wait for what comes next. While our last event is still in the stream, nothing behind it can be gone.
 
         Both commands go in one write, and a server runs what one client sent together without another in between.
         """
-        read = _blocked_read(self._keys, self.position)
+        read = _blocked_read(self._key, self.position)
         if self._is_new:
             self._is_new = False
             reply = await self._door.call(*read, within_s=_WITHIN_S)
             return False, list(reply[0][1]) if reply else []
         known, reply = await self._door.call_two(
-            ("XRANGE", self._keys.events, self.position, self.position), read, within_s=_WITHIN_S
+            ("XRANGE", self._key, self.position, self.position), read, within_s=_WITHIN_S
         )
         for answer in (known, reply):
             if isinstance(answer, Exception):
@@ -181,8 +182,8 @@ class EventStream:
         await asyncio.sleep(self._door.reconnect_wait_s())
 
 
-def _blocked_read(keys: QueueKeys, position: str) -> tuple[str | int, ...]:
-    return ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", keys.events, position)
+def _blocked_read(key: str, position: str) -> tuple[str | int, ...]:
+    return ("XREAD", "COUNT", _PAGE, "BLOCK", _BLOCK_MS, "STREAMS", key, position)
 
 
 def _after(entry_id: bytes, position: str) -> bool:
@@ -213,7 +214,7 @@ class QueueEvents:
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))
         base = self._keys.base
         self._door = Door(connection_for(connection, base), client_name(self._keys.prefix, queue) + ":qe", key=base)
-        self._stream = EventStream(self._door, self._keys, after)
+        self._stream = EventStream(self._door, self._keys.events, after)
         self._waiting: list[QueueEvent] = []
 
     async def __aenter__(self) -> Self:
@@ -291,7 +292,7 @@ class ResultListener:
         self._keys = keys
         self._actions = actions
         self._door = Door(connection, client_name(keys.prefix, keys.name) + ":qe", key=keys.base)
-        self._stream = EventStream(self._door, keys, None)
+        self._stream = EventStream(self._door, keys.events)
         self._waits: dict[str, list[asyncio.Future[Any]]] = {}
         self._patience: deque[tuple[float, str, weakref.ref[asyncio.Future[Any]]]] = deque()
         self._patience_ends: asyncio.TimerHandle | None = None

@@ -1,8 +1,8 @@
-"""Late wake-ups of workers and of waits for results: counted in the process, and noted at the queue, where an
-operator's command sees them.
+"""Late wake-ups at a queue (of workers, of waits for results and for runs, of requests to cancel): counted in the
+process, and noted at the queue, where an operator's command sees them.
 
-In: jobs, and ends of jobs, that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and a field
-of the queue's `meta`.
+In: jobs, ends of jobs and requests that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and
+a field of the queue's `meta`.
 Clients that set no marker (BullMQ 4.x and older) wake nobody: what they leave as the version of the queue, or do not
 leave, exempts its jobs.
 """
@@ -21,7 +21,7 @@ from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")
 
-LATE_FIELDS: Final = {"worker": "bplate", "results": "bplateres"}
+LATE_FIELDS: Final = {"worker": "bplate", "results": "bplateres", "runs": "bplaterun", "cancels": "bplatecan"}
 """Of `meta`, by the loop that waited: how many there were, and when the last one was."""
 
 
@@ -42,9 +42,25 @@ async def note_late_wakeup(
 async def note_late_result(actions: QueueActions, keys: QueueKeys, job_id: str) -> None:
     """No event told whoever waits for this job that it has ended."""
     telemetry.late_wakeup("results", queue=keys.name, job_id=job_id)
+    await _note_one(actions, keys, "results")
+
+
+async def note_late_run(actions: QueueActions, keys: QueueKeys, run_id: str) -> None:
+    """No event told whoever waits for this run that it has ended."""
+    telemetry.late_wakeup("runs", queue=keys.name, run_id=run_id)
+    await _note_one(actions, keys, "runs")
+
+
+async def note_late_cancel(actions: QueueActions, keys: QueueKeys, job_id: str) -> None:
+    """No message told the worker of this job that somebody cancelled it."""
+    telemetry.late_wakeup("cancels", queue=keys.name, job_id=job_id)
+    await _note_one(actions, keys, "cancels")
+
+
+async def _note_one(actions: QueueActions, keys: QueueKeys, where: str) -> None:
     try:
         seconds, micros = map(int, await actions.command("TIME"))
-        await _note(actions, keys, LATE_FIELDS["results"], 1, seconds * 1000 + micros // 1000)
+        await _note(actions, keys, LATE_FIELDS[where], 1, seconds * 1000 + micros // 1000)
     except (BullpenError, ValueError) as error:
         logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
 

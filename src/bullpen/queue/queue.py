@@ -32,6 +32,7 @@ from bullpen.queue.flows import Flows, FlowSender
 from bullpen.queue.heads import Heads
 from bullpen.queue.job import Job, JobState, NewJob
 from bullpen.queue.lanes import Lanes
+from bullpen.queue.late_wakeups import note_late_run
 from bullpen.queue.limits import Limits
 from bullpen.queue.locate import Locating
 from bullpen.queue.maintain import Maintenance
@@ -308,6 +309,14 @@ class Queue(Browsing, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
         """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
         token = await self._ready().command("GET", self._keys.lock(job_id))
         return None if token is None else token.decode("utf-8", "surrogateescape")
+
+    async def note_cancelled(self, job_id: str) -> None:
+        """Write the event `cancelled` of a job whose owner has ended the work itself: whoever waits looks again."""
+        await self._ready().command("XADD", self._keys.events, "*", "event", "cancelled", "jobId", job_id)
+
+    async def note_late_run(self, run_id: str) -> None:
+        """No event told whoever waits for this run that it has ended."""
+        await note_late_run(self._ready(), self._keys, run_id)
 
     async def note_user(
         self, kind: str, user: str, *, keep_ms: int = 86_400_000, unless_new: bool = False

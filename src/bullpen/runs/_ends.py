@@ -17,7 +17,7 @@ from bullpen.queue import Queue, QueueEvents
 
 logger = get_logger("bullpen.runs")
 
-_ENDS: Final = frozenset({"completed", "failed", "removed"})
+_ENDS: Final = frozenset({"cancelled", "completed", "failed", "removed"})
 
 
 class RunEnds:

@@ -75,6 +75,8 @@ _MOST_LISTED: Final = 200
 _FALLBACK_S: Final = 5.0
 """How long a wait for a result goes without a look when nobody tells."""
 _SOON_S: Final = 0.02
+_EVENT_WITHIN_S: Final = 0.5
+"""How long the event of an end may be on its way."""
 _GONE: Final = (JobState.UNKNOWN, JobState.COMPLETED)
 
 
@@ -213,25 +215,27 @@ class RunService:
         async with ends.of(known) as ended:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._ended(tenant_id, known, ended)
+                    return await self._ended(tenant_id, known, ended, queue)
             except TimeoutError:
                 row = await self.get(tenant_id, known)
                 text = f"run {known} has not ended within {timeout_s:g} s: it is {row.status}"
                 raise ResultTimeout(text, queue=queue.name, job_id=known, state=row.status) from None
 
-    async def _ended(self, tenant_id: str, run_id: str, ended: asyncio.Event) -> Any:
-        pause_s = _FALLBACK_S
+    async def _ended(self, tenant_id: str, run_id: str, ended: asyncio.Event, queue: Queue) -> Any:
+        pause_s, is_fallback, is_told = _FALLBACK_S, False, False
         while True:
             ended.clear()
             row = await self.get(tenant_id, run_id)
+            if row.status.is_terminal and is_fallback and not is_told and not await _is_set(ended, _EVENT_WITHIN_S):
+                await queue.note_late_run(run_id)
             if row.status is RunStatus.COMPLETED:
                 return row.result
             if row.status.is_terminal:
                 raise RunFailed(row.id, row.status, row.error_message)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), pause_s)
+            is_fallback = not await _is_set(ended, pause_s)
+            is_told = is_told or not is_fallback
             # A failure is written down a moment after its event, so the next looks come soon.
-            pause_s = _SOON_S if ended.is_set() else min(2 * pause_s, _FALLBACK_S)
+            pause_s = min(2 * pause_s, _FALLBACK_S) if is_fallback else _SOON_S
 
     async def find(
         self,
@@ -345,8 +349,12 @@ class RunService:
 
     async def _remove_job(self, row: RunRow) -> None:
         """A job that still waits is not needed. One that runs notices by itself; one out of reach is skipped later."""
+        queue = self.routes.queue(row.queue)
         try:
-            await self.routes.queue(row.queue).remove(row.id)
+            with contextlib.suppress(JobStateConflict):  # it runs
+                if await queue.remove(row.id):
+                    return
+            await queue.note_cancelled(row.id)  # no event tells of the end of this run
         except BullpenError as error:
             log(logging.INFO, f"The job of cancelled run {row.id} was left where it is", job_id=row.id, run_id=row.id,
                 tenant_id=row.tenant_id, error=summary(str(error)))  # fmt: skip
@@ -377,6 +385,12 @@ class RunService:
     async def dead_letter_depth(self, handler: str | None = None) -> int:
         """How many dead letters of a handler wait for somebody, of all tenants."""
         return await self.routes.get(handler).queue.dead_letters.depth()
+
+
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), within_s)
+    return event.is_set()
 
 
 def _called(handler: str | None) -> str:

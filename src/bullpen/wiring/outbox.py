@@ -91,7 +91,7 @@ class OutboxService:
             except BaseException:
                 await self.close()
                 raise
-            async with noting_late_wakeups(ledger, "dispatcher"):
+            async with noting_late_wakeups(ledger, "deliveries", "dispatcher"):
                 await self._ended.wait()
 
     async def close(self, timeout: int | timedelta | None = None) -> None:

@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from bullpen._kernel import json, telemetry, tracing
+from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
@@ -63,7 +63,7 @@ from bullpen.queue.codec import Codec, check_codec
 from bullpen.queue.dead_letters.entry import DeadLetterWriter
 from bullpen.queue.dead_letters.sweep import Sweeper
 from bullpen.queue.job import Handler, Job
-from bullpen.queue.late_wakeups import note_late_wakeup
+from bullpen.queue.late_wakeups import note_late_cancel, note_late_wakeup
 from bullpen.queue.retention import Retirement
 from bullpen.redis.calls import Flight
 from bullpen.redis.client import Connection, Door
@@ -751,10 +751,13 @@ class Worker:
         moment was not overlooked by anybody."""
         count = sum(reply.now_ms - job.record.due_ms > _OVERLOOKED_MS for job in reply.taken)
         if count:
-            noting = note_late_wakeup(self._actions, self._keys, [job.id for job in reply.taken], count, reply.now_ms)
-            task = self._loop.create_task(noting, name="bullpen late wake-up")
-            self._noting.add(task)
-            task.add_done_callback(self._noting.discard)
+            taken = [job.id for job in reply.taken]
+            self._note(note_late_wakeup(self._actions, self._keys, taken, count, reply.now_ms))
+
+    def _note(self, noting: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(noting, name="bullpen late wake-up")
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
 
     def _after_first_step(self, look: _Look, tidy_up: Callable[[], None]) -> None:
         """Tidy up behind a look, but not before an outcome that the job's first step has sent is answered: on few
@@ -1197,7 +1200,7 @@ class Worker:
             if job is None or task is None or self._given_up.get(job) is not None:
                 continue
             if is_late:
-                telemetry.late_wakeup("cancels", queue=self.queue_name, job_id=job_id)
+                self._note(note_late_cancel(self._actions, self._keys, job_id))
             job.note_cancelled(reason)
             self._give_up(job, task, GivenUp.CANCELLED)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LedgerLocks", "LocalLocks", "RedisLocks", "local_locks_beside", "locks_of"]
 
+# Nobody is told when a lock is given back. A notification would cost a connection per waiting event (a blocked read) or
+# rights that the documented user does not have (channels); since the events of one process take turns among themselves,
+# at most one per entity and process asks here, and the question is as cheap as the notification would be.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.04
 _SHORT_LEASE_MS: Final = 10_000
 _WAIT_MS: Final = 30_000

@@ -19,7 +19,7 @@ from bullpen.workflow.service import Workflow
 
 __all__ = ["WorkflowMetrics"]
 
-_COUNTED: Final = {
+COUNTED: Final = {
     "workflow.moved": ("bullpen_workflow_moves_total", "Transitions that were stored.", ("workflow", "event", "kind")),
     "workflow.refused": (
         "bullpen_workflow_refused_total",
@@ -42,6 +42,7 @@ _COUNTED: Final = {
         ("workflow",),
     ),
 }
+"""By event of telemetry: name, meaning and labels of its counter."""
 
 
 class WorkflowMetrics:
@@ -51,7 +52,7 @@ class WorkflowMetrics:
         """`workflows` count from 0: a counter that begins with its first failure hides that one from `increase`."""
         self._workflows = workflows
         self._lock = threading.Lock()
-        self._counts: dict[str, Counter[tuple[str, ...]]] = {event: Counter() for event in _COUNTED}
+        self._counts: dict[str, Counter[tuple[str, ...]]] = {event: Counter() for event in COUNTED}
         self._unsubscribe = telemetry.subscribe(self._on_event)
 
     def close(self) -> None:
@@ -59,8 +60,8 @@ class WorkflowMetrics:
         self._unsubscribe()
 
     def _on_event(self, event: str, fields: dict[str, Any]) -> None:
-        if event in _COUNTED:
-            labels = tuple(str(fields[name]) for name in _COUNTED[event][2])
+        if event in COUNTED:
+            labels = tuple(str(fields[name]) for name in COUNTED[event][2])
             with self._lock:
                 self._counts[event][labels] += 1
 
@@ -79,13 +80,18 @@ class WorkflowMetrics:
                 meaning,
                 [Sample(dict(zip(labels, values, strict=True)), count) for values, count in counts[event].items()],
             )
-            for event, (name, meaning, labels) in _COUNTED.items()
+            for event, (name, meaning, labels) in COUNTED.items()
         ]
 
 
 def _known(workflow: Workflow[Any, Any, Any, Any]) -> Iterable[tuple[str, tuple[str, ...]]]:
     """What may be counted of a workflow: telemetry event and labels."""
-    events = {word(event) for transition in workflow.definition.transitions for event in transition.events}
-    yield from (("workflow.moved", (workflow.name, *each)) for each in product(sorted(events), ("event", "failed")))
+    transitions, states = workflow.definition.transitions, workflow.definition.states
+    events = {word(event) for transition in transitions for event in transition.events}
+    ignored = {word(event) for transition in transitions if transition.ignore_in for event in transition.events}
+    by_itself = [each for each in transitions if each.to != states.failed and not all(map(states.rests, each.sources))]
+    moves = {*product(events, ("event", "failed")), *((word(each.events[0]), "automatic") for each in by_itself)}
+    yield from (("workflow.moved", (workflow.name, *each)) for each in sorted(moves))
     yield from (("workflow.refused", (workflow.name, event)) for event in sorted(events))
+    yield from (("workflow.ignored", (workflow.name, event)) for event in sorted(ignored))
     yield from (("workflow.repeated", (workflow.name,)), ("workflow.conflict", (workflow.name,)))
