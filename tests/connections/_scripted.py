@@ -19,6 +19,7 @@ class ScriptedServer:
 
     port: int = 0
     heard: list[list[bytes]] = field(default_factory=list)
+    subscribers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -27,6 +28,11 @@ class ScriptedServer:
     def names(self) -> list[str]:
         """First words of all commands so far."""
         return [command[0].decode() for command in self.heard]
+
+    def push(self, raw: bytes) -> None:
+        """Tell all who subscribed to anything."""
+        for writer in self.subscribers:
+            writer.write(raw)
 
 
 def bulk(text: str) -> bytes:
@@ -57,6 +63,8 @@ async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
                 parser.feed(chunk)
                 while command := parser.gets():
                     told.heard.append(command)
+                    if command[0] == b"SUBSCRIBE" and writer not in told.subscribers:
+                        told.subscribers.append(writer)
                     writer.write(answer(command) or _USUAL.get(command[0], b"+OK\r\n"))
         except (ConnectionError, asyncio.CancelledError):
             pass
@@ -69,3 +77,5 @@ async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
         yield told
     finally:
         server.close()
+        for writer in told.subscribers:
+            writer.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from bullpen import sync
 from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue import Job, Queue, QueueEvents
 from bullpen.redis import Connection
@@ -237,3 +239,38 @@ class TestFinding:
                 await soon(queue.add("mail"))
 
         assert "ada" in users
+
+
+class TestBlocking:
+    """The same without an event loop: nobody listens between two calls, so each call has to look first."""
+
+    def test_a_planned_failover_loses_nothing_that_was_acknowledged(self, servers: SentinelServers) -> None:
+        """Of the adds every 5 ms that the old primary took after the failover began it would keep none."""
+        primary, acknowledged, is_over = servers.primary, list[str](), threading.Event()
+
+        def produce() -> None:
+            with sync.Queue("planned", connection=servers.url, add_deadline=20_000) as queue:
+                while not is_over.is_set():
+                    acknowledged.append(queue.add("mail").id)
+                    time.sleep(0.005)
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        wait_until(lambda: len(acknowledged) > 20)
+        servers.sentinels[2].command("SENTINEL", "FAILOVER", servers.service)
+        heir = servers.wait_for_failover(primary)
+        begun = len(acknowledged)
+        wait_until(lambda: len(acknowledged) > begun + 100)
+        is_over.set()
+        producer.join()
+
+        kept = {job_id.decode() for job_id in heir.command("LRANGE", "bull:planned:wait", 0, -1)}
+        lost = [job_id for job_id in acknowledged if job_id not in kept]
+        assert (len(lost), len(acknowledged)) == (0, len(acknowledged))
+
+
+def wait_until(is_so: Callable[[], bool], *, within_s: float = 20.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)

@@ -3,24 +3,28 @@
 In: a Connection, commands. Out: replies, or one of our errors. The same servers that the event loop's doors find, the
 same greeting, the same translation of error replies; nothing is repeated here. A class of our own instead of a client
 library: an add in a plain thread took 1.4 times as long through redis-py, and a process that only adds needs no more.
-Elsewhere: the doors of a loop (`client`), how answers about primaries are read (`discovery`).
+Elsewhere: the doors of a loop (`client`), how answers about primaries are read (`discovery`), leaving a server that is
+replaced (`sentinels`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 import ssl
 import struct
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import Command, Endpoint
-from bullpen.redis.client import Connection
+from bullpen.redis.address import Command, Endpoint, SentinelAddress
+from bullpen.redis.client import Connection, probe_key
 from bullpen.redis.discovery import Answer, Directory, ServerUnavailable, Shard, pick
+from bullpen.redis.sentinels import PrimaryWatch
 from bullpen.redis.socket import NOT_YET, ReplyError, keep_alive, new_reader, pack, reason_of, translate
 from bullpen.redis.spin import NEVER
 from bullpen.redis.tls import HANDSHAKE_SHARE, diagnose, is_worth_asking, untrusted
@@ -30,7 +34,10 @@ _SHORT: Final = 960
 """Room for the usual reply, from the memory that the C library has at hand."""
 _CHUNK: Final = 65_536
 _LATE_SENTINEL_S: Final = 0.3
+_SILENT_FOR_S: Final = 5.0
 _FIRST_GREETING_S: Final = 0.5
+_watches: WeakKeyDictionary[Connection, tuple[int, PrimaryWatch]] = WeakKeyDictionary()
+"""With the process that they belong to."""
 
 
 class BlockingWire:
@@ -40,7 +47,7 @@ class BlockingWire:
     def __init__(self, endpoint: Endpoint, *, connect_timeout_s: float, command_timeout_s: float) -> None:
         """Connect and introduce ourselves. Raises ConnectionLost or ServerRefused."""
         self.endpoint = endpoint
-        self._timeout_s = command_timeout_s
+        self._sentinels: PrimaryWatch | None = None
         self._reader = new_reader()
         self._socket = _connect(endpoint, connect_timeout_s)
         self._may_watch = _has_limit_by_kernel(self._socket) and hasattr(socket, "MSG_DONTWAIT")
@@ -91,7 +98,38 @@ class BlockingWire:
         """Give the calls from now on so much time; a command that blocks needs more than others."""
         _limit(self._socket, seconds)
 
+    def obey(self, sentinels: PrimaryWatch) -> None:
+        """From now on raise ServerUnavailable, or ConnectionLost where something was sent, as soon as these replace our
+        server."""
+        sentinels.join(self)
+        self._sentinels = sentinels
+
+    def subscribe(self, *channels: str) -> None:
+        """From now on nothing is sent any more, and reading does not wait."""
+        self.call_many([("SUBSCRIBE", channel) for channel in channels])
+        self._socket.settimeout(0)
+
+    def pushed(self) -> list[Any]:
+        """What came meanwhile. Raises ConnectionLost."""
+        found: list[Any] = []
+        try:
+            while data := self._socket.recv(_CHUNK):
+                self._reader.feed(data)
+                while (push := self._reader.gets()) is not NOT_YET:
+                    found.append(push)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return found
+        except OSError as error:
+            raise ConnectionLost(f"{self.endpoint}: {reason_of(error)}") from error
+        raise ConnectionLost(f"{self.endpoint}: closed by the server")
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def close(self) -> None:
+        sentinels, self._sentinels = self._sentinels, None
+        if sentinels is not None:
+            sentinels.leave(self)
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -104,6 +142,8 @@ class BlockingWire:
         reader = self._reader
         try:
             if packed:
+                if self._sentinels is not None:
+                    self._sentinels.check(self.endpoint)
                 self._socket.sendall(packed)
             reply = reader.gets()
             room = _SHORT
@@ -118,6 +158,8 @@ class BlockingWire:
                 reader.feed(data)
                 reply = reader.gets()
                 room = _CHUNK
+            if self._sentinels is not None:
+                self._sentinels.confirm(self.endpoint)
             return reply
         except ConnectionLost:
             self.close()
@@ -154,9 +196,22 @@ def open_wire(
 ) -> BlockingWire:
     """A wire to the server that holds `key` now, or `at` the one that is known to. Raises ConnectionLost or
     ServerRefused, after `within_s` at most."""
+    sentinels = _watch_of(connection)
+    if sentinels is None:
+        return _open(connection, at or find(connection, key), within_s)
+    try:
+        wire = _open(connection, at or sentinels.locate(), within_s)
+        wire.obey(sentinels)
+    finally:
+        sentinels.rest()
+    with contextlib.suppress(ServerRefused):  # not allowed to us: then the first real command has to show it
+        wire.call("DEL", probe_key(key))  # a replica would refuse it
+    return wire
+
+
+def _open(connection: Connection, endpoint: Endpoint, within_s: float | None) -> BlockingWire:
     connect_s = connection.connect_timeout_s
     connect_s = connect_s if within_s is None else min(connect_s, within_s)
-    endpoint = at or find(connection, key)
     is_known = endpoint in connection.let_us_in
     if not is_known and endpoint.tls is not None:
         connect_s *= HANDSHAKE_SHARE
@@ -170,6 +225,24 @@ def open_wire(
         raise
     connection.let_us_in.add(endpoint)
     return wire
+
+
+def _watch_of(connection: Connection) -> PrimaryWatch | None:
+    address, directory = connection.address, connection.directory
+    if not isinstance(address, SentinelAddress):
+        return None
+    assert directory is not None
+    pid, watch = _watches.get(connection, (0, None))
+    if watch is None or pid != os.getpid():  # sockets of a parent are not ours to use
+        timeout_s = connection.connect_timeout_s
+        short_s = min(timeout_s, _LATE_SENTINEL_S)
+        watch = PrimaryWatch(
+            address,
+            lambda seed: BlockingWire(seed, connect_timeout_s=short_s, command_timeout_s=short_s),
+            lambda: pick(_ask(directory, timeout_s), None),
+        )
+        _watches[connection] = os.getpid(), watch
+    return watch
 
 
 def _dial(endpoint: Endpoint, connect_s: float, command_s: float) -> BlockingWire:
@@ -195,7 +268,11 @@ def find(connection: Connection, key: str | None = None) -> Endpoint:
 def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
     reasons: list[tuple[Endpoint, Exception]] = []
     answers: list[Answer] = []
-    for asked in directory.candidates():
+    silent = directory.silent_until
+    for asked in sorted(directory.candidates(), key=lambda one: silent.get(one, 0.0)):
+        began = monotonic()
+        if answers and began < silent.get(asked, 0.0):
+            break
         if directory.is_enough(len(answers)):
             if not directory.asks_all:
                 break
@@ -205,8 +282,11 @@ def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
             with contextlib.closing(wire):
                 replies = wire.converse(directory.questions)
             answers.append(directory.read(asked, replies))
+            silent.pop(asked, None)
         except (ConnectionLost, ServerRefused) as error:
             reasons.append((asked, error))
+            if monotonic() - began >= timeout_s:
+                silent[asked] = began + _SILENT_FOR_S
     if answers:
         return directory.decide(answers)
     raise directory.nobody(reasons)

@@ -43,6 +43,7 @@ from bullpen.redis.address import (
 from bullpen.redis.checks import Facts, ServerVerdict, judge_facts
 from bullpen.redis.discovery import Answer, Directory, FailoverUnderWay, ServerUnavailable, Shard, pick
 from bullpen.redis.outages import forget, note_back, note_lost, note_refused
+from bullpen.redis.sentinels import ASK_SENTINELS_EVERY_S, SENTINEL_EVENTS
 from bullpen.redis.shared import SharedWire, take_share
 from bullpen.redis.socket import (
     FOREIGN_KEY,
@@ -65,11 +66,8 @@ from bullpen.wire.scripts import Script
 
 logger = get_logger("bullpen.redis")
 
-_ASK_SENTINELS_EVERY_S: Final = 0.5
 _SECOND_GREETING_S: Final = 0.25
 _LATE_SENTINELS_S: Final = 0.1
-_SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
-"""The first two come a moment before a replica is made primary."""
 AnyWire = TypeVar("AnyWire", bound=Wire)
 LONGEST_RECONNECT_WAIT_S: Final = 0.5
 """After a server returned, work must go on within 1.5 s; so the pause between two attempts stays well below that."""
@@ -528,7 +526,7 @@ class _PrimaryWatch:
             while True:
                 self._told.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), _ASK_SENTINELS_EVERY_S)
+                    await asyncio.wait_for(self._told.wait(), ASK_SENTINELS_EVERY_S)
                 self._wires = [wire for wire in self._wires if not wire.broken]
                 if not self._wires:
                     return
@@ -560,7 +558,7 @@ class _PrimaryWatch:
                 async with asyncio.timeout(self._connection.connect_timeout_s):
                     reader, writer = await asyncio.open_connection(sentinel.host, sentinel.port, ssl=sentinel.tls)
                 try:
-                    commands = (*await _greeting(sentinel, None), ("SUBSCRIBE", *_SENTINEL_EVENTS))
+                    commands = (*await _greeting(sentinel, None), ("SUBSCRIBE", *SENTINEL_EVENTS))
                     writer.write(b"".join(map(pack, commands)))
                     await self._hear(reader, service.encode())
                 finally:

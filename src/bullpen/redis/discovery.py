@@ -52,6 +52,9 @@ class Directory:
 
     def __init__(self, address: SentinelAddress | ClusterAddress) -> None:
         self.address = address
+        self.silent_until: dict[Endpoint, float] = {}
+        """Who did not answer in time, for plain threads, which ask one after the other: they are asked last, and not
+        before then when others answered."""
         self._known: tuple[Endpoint, ...] = ()
 
     @property
