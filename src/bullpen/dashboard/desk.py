@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import scrub
 from bullpen._parts.alerts import limits_of
 from bullpen.app import Bullpen
@@ -288,7 +289,7 @@ class Desk:
             raise PageProblem(
                 404,
                 f"There is no job {job_id!r} in {name!r}: it was removed by hand or by retention, or never added here.",
-                hint=f"bullpen queues show {name}",
+                hint=command_line("queues show", name),
             )
         return job_view(facts, record, events, logs, total, payloads=payloads)
 

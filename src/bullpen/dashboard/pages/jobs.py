@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from bullpen._kernel import json
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.desk import PER_PAGE
 from bullpen.errors import NotJson
-from bullpen.ops.actions import ACTIONS, Deed, shell
+from bullpen.ops.actions import ACTIONS, Deed
 from bullpen.ops.views.jobs import JobsView
 from bullpen.ops.views.queues import QueueRow, queue_row
 from bullpen.queue import JobState
@@ -169,7 +170,7 @@ async def job(context: Context) -> Page:
         values={
             "offered": offered,
             "fix": fix,
-            "line_show": f"bullpen jobs show {shell(name)} {shell(job_id)}",
+            "line_show": command_line("jobs show", name, job_id),
         },
     )
 
