@@ -7,18 +7,20 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
 from bullpen import Bullpen, Queue
-from bullpen.dashboard import Role, Visitor
+from bullpen.dashboard import Role, Visitor, make_dashboard
 from bullpen.errors import InvalidOption
 from bullpen.ops.actions import ACTIONS, Actions, Actor, Deed, find_action
 from bullpen.ops.operations import Operation
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import JobState
 from bullpen.queue.audit import AuditStreams
-from tests.dashboard._kit import SAME, As, opened, settings
+from bullpen.settings import DashboardSettings
+from tests.dashboard._kit import HOST, SAME, As, opened, settings, transport
 from tests.dashboard.test_pages import fail_one
 from tests.flows._cli import cli
 
@@ -258,6 +260,42 @@ async def test_an_operation_can_be_stopped_and_another_process_goes_on(redis_url
             found = await ended(dashboard, job.id)
         assert found.state == "stopped"  # type: ignore[attr-defined]
         assert found.done < 3  # type: ignore[attr-defined]
+
+
+async def left_behind(redis_url: str, queue_name: str) -> str:
+    """An operation that a process stored before it died, and the id of its job."""
+    async with Queue(queue_name, connection=redis_url) as queue:
+        job = await queue.add("job", {}, job_id="chosen")
+    async with Bullpen(settings=settings(redis_url)) as app:
+        stored = Operation(kind="jobs", by="ada", queue=queue_name, verb="remove", ids=[job.id], total=1)
+        return (await app.queue(OPERATIONS).add("jobs", msgspec.to_builtins(stored))).id
+
+
+async def test_what_a_dead_process_left_goes_on_when_the_next_one_starts(redis_url: str, queue_name: str) -> None:
+    """Nobody has to open a page for it."""
+    number = await left_behind(redis_url, queue_name)
+
+    async with opened(redis_url) as (_, dashboard):
+        found = await ended(dashboard, number)
+
+    assert (found.state, found.done) == ("completed", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("is_read_only", [True, False], ids=["read-only", "not started"])
+async def test_looking_at_operations_runs_none(redis_url: str, queue_name: str, is_read_only: bool) -> None:
+    """A viewer, or a dashboard that may change nothing, must not make something happen by looking."""
+    number = await left_behind(redis_url, queue_name)
+    wanted = DashboardSettings(read_only=is_read_only)
+    async with Bullpen(settings=settings(redis_url)) as app:
+        made = make_dashboard(app, access=As(Visitor("eve", Role.VIEWER)), settings=wanted)
+        if is_read_only:
+            await made.start()
+        async with httpx.AsyncClient(transport=transport(made), base_url=HOST) as http:
+            for path in ("/operations", f"/operations/{number}"):
+                assert (await http.get(path)).status_code == 200
+        assert [each.get_name() for each in asyncio.all_tasks() if "operations" in each.get_name()] == []
+        assert (await app.queue(OPERATIONS).counts()).waiting == 1
+        await made.aclose()
 
 
 async def test_many_letters_are_thrown_away_only_by_an_admin_who_types_the_name(

@@ -14,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -178,6 +178,20 @@ class Dashboard:
         headers = {**self.headers, "x-request-id": request_id}
         await answer.send(send, headers, head_only=request.method == "HEAD", receive=receive)
 
+    async def start(self) -> None:
+        """Run bulk actions from now on, those too that another process left. `bullpen dashboard` and the lifespan of a
+        server call it; an application that mounts the dashboard does. Without it, or when it is read-only, this
+        process runs only what is asked for here. Safe to call twice."""
+        if not self.settings.read_only:
+            self.desk.operations.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
     async def aclose(self) -> None:
         """End all streams and readers. The app stays open."""
         self.is_closing = True
@@ -338,6 +352,7 @@ class Dashboard:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                await self.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self.aclose()

@@ -80,14 +80,12 @@ async def audit(context: Context) -> Page:
 
 async def operations(context: Context) -> Page:
     desk = context.desk
-    await desk.within(desk.operations.resume())
     view = await desk.within(desk.operations.list())
     return Page("operations.html", view, "Operations", "operations", stream=OPERATIONS)
 
 
 async def operation(context: Context) -> Page:
     desk = context.desk
-    await desk.within(desk.operations.resume())
     found = await desk.within(desk.operations.get(context.path["id"]))
     if found is None:
         raise PageProblem(404, "There is no such operation; finished ones are kept until a thousand newer ones ended.")
