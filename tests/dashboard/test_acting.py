@@ -366,3 +366,15 @@ def test_jobs_explain_tells_the_cause(redis_url: str, queue_name: str, tmp_path:
 
     assert json.loads(found.out)["cause"] == "no-worker"
     assert missing.code == 1
+
+
+def test_queues_show_tells_who_paused_it(redis_url: str, queue_name: str, tmp_path: Path) -> None:
+    env = {"BULLPEN_REDIS_URL": redis_url}
+    cli("jobs", "add", queue_name, "job", cwd=tmp_path, env=env)
+    cli("queues", "pause", queue_name, "--reason", "month end", cwd=tmp_path, env=env)
+
+    shown = cli("queues", "show", queue_name, cwd=tmp_path, env=env)
+    data = json.loads(cli("queues", "show", queue_name, "--json", cwd=tmp_path, env=env).out)
+
+    assert re.search(r"paused by \S+ at .*Z: month end", shown.out)
+    assert data["pause"]["reason"] == "month end"

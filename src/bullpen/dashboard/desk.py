@@ -24,6 +24,7 @@ from bullpen.ops.explain import read_facts
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
 from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.pauses import PauseNote, read_pause
 from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
 from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view
 from bullpen.ops.views.queues import OverviewView, overview_view, verdict_of
@@ -149,6 +150,8 @@ class Desk:
     def forget(self) -> None:
         """Something was changed: whoever looks next must see it."""
         self._remembered.clear()
+        if self._sampler is not None:
+            self._sampler.forget()
 
     async def snapshot(self) -> Picture:
         return await self.within(self.sampler.snapshot())
@@ -326,10 +329,9 @@ class Desk:
             queues = ["dashboard", *(each.queue for each in looks), *(f"{each.queue}-dlq" for each in looks)]
         return await self.within(trail.read(queues, subject=subject, limit=limit))
 
-    async def paused_by(self, name: str) -> AuditRecord | None:
-        """Who paused a queue, as far as the trail knows."""
-        found = await self.audit(queues=[name], subject=name, limit=50)
-        return next((entry for entry in found if entry.action == "queue.pause"), None)
+    async def pause(self, name: str) -> PauseNote | None:
+        """Who paused a queue; None: it is not paused."""
+        return await self.within(self.once(("pause", name), lambda: read_pause(self.queue(name)), for_s=2.0))
 
     async def aclose(self) -> None:
         if self._operations is not None:

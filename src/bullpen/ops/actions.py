@@ -17,6 +17,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import written_ms
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, JobNotFound, SchedulerNotFound
+from bullpen.ops.pauses import pause_queue, resume_queue
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
@@ -105,6 +106,7 @@ class Deed:
 
 
 Perform = Callable[[Queue, str, Mapping[str, str]], Awaitable[str]]
+"""Takes the queue, the subject and the parameters, with `by` and `reason` among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,8 @@ class Actions:
         if deed.reason:
             detail["reason"] = deed.reason
         await self.note(deed.action.name, deed.queue, deed.subject, detail)
-        done = await deed.action.perform(target, deed.subject, deed.parameters)
+        given = {**deed.parameters, "by": self.actor.name, "reason": deed.reason}
+        done = await deed.action.perform(target, deed.subject, given)
         logger.warning(
             "%s of %s by %s%s",
             *(deed.action.name, f"{deed.queue}/{deed.subject}" if deed.subject else deed.queue, self.actor.name),
@@ -236,13 +239,13 @@ async def _priority(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
     return f"Job {job_id} has priority {given['priority']}."
 
 
-async def _pause(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
-    await queue.pause()
+async def _pause(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
+    await pause_queue(queue, by=given["by"], reason=given["reason"])
     return f"{queue.name} is paused. Jobs that run finish."
 
 
 async def _resume(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
-    await queue.resume()
+    await resume_queue(queue)
     return f"{queue.name} is running again."
 
 
