@@ -13,6 +13,7 @@ import pytest
 
 from bullpen import Bullpen, Queue
 from bullpen.dashboard import Role, Visitor, make_dashboard
+from bullpen.dashboard.access import local_visitor
 from bullpen.errors import InvalidOption
 from bullpen.ops.actions import ACTIONS, Actions, Actor, Deed, find_action
 from bullpen.ops.operations import Operation
@@ -93,6 +94,53 @@ async def test_sending_a_form_twice_does_it_once(redis_url: str, queue_name: str
         assert len(await AuditStreams(queue.connection, "bull").read(queue_name)) == 1
         again = await http.post(f"/queues/{queue_name}/jobs/a/act/promote", headers=SAME)
         assert again.status_code == 409
+
+
+async def test_a_double_click_at_two_processes_does_it_once(redis_url: str, queue_name: str) -> None:
+    """Two dashboards behind one address get the same form at the same moment."""
+    async with (
+        Queue(queue_name, connection=redis_url) as queue,
+        opened(redis_url) as (first, _),
+        opened(redis_url) as (second, _),
+    ):
+        ids = [(await queue.add("job", {})).id for _ in range(3)]
+        form = {"nonce": "n1", "priority": "7"}
+        path = f"/queues/{queue_name}/jobs/{ids[0]}/act/priority"
+        clicks = [http.post(path, data=form, headers=SAME) for http in (first, second, first, second)]
+
+        answers = await asyncio.gather(*clicks)
+
+        assert {answer.status_code for answer in answers} == {303}
+        assert len(await AuditStreams(queue.connection, "bull").read(queue_name)) == 1
+        selected = {"verb": "remove", "confirmed": "1", "id": ids[1], "nonce": "n2"}
+        path = f"/queues/{queue_name}/selected"
+        answers = await asyncio.gather(*(http.post(path, data=selected, headers=SAME) for http in (first, second)))
+        assert len({answer.headers["location"] for answer in answers}) == 1
+        started = await AuditStreams(queue.connection, "bull").read(queue_name)
+        assert [each.action for each in started].count("operation.start") == 1
+
+
+async def test_what_a_dead_process_began_is_not_done_again_blindly(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
+        await queue.add("job", {}, delay=60_000, job_id="a")
+        died = dashboard.desk.do_once
+        begun = asyncio.Event()
+
+        async def never() -> list[str]:
+            begun.set()
+            await asyncio.Event().wait()
+            return []
+
+        sender = f"{local_visitor().name}\njob.promote {queue_name} a\nn1"
+        running = asyncio.create_task(died.do(sender, never))
+        await begun.wait()
+
+        answer = await http.post(f"/queues/{queue_name}/jobs/a/act/promote", data={"nonce": "n1"}, headers=SAME)
+
+        assert answer.status_code == 409
+        assert "is not known" in answer.text
+        assert await queue.state_of("a") is JobState.DELAYED
+        running.cancel()
 
 
 async def test_every_action_on_a_job_does_what_it_says(redis_url: str, queue_name: str) -> None:

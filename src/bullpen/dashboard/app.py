@@ -124,6 +124,13 @@ class Context:
         text = self.query.get(name, "")
         return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 16 else default
 
+    async def once(self, what: str, work: Callable[[], Awaitable[list[str]]]) -> list[str]:
+        """Do what this request asks for. The same form, or the same `Idempotency-Key`, does it once."""
+        nonce = self.request.headers.get("idempotency-key") or (await self.request.form()).get("nonce", "")
+        if not nonce:
+            return await work()
+        return await self.desk.do_once.do(f"{self.principal.name}\n{what}\n{nonce}", work)
+
     def redirect(self, to: str, note: str = "", undo: str = "") -> PageAnswer:
         """Show another page, with a note of what was done."""
         cookies = list(self.cookies)
@@ -148,8 +155,6 @@ class Dashboard:
         self.any_host = False
         """Set where the host application has checked the name."""
         self.headers = security_headers(settings.frame_ancestors or "'none'")
-        self.done: dict[str, tuple[str, str]] = {}
-        """What was done for each form that was sent: sending it again does nothing more."""
         self.is_closing = False
         self.examined: tuple[list[Advice], int] = [], 0
         """What the doctor found when it was last asked, and when that was (Unix ms)."""

@@ -18,6 +18,7 @@ from bullpen._kernel.scrub import scrub
 from bullpen._parts.alerts import limits_of
 from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
 from bullpen.ops.actions import Actions, Actor, AuditRecord
 from bullpen.ops.explain import read_facts
@@ -27,10 +28,11 @@ from bullpen.ops.overview import Picture, QueueLook
 from bullpen.ops.pauses import PauseNote, read_pause
 from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
 from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view
-from bullpen.ops.views.queues import OverviewView, overview_view, verdict_of
+from bullpen.ops.views.queues import OPERATIONS, OverviewView, overview_view, verdict_of
 from bullpen.queue import JobState, Queue
 from bullpen.queue.heads import JobHead
 from bullpen.wire.events import QueueEvent
+from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 
 if TYPE_CHECKING:
@@ -79,6 +81,10 @@ class Desk:
         if self._hub is None:
             self._hub = Hub(self.app.connection, self.app.prefix, self.sampler)
         return self._hub
+
+    @property
+    def do_once(self) -> Once:
+        return Once(self.app.connection, QueueKeys(self.app.prefix, OPERATIONS))
 
     @property
     def operations(self) -> Operations:

@@ -126,7 +126,7 @@ async def selected(context: Context) -> Page | PageAnswer:
         ids=ids,
         total=len(ids),
     )
-    return await _submitted(context, asked, fields)
+    return await _submitted(context, asked)
 
 
 async def retry_all_form(context: Context) -> Page:
@@ -158,13 +158,14 @@ async def retry_all(context: Context) -> PageAnswer:
         most=int(given["most"] or 0),
         rate=float(given["rate"] or 0),
     )
-    return await _submitted(context, asked, fields)
+    return await _submitted(context, asked)
 
 
-async def _submitted(context: Context, asked: Operation, fields: dict[str, str]) -> PageAnswer:
-    nonce = fields.get("nonce", "")
-    is_key = nonce and nonce.replace("-", "").replace("_", "").isalnum() and len(nonce) < 60
-    number = await context.desk.operations.submit(asked, key=f"op-{nonce}" if is_key else "")
+async def _submitted(context: Context, asked: Operation) -> PageAnswer:
+    async def work() -> list[str]:
+        return [await context.desk.operations.submit(asked)]
+
+    (number,) = await context.once(f"{asked.kind} {asked.queue}", work)
     if context.request.is_api:
         return PageAnswer(202, msgspec.json.encode({"operation": number}), JSON)
     return context.redirect(context.url("operations", number))
