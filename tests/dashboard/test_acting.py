@@ -281,6 +281,25 @@ async def test_selected_jobs_are_shown_first_and_then_removed(redis_url: str, qu
         assert (await http.post(path, content="verb=remove", headers=form)).status_code == 422
 
 
+async def test_many_jobs_are_removed_only_by_an_admin_who_types_the_name(redis_url: str, queue_name: str) -> None:
+    form = {**SAME, "content-type": "application/x-www-form-urlencoded"}
+    path = f"/queues/{queue_name}/selected"
+
+    def body(count: int, more: str = "") -> str:
+        return "&".join(["verb=remove", "confirmed=1", *(f"id={number}" for number in range(count))]) + more
+
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {})
+        async with opened(redis_url, access=As(Visitor("o", Role.OPERATOR))) as (http, _):
+            assert (await http.post(path, content=body(101), headers=form)).status_code == 403
+            assert (await http.post(path, content=body(100), headers=form)).status_code == 303
+        async with opened(redis_url) as (http, _):
+            assert (await http.post(path, content=body(101), headers=form)).status_code == 422
+            assert (await http.post(path, content=body(1_001), headers=form)).status_code == 422
+            named = await http.post(path, content=body(101, f"&typed={queue_name}"), headers=form)
+            assert named.status_code == 303
+
+
 async def test_all_failed_jobs_are_retried_once(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         for number in range(3):

@@ -44,6 +44,8 @@ __all__ = ["Context", "Dashboard", "Page", "PageRoute", "make_access", "make_das
 logger = get_logger("bullpen.dashboard")
 
 _FLASH: Final = "bullpen_note"
+_TELLING: Final = ("text", "error")
+"""Filters that look into payloads: whoever may not see them could ask letter by letter."""
 _ZONE, _THEME = "bullpen_zone", "bullpen_theme"
 
 
@@ -258,6 +260,8 @@ class Dashboard:
             raise PageProblem(403, "This dashboard is read-only.")
         if principal.tenants and not route.for_tenants:
             raise PageProblem(403, "This page shows all tenants, and you may see only some.")
+        if not context.payloads and any(context.query.get(name) for name in _TELLING):
+            raise PageProblem(403, "Searching in data and errors needs the permission to see them.")
         if not principal.may(route.permission):
             if is_change:
                 await self.refused(context, route.pattern)

@@ -27,7 +27,7 @@ from bullpen.ops.operations import Operations
 from bullpen.ops.overview import Picture, QueueLook
 from bullpen.ops.pauses import PauseNote, read_pause
 from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
-from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view
+from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view, shown_preview
 from bullpen.ops.views.queues import OPERATIONS, OverviewView, overview_view, verdict_of
 from bullpen.queue import JobState, Queue
 from bullpen.queue.heads import JobHead
@@ -248,7 +248,7 @@ class Desk:
             heads = await page(position, _PER_WALK)
             for head in heads:
                 position += 1
-                if _fits(head, job_name, text if payloads else ""):
+                if _fits(head, job_name, text):
                     wanted.append(head)
                     if len(wanted) == count:
                         break
@@ -367,7 +367,8 @@ def _fits(head: JobHead, job_name: str, text: str) -> bool:
     if not text:
         return True
     wanted = text.lower()
-    return any(wanted in each.lower() for each in (head.preview("data"), head.preview("failedReason"), record.id))
+    texts = (shown_preview(head, "data"), shown_preview(head, "failedReason"), record.id)
+    return any(wanted in each.lower() for each in texts)
 
 
 def _entry_order(entry_id: bytes) -> tuple[int, int]:

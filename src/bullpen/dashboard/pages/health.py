@@ -19,7 +19,9 @@ from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import JobState
 
 _SEARCHED: Final = 200
-_MOST_SELECTED: Final = 200
+_MOST_SELECTED: Final = 1_000
+_FREE_REMOVALS: Final = 100
+"""More at once is for admins who type the name of the queue."""
 
 
 async def health(context: Context) -> Page:
@@ -108,13 +110,17 @@ async def selected(context: Context) -> Page | PageAnswer:
         raise PageProblem(422, "No job is selected. Go back and tick some.")
     if len(ids) > _MOST_SELECTED:
         raise PageProblem(422, f"At most {_MOST_SELECTED} jobs can be selected at once.")
+    needs_name = verb == "remove" and len(ids) > _FREE_REMOVALS
+    if needs_name and not context.principal.may(Permission.ADMIN):
+        raise PageProblem(403, f"Removing more than {_FREE_REMOVALS} jobs needs the role admin.")
     if not fields.get("confirmed"):
         heads = await context.desk.within(context.desk.queue(queue).heads_of(ids[:10]))
         state = JobState(fields["state"]) if fields.get("state") in set(JobState) else JobState.UNKNOWN
         view = {"queue": queue, "verb": verb, "count": len(ids), "samples": [_sample(head, state) for head in heads]}
-        return Page(
-            "selected.html", view, f"{action.title} {len(ids)}", "queues", values={"ids": ids, "action": action}
-        )
+        values = {"ids": ids, "action": action, "typed": needs_name}
+        return Page("selected.html", view, f"{action.title} {len(ids)}", "queues", values=values)
+    if needs_name and fields.get("typed", "") != queue:
+        raise PageProblem(422, f"Type the name of the queue to confirm: {queue}")
     asked = Operation(
         kind="jobs",
         by=context.principal.name,
