@@ -76,6 +76,7 @@ JobSignal                      raised by a handler to say what shall happen to i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from datetime import timedelta
 from enum import Enum
@@ -240,7 +241,8 @@ class SchedulerNotFound(QueueError):
 
     def __init__(self, queue: str, scheduler_id: str) -> None:
         super().__init__(
-            f"there is no scheduler {scheduler_id!r} in {queue!r}; `bullpen schedules {queue}` lists what there is",
+            f"there is no scheduler {scheduler_id!r} in {queue!r}; "
+            f"`bullpen schedules list {shlex.quote(queue)}` lists what there is",
             queue=queue,
         )
         self.scheduler_id = scheduler_id

@@ -50,11 +50,12 @@ async def opened(
     url: str, *, access: Any = None, dashboard: DashboardSettings | None = None, client: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Dashboard]]:
     """A dashboard and a client of it."""
-    async with Bullpen(settings=settings(url)) as app:
-        made = make_dashboard(app, access=access, settings=dashboard or DashboardSettings())
-        async with httpx.AsyncClient(transport=transport(made, client), base_url=HOST) as http:
-            yield http, made
-        await made.aclose()
+    async with (
+        Bullpen(settings=settings(url)) as app,
+        make_dashboard(app, access=access, settings=dashboard or DashboardSettings()) as made,
+        httpx.AsyncClient(transport=transport(made, client), base_url=HOST) as http,
+    ):
+        yield http, made
 
 
 def transport(application: Any, client: str = "127.0.0.1") -> httpx.ASGITransport:

@@ -50,6 +50,7 @@ async def served(redis_url: str) -> AsyncIterator[Served]:
     async with Bullpen(settings=settings(redis_url)) as app:
         wanted = DashboardSettings(label="test-shop", colour="blue")
         made = make_dashboard(app, settings=wanted)
+        await made.start()
         service = HttpService(made, "127.0.0.1", 0)
         running = asyncio.create_task(service.run())
         yield Served(made, f"http://127.0.0.1:{service.port}")

@@ -7,18 +7,21 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
 from bullpen import Bullpen, Queue
-from bullpen.dashboard import Role, Visitor
+from bullpen.dashboard import Role, Visitor, make_dashboard
+from bullpen.dashboard.access import local_visitor
 from bullpen.errors import InvalidOption
 from bullpen.ops.actions import ACTIONS, Actions, Actor, Deed, find_action
 from bullpen.ops.operations import Operation
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import JobState
 from bullpen.queue.audit import AuditStreams
-from tests.dashboard._kit import SAME, As, opened, settings
+from bullpen.settings import DashboardSettings
+from tests.dashboard._kit import HOST, SAME, As, opened, settings, transport
 from tests.dashboard.test_pages import fail_one
 from tests.flows._cli import cli
 
@@ -91,6 +94,53 @@ async def test_sending_a_form_twice_does_it_once(redis_url: str, queue_name: str
         assert len(await AuditStreams(queue.connection, "bull").read(queue_name)) == 1
         again = await http.post(f"/queues/{queue_name}/jobs/a/act/promote", headers=SAME)
         assert again.status_code == 409
+
+
+async def test_a_double_click_at_two_processes_does_it_once(redis_url: str, queue_name: str) -> None:
+    """Two dashboards behind one address get the same form at the same moment."""
+    async with (
+        Queue(queue_name, connection=redis_url) as queue,
+        opened(redis_url) as (first, _),
+        opened(redis_url) as (second, _),
+    ):
+        ids = [(await queue.add("job", {})).id for _ in range(3)]
+        form = {"nonce": "n1", "priority": "7"}
+        path = f"/queues/{queue_name}/jobs/{ids[0]}/act/priority"
+        clicks = [http.post(path, data=form, headers=SAME) for http in (first, second, first, second)]
+
+        answers = await asyncio.gather(*clicks)
+
+        assert {answer.status_code for answer in answers} == {303}
+        assert len(await AuditStreams(queue.connection, "bull").read(queue_name)) == 1
+        selected = {"verb": "remove", "confirmed": "1", "id": ids[1], "nonce": "n2"}
+        path = f"/queues/{queue_name}/selected"
+        answers = await asyncio.gather(*(http.post(path, data=selected, headers=SAME) for http in (first, second)))
+        assert len({answer.headers["location"] for answer in answers}) == 1
+        started = await AuditStreams(queue.connection, "bull").read(queue_name)
+        assert [each.action for each in started].count("operation.start") == 1
+
+
+async def test_what_a_dead_process_began_is_not_done_again_blindly(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
+        await queue.add("job", {}, delay=60_000, job_id="a")
+        died = dashboard.desk.do_once
+        begun = asyncio.Event()
+
+        async def never() -> list[str]:
+            begun.set()
+            await asyncio.Event().wait()
+            return []
+
+        sender = f"{local_visitor().name}\njob.promote {queue_name} a\nn1"
+        running = asyncio.create_task(died.do(sender, never))
+        await begun.wait()
+
+        answer = await http.post(f"/queues/{queue_name}/jobs/a/act/promote", data={"nonce": "n1"}, headers=SAME)
+
+        assert answer.status_code == 409
+        assert "is not known" in answer.text
+        assert await queue.state_of("a") is JobState.DELAYED
+        running.cancel()
 
 
 async def test_every_action_on_a_job_does_what_it_says(redis_url: str, queue_name: str) -> None:
@@ -231,6 +281,25 @@ async def test_selected_jobs_are_shown_first_and_then_removed(redis_url: str, qu
         assert (await http.post(path, content="verb=remove", headers=form)).status_code == 422
 
 
+async def test_many_jobs_are_removed_only_by_an_admin_who_types_the_name(redis_url: str, queue_name: str) -> None:
+    form = {**SAME, "content-type": "application/x-www-form-urlencoded"}
+    path = f"/queues/{queue_name}/selected"
+
+    def body(count: int, more: str = "") -> str:
+        return "&".join(["verb=remove", "confirmed=1", *(f"id={number}" for number in range(count))]) + more
+
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {})
+        async with opened(redis_url, access=As(Visitor("o", Role.OPERATOR))) as (http, _):
+            assert (await http.post(path, content=body(101), headers=form)).status_code == 403
+            assert (await http.post(path, content=body(100), headers=form)).status_code == 303
+        async with opened(redis_url) as (http, _):
+            assert (await http.post(path, content=body(101), headers=form)).status_code == 422
+            assert (await http.post(path, content=body(1_001), headers=form)).status_code == 422
+            named = await http.post(path, content=body(101, f"&typed={queue_name}"), headers=form)
+            assert named.status_code == 303
+
+
 async def test_all_failed_jobs_are_retried_once(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         for number in range(3):
@@ -258,6 +327,42 @@ async def test_an_operation_can_be_stopped_and_another_process_goes_on(redis_url
             found = await ended(dashboard, job.id)
         assert found.state == "stopped"  # type: ignore[attr-defined]
         assert found.done < 3  # type: ignore[attr-defined]
+
+
+async def left_behind(redis_url: str, queue_name: str) -> str:
+    """An operation that a process stored before it died, and the id of its job."""
+    async with Queue(queue_name, connection=redis_url) as queue:
+        job = await queue.add("job", {}, job_id="chosen")
+    async with Bullpen(settings=settings(redis_url)) as app:
+        stored = Operation(kind="jobs", by="ada", queue=queue_name, verb="remove", ids=[job.id], total=1)
+        return (await app.queue(OPERATIONS).add("jobs", msgspec.to_builtins(stored))).id
+
+
+async def test_what_a_dead_process_left_goes_on_when_the_next_one_starts(redis_url: str, queue_name: str) -> None:
+    """Nobody has to open a page for it."""
+    number = await left_behind(redis_url, queue_name)
+
+    async with opened(redis_url) as (_, dashboard):
+        found = await ended(dashboard, number)
+
+    assert (found.state, found.done) == ("completed", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("is_read_only", [True, False], ids=["read-only", "not started"])
+async def test_looking_at_operations_runs_none(redis_url: str, queue_name: str, is_read_only: bool) -> None:
+    """A viewer, or a dashboard that may change nothing, must not make something happen by looking."""
+    number = await left_behind(redis_url, queue_name)
+    wanted = DashboardSettings(read_only=is_read_only)
+    async with Bullpen(settings=settings(redis_url)) as app:
+        made = make_dashboard(app, access=As(Visitor("eve", Role.VIEWER)), settings=wanted)
+        if is_read_only:
+            await made.start()
+        async with httpx.AsyncClient(transport=transport(made), base_url=HOST) as http:
+            for path in ("/operations", f"/operations/{number}"):
+                assert (await http.get(path)).status_code == 200
+        assert [each.get_name() for each in asyncio.all_tasks() if "operations" in each.get_name()] == []
+        assert (await app.queue(OPERATIONS).counts()).waiting == 1
+        await made.aclose()
 
 
 async def test_many_letters_are_thrown_away_only_by_an_admin_who_types_the_name(
@@ -328,3 +433,15 @@ def test_jobs_explain_tells_the_cause(redis_url: str, queue_name: str, tmp_path:
 
     assert json.loads(found.out)["cause"] == "no-worker"
     assert missing.code == 1
+
+
+def test_queues_show_tells_who_paused_it(redis_url: str, queue_name: str, tmp_path: Path) -> None:
+    env = {"BULLPEN_REDIS_URL": redis_url}
+    cli("jobs", "add", queue_name, "job", cwd=tmp_path, env=env)
+    cli("queues", "pause", queue_name, "--reason", "month end", cwd=tmp_path, env=env)
+
+    shown = cli("queues", "show", queue_name, cwd=tmp_path, env=env)
+    data = json.loads(cli("queues", "show", queue_name, "--json", cwd=tmp_path, env=env).out)
+
+    assert re.search(r"paused by \S+ at .*Z: month end", shown.out)
+    assert data["pause"]["reason"] == "month end"

@@ -244,12 +244,46 @@ async def test_a_viewer_sees_sizes_and_no_payloads(redis_url: str, queue_name: s
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await queue.add("job", {"thing-inside": "find-me"})
         async with opened(redis_url, access=As(ROLES["viewer"])) as (http, _):
-            for path in ("", "?text=find-me", f"/jobs/{job.id}"):
+            for path in ("", f"/jobs/{job.id}"):
                 for base in ("", "/api/v1"):
                     assert "thing-inside" not in (await http.get(f"{base}/queues/{queue_name}{path}")).text
             assert (await http.get(f"/queues/{queue_name}/jobs/{job.id}/data")).status_code == 403
         async with opened(redis_url, access=As(Visitor("v", Role.VIEWER, payloads=True))) as (http, _):
             assert "find-me" in (await http.get(f"/queues/{queue_name}/jobs/{job.id}")).text
+
+
+async def test_a_filter_tells_a_viewer_nothing(redis_url: str, queue_name: str) -> None:
+    """Whether a text is in a payload or an error can be asked letter by letter."""
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {"thing": "find-me"})
+        async with opened(redis_url, access=As(ROLES["viewer"])) as (http, _):
+            for path in (f"/queues/{queue_name}?text=find-me", "/dead-letters?error=x", "/dead-letters/export?error=x"):
+                for base in ("", "/api/v1"):
+                    assert (await http.get(f"{base}{path}")).status_code == 403, path
+            assert 'name="text"' not in (await http.get(f"/queues/{queue_name}")).text
+
+
+async def test_a_filter_does_not_find_what_is_hidden(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("job", {"password": "hunter2", "customer": "c7"})
+        async with opened(redis_url) as (http, _):
+            address = f"/api/v1/queues/{queue_name}?state=waiting&text="
+            assert (await http.get(f"{address}hunter")).json()["list"]["jobs"] == []
+            assert len((await http.get(f"{address}c7")).json()["list"]["jobs"]) == 1
+
+
+async def test_progress_is_a_payload_unless_it_is_a_number(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        for progress in ({"token": "sk_live_0123456789abcdef", "row": 7}, 40):
+            await (await queue.add("job", {})).progress(progress)
+        address = f"/api/v1/queues/{queue_name}?state=waiting"
+        async with opened(redis_url, access=As(ROLES["viewer"])) as (http, _):
+            hidden = [row["progress"] for row in (await http.get(address)).json()["list"]["jobs"]]
+        async with opened(redis_url) as (http, _):
+            shown = [row["progress"] for row in (await http.get(address)).json()["list"]["jobs"]]
+    assert hidden == ["", "40"]
+    assert "sk_live" not in shown[0]
+    assert "7" in shown[0]
 
 
 async def test_read_only_refuses_every_change(redis_url: str, queue_name: str) -> None:

@@ -15,9 +15,10 @@ from starlette.routing import Mount
 from bullpen import Bullpen, Job, Queue, Worker
 from bullpen.dashboard import make_dashboard
 from bullpen.dashboard._web import join, read_request, segment
+from bullpen.ops.pauses import pause_queue, read_pause
 from bullpen.settings import DashboardSettings
 from tests.conftest import StartServer
-from tests.dashboard._kit import HOST, HOSTILE, opened, settings, transport
+from tests.dashboard._kit import HOST, HOSTILE, SAME, opened, settings, transport
 
 
 async def fail_one(redis_url: str, queue: Queue, data: Any = None, *, error: str = "HTTP 503 from partner 9") -> Job:
@@ -130,15 +131,50 @@ async def test_pages_lead_through_a_whole_list(redis_url: str, queue_name: str) 
     assert seen == [str(number) for number in range(1, 121)]
 
 
-async def test_the_pause_says_who_and_why(redis_url: str, queue_name: str) -> None:
+async def test_the_pause_says_who_when_and_why(redis_url: str, queue_name: str) -> None:
+    """And blames nobody for what another client did since."""
+    async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
+        await queue.add("job", {})
+
+        async def note() -> dict[str, Any] | None:
+            dashboard.desk.forget()  # another client's change is seen a moment later
+            found: dict[str, Any] | None = (await http.get(f"/api/v1/queues/{queue_name}")).json()["paused"]
+            return found
+
+        async def act(verb: str, reason: str) -> None:
+            await http.post(f"/queues/{queue_name}/act/{verb}", data={"reason": reason}, headers=SAME)
+
+        await queue.pause()
+        unknown = await note()
+        await act("pause", "month end")
+        known = await note()
+        page = (await http.get(f"/queues/{queue_name}")).text
+        await act("resume", "")
+        resumed = await note()
+        await queue.pause()
+        again = await note()
+
+    assert unknown is not None and unknown["by"] == "" and unknown["atMs"] > 0
+    assert known is not None and known["reason"] == "month end" and known["atMs"] > unknown["atMs"]
+    assert "month end" in page
+    assert resumed is None
+    assert again is not None and (again["by"], again["reason"]) == ("", "")
+    assert again["atMs"] > known["atMs"]
+
+
+async def test_a_resume_of_another_client_voids_the_note(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
-        async with opened(redis_url) as (http, _):
-            await queue.pause()
-            assert "not known who paused it" in (await http.get(f"/queues/{queue_name}")).text
-            form = {"reason": "month end"}
-            await http.post(f"/queues/{queue_name}/act/pause", data=form, headers={"sec-fetch-site": "same-origin"})
-            assert "month end" in (await http.get(f"/api/v1/queues/{queue_name}")).json()["pausedBy"]
+        await pause_queue(queue, by="ada", reason="month end")
+        mine = await read_pause(queue)
+        await queue.resume()
+        none = await read_pause(queue)
+        await queue.pause()
+        strange = await read_pause(queue)
+
+    assert mine is not None and (mine.by, mine.reason) == ("ada", "month end")
+    assert none is None
+    assert strange is not None and strange.by == "" and strange.at_ms >= mine.at_ms
 
 
 @pytest.mark.parametrize("text", HOSTILE)

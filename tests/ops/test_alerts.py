@@ -31,7 +31,7 @@ from tests.databases import ROLES, item
 from tests.flows._cli import child, cli
 
 HOOK = Target("webhook:ops")
-SIGN = Sign("dead_letters", "mails-dlq", 3, "3 dead letters wait for somebody", "bullpen dead-letters mails")
+SIGN = Sign("dead_letters", "mails-dlq", 3, "3 dead letters wait for somebody", "bullpen dead-letters list mails")
 ALL_SOURCES = frozenset(rule.source for rule in RULES.values())
 
 
@@ -87,7 +87,7 @@ async def test_an_incident_is_stored_with_the_message_that_tells_of_it(ledger: L
 
     assert row.payload["text"] == (
         "[bullpen production] dead_letters\nmails-dlq: 3 dead letters wait for somebody\n"
-        "fix: bullpen dead-letters mails"
+        "fix: bullpen dead-letters list mails"
     )
     (shown,) = row.payload["incidents"]
     assert (shown["subject"], shown["value"], shown["number"], shown["resolvedAt"]) == ("mails-dlq", 3, 1, None)
@@ -316,7 +316,7 @@ async def test_an_incident_and_its_end_reach_webhook_and_mail(redis_url: str, sq
     assert len(hook.requests) == 2, "two instances, one alert per incident and target"
     assert [each.recipient for each in mail.mails] == ["ops@example.com"] * 2
     assert str(mail.mails[0].message["Subject"]) == "[bullpen production] dead_letters"
-    assert "bullpen dead-letters mails" in mail.mails[0].content.decode()
+    assert "bullpen dead-letters list mails" in mail.mails[0].content.decode()
     assert str(mail.mails[1].message["Subject"]) == "[bullpen production] resolved: dead_letters"
 
 

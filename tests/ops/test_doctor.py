@@ -171,7 +171,7 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
         found = await ask(redis_url)
     (kept,) = [each.message for each in found if (each.subject, each.check) == ("queue mails-dlq", "library")]
     assert kept == "1 dead letter kept for somebody to look at"
-    assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters mails"
+    assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters list mails"
     assert "has waited 72" in worst(found, "queue mails")["workers"].message
 
 

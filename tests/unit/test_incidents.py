@@ -20,7 +20,7 @@ TELLING = Telling(repeat_ms=60_000, resolve_after_ms=10_000, growth=5, hold_ms=2
 
 
 def sign(value: int = 3, rule: str = "dead_letters") -> Sign:
-    return Sign(rule, "mails-dlq", value, f"{value} dead letters wait", "bullpen dead-letters mails")
+    return Sign(rule, "mails-dlq", value, f"{value} dead letters wait", "bullpen dead-letters list mails")
 
 
 def at(seconds: float) -> datetime:

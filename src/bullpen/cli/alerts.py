@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bullpen._kernel.command_line import command_line
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, RedisOption, WrongCommand
@@ -65,4 +66,5 @@ def send_test(
         common.print_json(ids)
     else:
         for row_id in ids:
-            common.out.print(f"stored: {row_id}; bullpen outbox show {row_id} tells what became of it", markup=False)
+            line = command_line("outbox show", str(row_id))
+            common.out.print(f"stored: {row_id}; {line} tells what became of it", markup=False)

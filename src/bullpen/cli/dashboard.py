@@ -89,6 +89,10 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
             super().__init__(pages, host, port, public=public, extra="dashboard")
             self._pages = pages
 
+        async def run(self, *, signals: bool | None = None) -> None:
+            await self._pages.start()
+            await super().run(signals=signals)
+
         async def close(self, timeout: int | timedelta | None = None) -> None:
             await self._pages.aclose()
             await super().close(timeout)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bullpen._kernel.command_line import command_line
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
@@ -85,7 +86,7 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
             continue  # of its broker we have told
         if depth:
             text = f"{depth} wait for somebody"
-            fix = f"bullpen dead-letters {store.name} --app MODULE:APP"
+            fix = command_line("dead-letters list", store.name, app="MODULE:APP")
             yield Advice(Level.WARNING, f"store {store.name}", "dead letters", text, fix)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bullpen._kernel.command_line import command_line
 from bullpen.cli import common
 from bullpen.cli.common import Done, JsonOption, TimeUp, WrongCommand
 from bullpen.cli.run_app import load_app
@@ -107,7 +108,8 @@ def follow(
     if not as_json:
         common.out.print(f"{urn} is {status}", markup=False)
     if status == word(states.failed) and until != status:
-        raise Done("" if as_json else f"{urn} has failed; `bullpen workflows explain {target} {name} {urn}` tells more")
+        line = command_line("workflows explain", target, name, urn)
+        raise Done("" if as_json else f"{urn} has failed; `{line}` tells more")
 
 
 def check(target: TargetArgument, as_json: JsonOption = False) -> None:

@@ -19,6 +19,7 @@ import typer
 from rich.text import Text
 
 from bullpen._kernel import telemetry
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.printable import printable
 from bullpen.app import Bullpen
 from bullpen.cli import common
@@ -167,7 +168,8 @@ def logs(
 
     common.wait_for(work())
     if ended == [JobState.FAILED]:
-        raise Done("" if as_json else f"job {job_id} failed; `bullpen jobs show {queue} {job_id}` tells why")
+        line = command_line("jobs show", queue, job_id)
+        raise Done("" if as_json else f"job {job_id} failed; `{line}` tells why")
 
 
 def _seconds(timeout: str | None) -> float | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from bullpen.app import Bullpen
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, RedisOption
+from bullpen.ops.pauses import read_pause
 from bullpen.queue.browse import find_queues
 
 app = typer.Typer(help="List queues with their counts; show, pause and resume one.")
@@ -46,8 +49,12 @@ def show(
     found = common.wait_for(_one(queue, redis, prefix))
     if as_json:
         common.print_json(found)
-    else:
-        _print([found])
+        return
+    _print([found])
+    if (note := found["pause"]) is not None:
+        since = f" at {datetime.fromtimestamp(note['atMs'] / 1000, UTC):%Y-%m-%d %H:%M:%SZ}" if note["atMs"] else ""
+        why = f": {note['reason']}" if note["reason"] else ""
+        common.out.print(f"paused by {note['by'] or 'another client'}{since}{why}", markup=False)
 
 
 @app.command()
@@ -116,7 +123,8 @@ async def _all(redis: str | None, prefix: str | None) -> list[dict[str, Any]]:
 async def _one(queue: str, redis: str | None, prefix: str | None) -> dict[str, Any]:
     async with common.opened(redis, prefix) as app:
         await common.must_exist(app, queue)
-        return await _describe(app, queue)
+        note = await read_pause(app.queue(queue))
+        return {**await _describe(app, queue), "pause": msgspec.to_builtins(note)}
 
 
 async def _switch(queue: str, reason: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from bullpen._kernel.command_line import command_line
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
 from bullpen.errors import SchedulerNotFound
@@ -105,7 +106,8 @@ def show(
     if ended:
         common.out.print(f"\nfires no more: {ended}", markup=False)
     elif found.is_paused:
-        common.out.print(f"\nis paused; `bullpen schedules resume {queue} {schedule}` lets it go on", markup=False)
+        line = command_line("schedules resume", queue, schedule)
+        common.out.print(f"\nis paused; `{line}` lets it go on", markup=False)
     else:
         common.out.print("\nfires at:", *instants, sep="\n", markup=False)
 

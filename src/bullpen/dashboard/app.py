@@ -14,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -44,6 +44,8 @@ __all__ = ["Context", "Dashboard", "Page", "PageRoute", "make_access", "make_das
 logger = get_logger("bullpen.dashboard")
 
 _FLASH: Final = "bullpen_note"
+_TELLING: Final = ("text", "error")
+"""Filters that look into payloads: whoever may not see them could ask letter by letter."""
 _ZONE, _THEME = "bullpen_zone", "bullpen_theme"
 
 
@@ -124,6 +126,13 @@ class Context:
         text = self.query.get(name, "")
         return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 16 else default
 
+    async def once(self, what: str, work: Callable[[], Awaitable[list[str]]]) -> list[str]:
+        """Do what this request asks for. The same form, or the same `Idempotency-Key`, does it once."""
+        nonce = self.request.headers.get("idempotency-key") or (await self.request.form()).get("nonce", "")
+        if not nonce:
+            return await work()
+        return await self.desk.do_once.do(f"{self.principal.name}\n{what}\n{nonce}", work)
+
     def redirect(self, to: str, note: str = "", undo: str = "") -> PageAnswer:
         """Show another page, with a note of what was done."""
         cookies = list(self.cookies)
@@ -148,8 +157,6 @@ class Dashboard:
         self.any_host = False
         """Set where the host application has checked the name."""
         self.headers = security_headers(settings.frame_ancestors or "'none'")
-        self.done: dict[str, tuple[str, str]] = {}
-        """What was done for each form that was sent: sending it again does nothing more."""
         self.is_closing = False
         self.examined: tuple[list[Advice], int] = [], 0
         """What the doctor found when it was last asked, and when that was (Unix ms)."""
@@ -177,6 +184,20 @@ class Dashboard:
             answer = self._problem(request, told, request_id)
         headers = {**self.headers, "x-request-id": request_id}
         await answer.send(send, headers, head_only=request.method == "HEAD", receive=receive)
+
+    async def start(self) -> None:
+        """Run bulk actions from now on, those too that another process left. `bullpen dashboard` and the lifespan of a
+        server call it; an application that mounts the dashboard does. Without it, or when it is read-only, this
+        process runs only what is asked for here. Safe to call twice."""
+        if not self.settings.read_only:
+            self.desk.operations.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """End all streams and readers. The app stays open."""
@@ -239,6 +260,8 @@ class Dashboard:
             raise PageProblem(403, "This dashboard is read-only.")
         if principal.tenants and not route.for_tenants:
             raise PageProblem(403, "This page shows all tenants, and you may see only some.")
+        if not context.payloads and any(context.query.get(name) for name in _TELLING):
+            raise PageProblem(403, "Searching in data and errors needs the permission to see them.")
         if not principal.may(route.permission):
             if is_change:
                 await self.refused(context, route.pattern)
@@ -338,6 +361,7 @@ class Dashboard:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                await self.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self.aclose()

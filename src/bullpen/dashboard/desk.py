@@ -13,21 +13,25 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import scrub
 from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
 from bullpen.ops.actions import Actions, Actor, AuditRecord
 from bullpen.ops.explain import read_facts
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
 from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.pauses import PauseNote, read_pause
 from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
-from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view
-from bullpen.ops.views.queues import OverviewView, overview_view, verdict_of
+from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view, shown_preview
+from bullpen.ops.views.queues import OPERATIONS, OverviewView, overview_view, verdict_of
 from bullpen.queue import JobState, Queue
 from bullpen.queue.heads import JobHead
 from bullpen.wire.events import QueueEvent
+from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
 from bullpen.wiring.alerts import limits_of
 
@@ -77,6 +81,10 @@ class Desk:
         if self._hub is None:
             self._hub = Hub(self.app.connection, self.app.prefix, self.sampler)
         return self._hub
+
+    @property
+    def do_once(self) -> Once:
+        return Once(self.app.connection, QueueKeys(self.app.prefix, OPERATIONS))
 
     @property
     def operations(self) -> Operations:
@@ -148,6 +156,8 @@ class Desk:
     def forget(self) -> None:
         """Something was changed: whoever looks next must see it."""
         self._remembered.clear()
+        if self._sampler is not None:
+            self._sampler.forget()
 
     async def snapshot(self) -> Picture:
         return await self.within(self.sampler.snapshot())
@@ -238,7 +248,7 @@ class Desk:
             heads = await page(position, _PER_WALK)
             for head in heads:
                 position += 1
-                if _fits(head, job_name, text if payloads else ""):
+                if _fits(head, job_name, text):
                     wanted.append(head)
                     if len(wanted) == count:
                         break
@@ -288,7 +298,7 @@ class Desk:
             raise PageProblem(
                 404,
                 f"There is no job {job_id!r} in {name!r}: it was removed by hand or by retention, or never added here.",
-                hint=f"bullpen queues show {name}",
+                hint=command_line("queues show", name),
             )
         return job_view(facts, record, events, logs, total, payloads=payloads)
 
@@ -325,10 +335,9 @@ class Desk:
             queues = ["dashboard", *(each.queue for each in looks), *(f"{each.queue}-dlq" for each in looks)]
         return await self.within(trail.read(queues, subject=subject, limit=limit))
 
-    async def paused_by(self, name: str) -> AuditRecord | None:
-        """Who paused a queue, as far as the trail knows."""
-        found = await self.audit(queues=[name], subject=name, limit=50)
-        return next((entry for entry in found if entry.action == "queue.pause"), None)
+    async def pause(self, name: str) -> PauseNote | None:
+        """Who paused a queue; None: it is not paused."""
+        return await self.within(self.once(("pause", name), lambda: read_pause(self.queue(name)), for_s=2.0))
 
     async def aclose(self) -> None:
         if self._operations is not None:
@@ -358,7 +367,8 @@ def _fits(head: JobHead, job_name: str, text: str) -> bool:
     if not text:
         return True
     wanted = text.lower()
-    return any(wanted in each.lower() for each in (head.preview("data"), head.preview("failedReason"), record.id))
+    texts = (shown_preview(head, "data"), shown_preview(head, "failedReason"), record.id)
+    return any(wanted in each.lower() for each in texts)
 
 
 def _entry_order(entry_id: bytes) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.printable import printable
 from bullpen.dashboard._web import segment
 from bullpen.errors import MissingExtra
@@ -97,7 +98,12 @@ def _environment() -> jinja2.Environment:
         "json_tree": json_tree,
         "json_text": json_text,
     }
-    environment.globals |= {"icons": ICONS, "verdict_icons": VERDICT_ICONS, "spark": spark}
+    environment.globals |= {
+        "icons": ICONS,
+        "verdict_icons": VERDICT_ICONS,
+        "spark": spark,
+        "command_line": command_line,
+    }
     return environment
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import check_texts
 from bullpen.errors import require
 from bullpen.ledger import tables
@@ -86,7 +87,7 @@ def steps_for(wanted: Collection[Part], installed: Collection[Part], current: st
 def command_for(parts: Collection[Part] = (), *, everything: bool = False) -> str:
     """What to type so that the tables of these parts are there and up to date."""
     chosen = [part for part in PARTS if part in parts]
-    return "bullpen migrate" if everything or not chosen else f"bullpen migrate --for {','.join(chosen)}"
+    return command_line("migrate", **({} if everything or not chosen else {"for": ",".join(chosen)}))
 
 
 def command_that_makes(text: str) -> str:

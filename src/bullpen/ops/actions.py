@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import written_ms
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, JobNotFound, SchedulerNotFound
+from bullpen.ops.pauses import pause_queue, resume_queue
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
-__all__ = ["ACTIONS", "Action", "Actions", "Actor", "AuditRecord", "Deed", "Parameter", "Trail", "find_action", "shell"]
+__all__ = ["ACTIONS", "Action", "Actions", "Actor", "AuditRecord", "Deed", "Parameter", "Trail", "find_action"]
 
 logger = get_logger("bullpen.actions")
 
@@ -104,6 +106,7 @@ class Deed:
 
 
 Perform = Callable[[Queue, str, Mapping[str, str]], Awaitable[str]]
+"""Takes the queue, the subject and the parameters, with `by` and `reason` among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +173,8 @@ class Actions:
         if deed.reason:
             detail["reason"] = deed.reason
         await self.note(deed.action.name, deed.queue, deed.subject, detail)
-        done = await deed.action.perform(target, deed.subject, deed.parameters)
+        given = {**deed.parameters, "by": self.actor.name, "reason": deed.reason}
+        done = await deed.action.perform(target, deed.subject, given)
         logger.warning(
             "%s of %s by %s%s",
             *(deed.action.name, f"{deed.queue}/{deed.subject}" if deed.subject else deed.queue, self.actor.name),
@@ -235,13 +239,13 @@ async def _priority(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
     return f"Job {job_id} has priority {given['priority']}."
 
 
-async def _pause(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
-    await queue.pause()
+async def _pause(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
+    await pause_queue(queue, by=given["by"], reason=given["reason"])
     return f"{queue.name} is paused. Jobs that run finish."
 
 
 async def _resume(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
-    await queue.resume()
+    await resume_queue(queue)
     return f"{queue.name} is running again."
 
 
@@ -309,26 +313,18 @@ def _number(name: str, text: str) -> int:
 
 
 def _on_job(verb: str) -> Callable[[Deed], str]:
-    return lambda deed: f"bullpen jobs {verb} {shell(deed.queue)} {shell(deed.subject)}"
+    return lambda deed: command_line(f"jobs {verb}", deed.queue, deed.subject)
 
 
 def _on_queue(verb: str, *flags: str) -> Callable[[Deed], str]:
     def command(deed: Deed) -> str:
-        given = [f"--{flag}" for flag in flags if deed.parameters.get(flag)]
-        return " ".join(["bullpen queues", verb, shell(deed.queue), *given])
+        return command_line(f"queues {verb}", deed.queue, **{flag: bool(deed.parameters.get(flag)) for flag in flags})
 
     return command
 
 
 def _on_schedule(verb: str) -> Callable[[Deed], str]:
-    return lambda deed: f"bullpen schedules {verb} {shell(deed.queue)} {shell(deed.subject)}"
-
-
-def shell(text: str) -> str:
-    """One word of a command, quoted where a shell would read it otherwise."""
-    import shlex
-
-    return shlex.quote(text)
+    return lambda deed: command_line(f"schedules {verb}", deed.queue, deed.subject)
 
 
 _DELAY: Final = Parameter("delay", "Due in", "duration", "5m", "90s, 15m, 2h, 1d", required=True)
@@ -366,9 +362,8 @@ ACTIONS: Final = {
             says="The delayed job becomes due after this time, counted from now.",
             undo="The delay can be changed again.",
             perform=_delay,
-            command=lambda deed: (
-                f"bullpen jobs change {shell(deed.queue)} {shell(deed.subject)} "
-                f"--delay {shell(deed.parameters.get('delay', '5m'))}"
+            command=lambda deed: command_line(
+                "jobs change", deed.queue, deed.subject, delay=deed.parameters.get("delay", "5m")
             ),
             states=(JobState.DELAYED,),
             parameters=(_DELAY,),
@@ -379,9 +374,8 @@ ACTIONS: Final = {
             says="The job moves to the end of its new class of priority.",
             undo="The priority can be changed again.",
             perform=_priority,
-            command=lambda deed: (
-                f"bullpen jobs change {shell(deed.queue)} {shell(deed.subject)} "
-                f"--priority {shell(deed.parameters.get('priority', '0'))}"
+            command=lambda deed: command_line(
+                "jobs change", deed.queue, deed.subject, priority=deed.parameters.get("priority", "0")
             ),
             states=_READY,
             parameters=(_PRIORITY,),
@@ -453,7 +447,7 @@ ACTIONS: Final = {
             says="All delayed jobs run as soon as workers are free, the next jobs of schedules too.",
             undo="Cannot be undone.",
             perform=_promote_all,
-            command=lambda deed: f"bullpen jobs promote {shell(deed.queue)} --all",
+            command=lambda deed: command_line("jobs promote", deed.queue, all=True),
         ),
         Action(
             name="queue.drain",

@@ -15,6 +15,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
 from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
 from bullpen.queue import Job, JobState, Queue
@@ -188,7 +189,7 @@ async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 async def _paused(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     if await queue.is_paused():
-        fix = f"bullpen queues resume {queue.name}"
+        fix = command_line("queues resume", queue.name)
         yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
 
 
@@ -245,7 +246,11 @@ async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     if blocked:
         text = f"{_count(len(blocked), 'parent')} {_wait(len(blocked))} although no child is left ({_some(blocked)})"
         yield Advice(
-            Level.WARNING, subject, "blocked parents", text, f"bullpen jobs {queue.name} remove ID, add it again"
+            Level.WARNING,
+            subject,
+            "blocked parents",
+            text,
+            f"{command_line('jobs remove', queue.name, 'ID')}, then add it again",
         )
 
 
@@ -281,7 +286,7 @@ async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.GOOD, subject, "retention", text)
         return
     fix = "name remove_on_complete and remove_on_fail where the jobs are added, or on the worker; "
-    fix += f"bullpen queues clean {queue.name} removes what is old now"
+    fix += f"{command_line('queues clean', queue.name)} removes what is old now"
     yield Advice(Level.WARNING, subject, "retention", text, fix)
 
 
@@ -298,7 +303,8 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
             fix = "they have finished or cannot be read: queue.remove_orphans() deletes them"
             yield Advice(Level.WARNING, subject, "orphaned keys", text, fix)
             return
-        fix = f"they never run: `bullpen queues restore {queue.name}` puts those back in line that have not finished"
+        line = command_line("queues restore", queue.name)
+        fix = f"they never run: `{line}` puts those back in line that have not finished"
         yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
 
 
@@ -323,7 +329,7 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
     for name, destination in (await ledger.destinations.troubled()).items():
         if destination.state == "disabled":
             text = f"somebody has switched it off; {_count(waiting[name], 'row')} to deliver"
-            fix = f"bullpen outbox enable {name}"
+            fix = command_line("outbox enable", name)
         else:
             text = f"its breaker is open, for the {destination.trips}. time in a row; "
             text += f"{_count(waiting[name], 'row')} to deliver"

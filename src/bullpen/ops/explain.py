@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bullpen._kernel.command_line import command_line
 from bullpen.ops.words import duration_text
 from bullpen.queue import JobState, Queue
 from bullpen.queue.limits import MANUAL_LIMIT
@@ -115,7 +116,7 @@ def explain(facts: JobFacts) -> JobExplanation:
     record, queue = facts.record, facts.queue
     if record is None:
         text = f"There is no job {facts.job_id} in {queue}: it was removed, or it was never added here."
-        return JobExplanation(IdleCause.NOT_HERE, text, f"bullpen queues show {queue}")
+        return JobExplanation(IdleCause.NOT_HERE, text, command_line("queues show", queue))
     match facts.state:
         case JobState.COMPLETED:
             ago = duration_text(facts.now_ms - record.finished_on)
@@ -135,7 +136,7 @@ def _failed(facts: JobFacts, record: JobRecord) -> JobExplanation:
     ago = duration_text(facts.now_ms - record.finished_on)
     made = record.attempts_made
     text = f"It failed finally {ago} ago, after {made} {'attempt' if made == 1 else 'attempts'}."
-    return JobExplanation(IdleCause.FAILED, text, f"bullpen jobs retry {facts.queue} {facts.job_id}", "job.retry")
+    return JobExplanation(IdleCause.FAILED, text, command_line("jobs retry", facts.queue, facts.job_id), "job.retry")
 
 
 def _active(facts: JobFacts, record: JobRecord) -> JobExplanation:
@@ -158,7 +159,7 @@ def _blocked(facts: JobFacts) -> JobExplanation:
 
 
 def _delayed(facts: JobFacts, record: JobRecord) -> JobExplanation:
-    command, action = f"bullpen jobs promote {facts.queue} {facts.job_id}", "job.promote"
+    command, action = command_line("jobs promote", facts.queue, facts.job_id), "job.promote"
     left_ms = (facts.due_ms or 0) - facts.now_ms
     reason = ""
     if record.attempts_made and record.raw_failed_reason:
@@ -183,7 +184,7 @@ def _queue_level(facts: JobFacts) -> JobExplanation | None:
     queue = facts.queue
     if facts.is_paused:
         text = f"The queue {queue} is paused: no worker takes jobs from it."
-        return JobExplanation(IdleCause.PAUSED, text, f"bullpen queues resume {queue}", "queue.resume")
+        return JobExplanation(IdleCause.PAUSED, text, command_line("queues resume", queue), "queue.resume")
     if facts.window_ms > 0 and facts.started_in_window >= MANUAL_LIMIT:
         text = f"The queue {queue} is held: no job may start for {duration_text(facts.window_ms)}."
         return JobExplanation(IdleCause.RATE, text, action="queue.lift")

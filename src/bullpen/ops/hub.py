@@ -55,6 +55,10 @@ class Sampler:
             task.add_done_callback(_has_failed)  # asks for its error, also when everybody has gone away
         return await asyncio.shield(task)  # who goes away takes nobody along
 
+    def forget(self) -> None:
+        """Something was changed here: the next one is taken anew."""
+        self._fresh_until = 0.0
+
     async def _take(self) -> Picture:
         if self._overview.search_due_s == 0 and (self._searching is None or self._searching.done()):
             self._searching = asyncio.create_task(self._overview.search(), name="bullpen search")

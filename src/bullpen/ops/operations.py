@@ -33,6 +33,8 @@ _MOST_FAILURES: Final = 20
 _REPORT_EVERY_S: Final = 0.5
 _MOST_IDS: Final = 1_000
 _KEEP: Final = 1_000
+_LOOK_EVERY_S: Final = 30.0
+"""How soon an operation goes on whose process died while others run."""
 
 
 class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
@@ -96,7 +98,11 @@ class OperationView(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Operations:
-    """Stores operations, and runs them while there are any. Without one, the server gets no command."""
+    """Stores operations, and runs them while there are any.
+
+    A process that has called `start` also goes on with what another one left: it looks when it starts, and every half
+    minute. Nothing else wakes it but a new operation.
+    """
 
     def __init__(
         self,
@@ -109,6 +115,7 @@ class Operations:
         self._connection, self._prefix = connection, prefix
         self._make_actions, self._make_console, self._changed = make_actions, make_console, changed
         self._queue = Queue(OPERATIONS, connection=connection, prefix=prefix)
+        self._watching: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._worker: Worker | None = None
         self._is_closed = False
@@ -131,11 +138,27 @@ class Operations:
         self.wake()
         return job.id
 
-    async def resume(self) -> None:
-        """Go on with what an earlier process left; called when somebody looks."""
+    def start(self) -> None:
+        """From now on this process runs what is stored, whoever stored it. Safe to call twice."""
+        if self._watching is None and not self._is_closed:
+            self._watching = asyncio.create_task(self._watch(), name="bullpen operations watch")
+
+    async def _watch(self) -> None:
+        is_away = False
+        while True:
+            try:
+                if await self._is_any_open():
+                    self.wake()
+                is_away = False
+            except (BullpenError, OSError) as error:
+                if not is_away:
+                    logger.warning("operations cannot be read now: %s", error)
+                is_away = True
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _is_any_open(self) -> bool:
         counts = await self._queue.counts()
-        if counts.waiting or counts.active or counts.delayed:
-            self.wake()
+        return bool(counts.waiting or counts.active or counts.delayed)
 
     def wake(self) -> None:
         if not self._is_closed and (self._running is None or self._running.done()):
@@ -165,6 +188,9 @@ class Operations:
 
     async def aclose(self) -> None:
         self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         if self._worker is not None:
             await self._worker.close(0)
         if self._running is not None:
@@ -180,8 +206,7 @@ class Operations:
         try:
             while not running.done() and not self._is_closed:
                 await asyncio.wait([running], timeout=1.0)
-                counts = await self._queue.counts()
-                if not (counts.waiting or counts.active or counts.delayed):
+                if not await self._is_any_open():
                     break
         except BullpenError as error:
             logger.warning("operations: %s", error)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import check_int
 from bullpen.errors import BullpenError
 from bullpen.ops.overview import QueueLook
@@ -216,13 +217,15 @@ def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Sign:
     text = f"the next of {to_do} {'job' if to_do == 1 else 'jobs'} has waited {age_ms // 1000} s" + (
         "; the queue is paused" if is_paused else ""
     )
-    fix = f"bullpen queues resume {queue}" if is_paused else "more workers, or more concurrency"
+    fix = command_line("queues resume", queue) if is_paused else "more workers, or more concurrency"
     return Sign("queue_late", queue, age_ms, text, fix)
 
 
 def _dead_letters(store: str, named: str, depth: int) -> Sign:
     plural = "dead letter waits" if depth == 1 else "dead letters wait"
-    return Sign("dead_letters", store, depth, f"{depth} {plural} for somebody", f"bullpen dead-letters {named}")
+    return Sign(
+        "dead_letters", store, depth, f"{depth} {plural} for somebody", command_line("dead-letters list", named)
+    )
 
 
 # Ledger -------------------------------------------------------------------------------------------------------------

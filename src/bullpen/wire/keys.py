@@ -44,6 +44,7 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:letters:": "sorted set or string; dead letters of one tenant, an index made from them; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:queues:": "stream, capped; which queues dispatchers of the outbox begin to fill; always with a TTL",
+    "bp:once:": "string; answer of a request to the dashboard: sent twice, it is done once; always with a TTL",
     "bp:rate:": "string; jobs of one lane that started in the current window; always with a TTL",
     "bp:running:": "sorted set; jobs of one lane with a limit that run or may start; always with a TTL",
     "bp:size:": "sorted set; jobs of one lane with a limit of size that did not start; always with a TTL",
@@ -214,6 +215,10 @@ class QueueKeys:
     def queues(self) -> str:
         """Tells delivery workers of the outbox which queues its dispatchers begin to fill."""
         return f"{self.base}bp:queues:filled"
+
+    def once(self, digest: str) -> str:
+        """The answer of a request that must not be done twice."""
+        return f"{self.base}bp:once:{digest}"
 
     def synced(self, caller: str) -> str:
         """Written to see whether the server waits for its disk."""

@@ -13,8 +13,6 @@ from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.queue import JobState
 
-_MOST_REMEMBERED = 10_000
-
 
 class Preview(msgspec.Struct, rename="camel", frozen=True):
     """What an action would do."""
@@ -53,29 +51,16 @@ async def perform(context: Context) -> PageAnswer:
     _check_role(context, action)
     fields = await context.request.form()
     _check_typed(action, queue, fields)
-    nonce = context.request.headers.get("idempotency-key") or fields.get("nonce", "")
-    key = f"{context.principal.name} {action.name} {queue} {subject} {nonce}"
-    done = context.dashboard.done
-    if nonce and key in done:
-        text, undo = done[key]
-    else:
-        await context.desk.must_exist(queue)
-        actions = await context.desk.actions(context.actor)
-        given = {
-            each.name: fields[each.name].strip() for each in action.parameters if fields.get(each.name, "").strip()
-        }
-        deed = Deed(
-            action=action, queue=queue, subject=subject, parameters=given, reason=fields.get("reason", "")[:500]
-        )
-        text = await actions.perform(deed)
-        context.desk.forget()
-        undo = ""
-        if action.inverse:
-            undo = _address(context, ACTIONS[action.inverse], queue, subject)
-        if nonce:
-            done[key] = text, undo
-            while len(done) > _MOST_REMEMBERED:
-                done.pop(next(iter(done)))
+    await context.desk.must_exist(queue)
+    given = {each.name: fields[each.name].strip() for each in action.parameters if fields.get(each.name, "").strip()}
+    deed = Deed(action=action, queue=queue, subject=subject, parameters=given, reason=fields.get("reason", "")[:500])
+
+    async def work() -> list[str]:
+        return [await (await context.desk.actions(context.actor)).perform(deed)]
+
+    (text,) = await context.once(f"{action.name} {queue} {subject}", work)
+    context.desk.forget()
+    undo = _address(context, ACTIONS[action.inverse], queue, subject) if action.inverse else ""
     if context.request.is_api:
         return PageAnswer(200, msgspec.json.encode({"done": text}), JSON)
     return context.redirect(_back(context, action, queue, subject, after=True), text, undo)

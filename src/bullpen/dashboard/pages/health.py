@@ -19,7 +19,9 @@ from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import JobState
 
 _SEARCHED: Final = 200
-_MOST_SELECTED: Final = 200
+_MOST_SELECTED: Final = 1_000
+_FREE_REMOVALS: Final = 100
+"""More at once is for admins who type the name of the queue."""
 
 
 async def health(context: Context) -> Page:
@@ -80,14 +82,12 @@ async def audit(context: Context) -> Page:
 
 async def operations(context: Context) -> Page:
     desk = context.desk
-    await desk.within(desk.operations.resume())
     view = await desk.within(desk.operations.list())
     return Page("operations.html", view, "Operations", "operations", stream=OPERATIONS)
 
 
 async def operation(context: Context) -> Page:
     desk = context.desk
-    await desk.within(desk.operations.resume())
     found = await desk.within(desk.operations.get(context.path["id"]))
     if found is None:
         raise PageProblem(404, "There is no such operation; finished ones are kept until a thousand newer ones ended.")
@@ -110,13 +110,17 @@ async def selected(context: Context) -> Page | PageAnswer:
         raise PageProblem(422, "No job is selected. Go back and tick some.")
     if len(ids) > _MOST_SELECTED:
         raise PageProblem(422, f"At most {_MOST_SELECTED} jobs can be selected at once.")
+    needs_name = verb == "remove" and len(ids) > _FREE_REMOVALS
+    if needs_name and not context.principal.may(Permission.ADMIN):
+        raise PageProblem(403, f"Removing more than {_FREE_REMOVALS} jobs needs the role admin.")
     if not fields.get("confirmed"):
         heads = await context.desk.within(context.desk.queue(queue).heads_of(ids[:10]))
         state = JobState(fields["state"]) if fields.get("state") in set(JobState) else JobState.UNKNOWN
         view = {"queue": queue, "verb": verb, "count": len(ids), "samples": [_sample(head, state) for head in heads]}
-        return Page(
-            "selected.html", view, f"{action.title} {len(ids)}", "queues", values={"ids": ids, "action": action}
-        )
+        values = {"ids": ids, "action": action, "typed": needs_name}
+        return Page("selected.html", view, f"{action.title} {len(ids)}", "queues", values=values)
+    if needs_name and fields.get("typed", "") != queue:
+        raise PageProblem(422, f"Type the name of the queue to confirm: {queue}")
     asked = Operation(
         kind="jobs",
         by=context.principal.name,
@@ -128,7 +132,7 @@ async def selected(context: Context) -> Page | PageAnswer:
         ids=ids,
         total=len(ids),
     )
-    return await _submitted(context, asked, fields)
+    return await _submitted(context, asked)
 
 
 async def retry_all_form(context: Context) -> Page:
@@ -160,13 +164,14 @@ async def retry_all(context: Context) -> PageAnswer:
         most=int(given["most"] or 0),
         rate=float(given["rate"] or 0),
     )
-    return await _submitted(context, asked, fields)
+    return await _submitted(context, asked)
 
 
-async def _submitted(context: Context, asked: Operation, fields: dict[str, str]) -> PageAnswer:
-    nonce = fields.get("nonce", "")
-    is_key = nonce and nonce.replace("-", "").replace("_", "").isalnum() and len(nonce) < 60
-    number = await context.desk.operations.submit(asked, key=f"op-{nonce}" if is_key else "")
+async def _submitted(context: Context, asked: Operation) -> PageAnswer:
+    async def work() -> list[str]:
+        return [await context.desk.operations.submit(asked)]
+
+    (number,) = await context.once(f"{asked.kind} {asked.queue}", work)
     if context.request.is_api:
         return PageAnswer(202, msgspec.json.encode({"operation": number}), JSON)
     return context.redirect(context.url("operations", number))

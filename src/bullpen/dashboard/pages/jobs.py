@@ -8,13 +8,15 @@ from typing import Any
 import msgspec
 
 from bullpen._kernel import json
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.desk import PER_PAGE
 from bullpen.errors import NotJson
-from bullpen.ops.actions import ACTIONS, Deed, shell
+from bullpen.ops.actions import ACTIONS, Deed
+from bullpen.ops.pauses import PauseNote
 from bullpen.ops.views.jobs import JobsView
 from bullpen.ops.views.queues import QueueRow, queue_row
 from bullpen.queue import JobState
@@ -40,8 +42,8 @@ class QueueView(msgspec.Struct, rename="camel", frozen=True):
     counts: dict[str, int]
     list: JobsView
     limits: dict[str, Any]
-    paused_by: str
-    """Who paused it, when and why; empty when it is not paused."""
+    paused: PauseNote | None
+    """Who paused it, when and why; None when it is not paused."""
     explanation: str
     """Why nothing moves; empty when something does."""
 
@@ -65,7 +67,7 @@ async def queue(context: Context) -> Page:
         counts=counts,
         list=listed,
         limits=await _limits(context, name),
-        paused_by=await _paused_by(context, name) if row.paused else "",
+        paused=await desk.pause(name),
         explanation=_why_nothing_moves(row),
     )
     filters = {"state": state.value, "name": job_name, "text": text}
@@ -132,15 +134,6 @@ async def _limits(context: Context, name: str) -> dict[str, Any]:
     return await desk.within(desk.once(("limits", name), ask))
 
 
-async def _paused_by(context: Context, name: str) -> str:
-    entry = await context.desk.paused_by(name)
-    if entry is None:
-        return "It is not known who paused it."
-    reason = entry.detail.get("reason", "") if isinstance(entry.detail, dict) else ""
-    when = entry.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"Paused by {entry.actor} at {when}" + (f": {reason}" if reason else ".")
-
-
 def _why_nothing_moves(row: QueueRow) -> str:
     if not row.ready or row.paused:
         return ""
@@ -169,7 +162,7 @@ async def job(context: Context) -> Page:
         values={
             "offered": offered,
             "fix": fix,
-            "line_show": f"bullpen jobs show {shell(name)} {shell(job_id)}",
+            "line_show": command_line("jobs show", name, job_id),
         },
     )
 

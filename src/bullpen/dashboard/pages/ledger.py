@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.app import Context, Page, PageRoute
@@ -164,7 +165,7 @@ async def outbox_row(context: Context) -> Page:
         ),
         dead_letter=row.status.value == "DEAD",
     )
-    values = {"of": "outbox", "title_of": "Outbox", "store": _DEAD_LETTERS, "line": f"bullpen outbox show {row_id}"}
+    values = {"of": "outbox", "title_of": "Outbox", "store": _DEAD_LETTERS, "line": command_line("outbox show", row_id)}
     return Page("ledger_row.html", view, f"{row_id} · outbox", "outbox", values=values)
 
 
@@ -224,7 +225,7 @@ async def run(context: Context) -> Page:
         payload=_payload(context, msgspec.json.encode(row.result).decode()) if row.result is not None else None,
         attempts=(),
     )
-    values = {"of": "runs", "title_of": "Runs", "store": "", "line": f"bullpen runs show {run_id}"}
+    values = {"of": "runs", "title_of": "Runs", "store": "", "line": command_line("runs show", run_id)}
     return Page("ledger_row.html", view, f"{run_id} · runs", "runs", values=values)
 
 

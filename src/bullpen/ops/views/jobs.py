@@ -30,6 +30,7 @@ __all__ = [
     "job_row",
     "job_view",
     "payload_of",
+    "shown_preview",
 ]
 
 _PREVIEW: Final = 200
@@ -159,7 +160,7 @@ def job_row(head: JobHead, state: JobState, *, payloads: bool) -> JobRow:
         created_ms=record.timestamp,
         attempts_made=made,
         attempts=record.opts.attempts,
-        preview=scrub_lines(head.preview("data"))[:_PREVIEW] if payloads else "",
+        preview=shown_preview(head, "data")[:_PREVIEW] if payloads else "",
         data_bytes=head.sizes.get("data", 0),
         error=summary(error, _LAST_LINE) if error and payloads and state is not JobState.COMPLETED else "",
         processed_ms=began,
@@ -168,9 +169,14 @@ def job_row(head: JobHead, state: JobState, *, payloads: bool) -> JobRow:
         duration_ms=ended - began if ended and began and ended >= began else None,
         worker=record.worker_id or "",
         priority=record.priority,
-        progress=_progress(head.preview("progress")),
+        progress=_progress(head.preview("progress"), payloads=payloads),
         dead_letter=record.dead_letter_id or "",
     )
+
+
+def shown_preview(head: JobHead, field: str) -> str:
+    """The beginning of a large field as people see it. Filters look at the same text: they tell nothing more."""
+    return scrub_lines(head.preview(field))
 
 
 def payload_of(raw: bytes | None, *, payloads: bool) -> Payload | None:
@@ -296,5 +302,8 @@ def _split_stack(text: str) -> tuple[list[str], list[str]]:
     return own, folded
 
 
-def _progress(text: str) -> str:
-    return "" if text in ("", "0") else text[:60]
+def _progress(text: str, *, payloads: bool) -> str:
+    """A number says how far it is; anything else is data of the handler."""
+    if text in ("", "0") or not (payloads or text.replace(".", "", 1).isdigit()):
+        return ""
+    return scrub_lines(text)[:60]
