@@ -82,7 +82,7 @@ def test_no_command_is_glued_together() -> None:
             if not isinstance(node, ast.JoinedStr):
                 continue
             parts = [ast.unparse(part) if isinstance(part, ast.FormattedValue) else None for part in node.values]
-            shown = [isinstance(part, ast.Constant) and bool(SHOWN.search(part.value)) for part in node.values]
+            shown = [isinstance(part, ast.Constant) and bool(SHOWN.search(str(part.value))) for part in node.values]
             if True in shown:
                 inserted = [part for part in parts[shown.index(True) :] if part is not None]
                 glued += [f"{name}:{node.lineno}" for part in inserted if not _is_safe(part)]
@@ -106,7 +106,7 @@ def shown_commands() -> Iterator[str]:
                 and isinstance(node, ast.Constant)
                 and re.match(rf"bullpen (?:{NAMES})\b.*$", str(node.value))
             ):
-                yield re.split(r"[,;:.]? (?:says|shows|removes|where|with|runs need)\b|[;,]", node.value)[0]
+                yield re.split(r"[,;:.]? (?:says|shows|removes|where|with|runs need)\b|[;,]", str(node.value))[0]
     for path in (HERE / "dashboard" / "templates").glob("*.html"):
         text = path.read_text()
         yield from re.findall(rf"\"(bullpen (?:{NAMES})\b[^\"]*)\"", text)
@@ -123,7 +123,7 @@ def _called(node: ast.Call) -> Iterator[str]:
             for each in node.keywords
             if each.arg is not None and each.arg != "state"
         ]
-        yield " ".join(["bullpen", command.value, *("x" for _ in words), *flags])
+        yield " ".join(["bullpen", str(command.value), *("x" for _ in words), *flags])
 
 
 def _is_flag(value: ast.expr) -> bool:
