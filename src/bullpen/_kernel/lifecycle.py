@@ -30,12 +30,20 @@ class Lifecycle:
 
     When the caller of the first `start` is cancelled, so is the start, and `end` cleans up: nobody would stop it later.
     When a caller of `stop` is cancelled, only its waiting ends; the stop goes on: nothing may stay half open.
+    `ends_unstarted`: `end` also runs where nothing was started, because something was opened before.
     """
 
-    __slots__ = ("_begin", "_end", "_has_ended", "_name", "_starting", "_stopping", "state")
+    __slots__ = ("_begin", "_end", "_ends_unstarted", "_has_ended", "_name", "_starting", "_stopping", "state")
 
-    def __init__(self, name: str, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
-        self._name, self._begin, self._end = name, begin, end
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Awaitable[None]],
+        end: Callable[[], Awaitable[None]],
+        *,
+        ends_unstarted: bool = False,
+    ) -> None:
+        self._name, self._begin, self._end, self._ends_unstarted = name, begin, end, ends_unstarted
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._has_ended = False
@@ -71,15 +79,22 @@ class Lifecycle:
 
     async def stop(self) -> None:
         """Stop, or wait for the stop that is under way. A start that is under way is cancelled first."""
-        if self._starting is None:
+        self.begin_stop()
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    def begin_stop(self) -> None:
+        """Stop, and let others wait for it."""
+        if self._stopping is not None:
+            return
+        if self._starting is None and not self._ends_unstarted:
             self.state = State.STOPPED
             return
-        if self._stopping is None:
-            if not self.is_stopping:
-                self.state = State.STOPPING
+        if not self.is_stopping:
+            self.state = State.STOPPING
+            if self._starting is not None:
                 self._starting.cancel()  # does nothing once it is done
-            self._stopping = asyncio.create_task(self._run_end(self._starting), name=f"{self._name}: stop")
-        await asyncio.shield(self._stopping)
+        self._stopping = asyncio.create_task(self._run_end(self._starting), name=f"{self._name}: stop")
 
     def _stopped_meanwhile(self) -> AlreadyStopped:
         return AlreadyStopped(f"{self._name} was stopped while it started")
@@ -95,8 +110,9 @@ class Lifecycle:
         if not self.is_stopping:  # a begin that swallows its cancellation leaves the end to stop()
             self.state = State.RUNNING
 
-    async def _run_end(self, starting: asyncio.Task[None]) -> None:
-        await asyncio.wait([starting])
+    async def _run_end(self, starting: asyncio.Task[None] | None) -> None:
+        if starting is not None:
+            await asyncio.wait([starting])
         if not self._has_ended:
             await self._finish()
 

@@ -14,11 +14,11 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.service import BaseService
 from bullpen.errors import InvalidOption, MissingExtra
 
 __all__ = ["HttpLimits", "HttpService", "parse_address"]
@@ -57,7 +57,7 @@ class HttpLimits:
             check_int(name, getattr(self, name), minimum=1)
 
 
-class HttpService:
+class HttpService(BaseService):
     """Listens as soon as it is made, so that a taken port is told before any job is; serves while it runs.
 
     `public=True` allows an address that other machines can reach. `lifespan=True` tells the application its start and
@@ -83,6 +83,7 @@ class HttpService:
             from bullpen.http._protocol import limited, protocol_for
         except ImportError:
             raise MissingExtra(extra, "serving over HTTP") from None
+        super().__init__("http")
         self._limits = limits or HttpLimits()
         self._socket = _listen(host, port, public=public)
         self.port: int = self._socket.getsockname()[1]
@@ -111,29 +112,23 @@ class HttpService:
         self.ends_last = True
         self._server = Server(config)
         self._accepting: asyncio.Task[None] | None = None
-        self._is_running = False
-        self._ended = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
 
-    async def run(self, *, signals: bool | None = None) -> None:
+    async def _begin(self) -> None:
         logger.info("serving http on port %d", self.port)
-        self._is_running = True
-        self._accepting = asyncio.create_task(self._accept(), name="bullpen http")
-        try:
-            # Without sockets: asyncio's own accepting does not pause between failures, and knows no limit.
-            await self._server.serve(sockets=[])
-        finally:
-            await self._stop_accepting()
-            self._ended.set()
+        self._accepting = self._spawn(self._accept(), "accept")
+        # Without sockets: asyncio's own accepting does not pause between failures, and knows no limit.
+        self._serving = self._spawn(self._server.serve(sockets=[]), is_all=True)  # an application may refuse to start
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
+    async def _hurry(self) -> None:
+        self._server.force_exit = self._close_timeout == 0
+
+    async def _end(self) -> None:
         self._server.should_exit = True
-        if timeout == 0:
-            self._server.force_exit = True
-        if not self._is_running:
-            self._socket.close()
-        else:
-            # Not for the task that serves: whoever runs all services closes them from there.
-            await self._ended.wait()
+        await self._hurry()
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        await self._stop_accepting()
 
     async def _accept(self) -> None:
         loop, server = asyncio.get_running_loop(), self._server

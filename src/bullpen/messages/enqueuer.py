@@ -13,7 +13,6 @@ Elsewhere: making the rows (`planner`), what becomes of an order (`sender`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from typing import Any, Final
 from bullpen._kernel import cron, telemetry
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import BullpenError, InvalidOption, PublishFailed, require
 from bullpen.ledger.checkpoints import Checkpoints
@@ -174,7 +174,7 @@ class SchedulerHealth:
         return not self.reason
 
 
-class Scheduler:
+class Scheduler(BaseService):
     """Plans and enqueues on a cron pattern in UTC. An app runs it; `run_once` is one tick."""
 
     def __init__(
@@ -186,12 +186,11 @@ class Scheduler:
         *,
         checkpoints: Checkpoints,
     ) -> None:
+        super().__init__("scheduler of messages")
         self._store, self._kinds, self._planner, self._enqueuer = store, kinds, planner, enqueuer
         self._checkpoints = checkpoints
         self.options = enqueuer.options
-        self._closing = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._is_running = False
+        self._ticker = Ticker("messages", self.run_once, cron=self.options.schedule, tz="UTC")
 
     async def run_once(self) -> None:
         """One tick: plan what comes near, then publish what falls due. What it did is noted for `health`.
@@ -206,22 +205,11 @@ class Scheduler:
         await self._store.note(self._checkpoints, _SUCCESS, f"{_epoch_ms(began)} {found} {published}")
         telemetry.emit("messages.run_ended", found=found, published=published)
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Tick until closed. Something that fails is logged, and tried again at the next tick."""
-        if self._closing.is_set():
-            return
-        self._is_running = True
-        try:
-            async with Ticker("messages", self.run_once, cron=self.options.schedule, tz="UTC"):
-                await self._closing.wait()
-        finally:
-            self._ended.set()
+    async def _begin(self) -> None:
+        await self._ticker.start()  # what fails is logged, and tried again at the next tick
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Let a tick that is under way end, then stop. Safe to call twice."""
-        self._closing.set()
-        if self._is_running:
-            await self._ended.wait()
+    async def _end(self) -> None:
+        await self._ticker.stop()
 
     async def health(self) -> SchedulerHealth:
         """How all schedulers of this ledger are; see `read_health`."""

@@ -6,17 +6,18 @@ and `sender` for the processes that plan and send, or both as one service for an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from datetime import time, timedelta
+from datetime import time
 from time import monotonic
 from typing import Any, Final, TypeVar, Unpack, overload
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.duration import check_int, check_many, check_texts
+from bullpen._kernel.ending import to_its_end
 from bullpen._kernel.ids import worker_name
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.rates import RateLimit
+from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import InvalidOption, NotConfigured, require
 from bullpen.ledger import Ledger
@@ -59,7 +60,7 @@ AnyFunction = TypeVar("AnyFunction", bound=SendFunction)
 MakeMessaging = Callable[[tuple[str, ...]], Messaging[Any]]
 
 
-class Messages:
+class Messages(BaseService):
     """Messages at nine in the morning where the recipient lives.
 
         messages = Messages(ledger, client)
@@ -90,6 +91,7 @@ class Messages:
     ) -> None:
         """`roles` is what `run` runs; two machines may have one each. A sender sends `concurrency` at the same time; up
         to `max_concurrency` while messages are late and their providers keep up (None: never more)."""
+        super().__init__("messages")
         self.roles = frozenset(check_texts("roles", roles))
         self._ledger, self._given, self._queue = ledger, messaging, queue
         self._concurrency = concurrency
@@ -105,8 +107,6 @@ class Messages:
         self.recipients = Recipients(self.store, self.occasions, self.routes)
         self.kinds = StoredKinds(self.store, ledger.checkpoints, self.recipients, self.occasions)
         self._messaging: Messaging[Any] | None = None
-        self._parts: list[Scheduler | MessageSender] = []
-        self._is_closed = False
 
     @property
     def made_messaging(self) -> Messaging[Any] | None:
@@ -260,24 +260,14 @@ class Messages:
             after, seen = batch[-1].key, seen + len(batch)
         return doubts.found
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Run what this process has to, until closed."""
-        if self._is_closed:
-            return
-        for doubt in await self.lint(most=_LINT_AT_START) if "sender" in self.roles and self.routes else ():
-            logger.warning("messages: %s", doubt)
+    async def _begin(self) -> None:
+        if "sender" in self.roles and self.routes:
+            for doubt in await to_its_end(self.lint(most=_LINT_AT_START)):
+                logger.warning("messages: %s", doubt)
         if "sender" in self.roles:
-            self._parts.append(self.sender())
+            await self._host(self.sender())
         if "scheduler" in self.roles:
-            self._parts.append(self.scheduler())
-        async with asyncio.TaskGroup() as group:
-            for part in self._parts:
-                group.create_task(part.run(signals=False))
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Stop what runs; deliveries in flight may end within `timeout`. Safe to call twice."""
-        self._is_closed = True
-        await asyncio.gather(*(part.close(timeout) for part in self._parts))
+            await self._host(self.scheduler())
 
     async def aclose(self) -> None:
         """Stop, and close channels and client. The ledger belongs to whoever made it."""
@@ -288,7 +278,7 @@ class Messages:
             await route.channel.aclose()
 
 
-class MessageSender:
+class MessageSender(BaseService):
     """Consumes orders until closed, as many at a time as the client's concurrency says; up to `max_concurrency` while
     messages are late."""
 
@@ -301,15 +291,17 @@ class MessageSender:
         concurrency: int | None = None,
         max_concurrency: int | None = None,
     ) -> None:
+        super().__init__(f"sender of {queue!r}")
         self._messaging, self._sender, self._queue = messaging, sender, queue
         self._concurrency, self._max_concurrency = concurrency, max_concurrency
         self._pace: Pace | None = None
         self._consumer: Consumer | None = None
-        self._closing = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._tickers = (
+            Ticker("message queue depth", messaging.sample, every=_SAMPLE_MS),  # for gauges
+            Ticker("pace of the sender", self._adapt, every=_PACE_MS),
+        )
 
-    async def start(self) -> None:
-        """Begin to take orders."""
+    async def _begin(self) -> None:
         self._consumer = await self._messaging.consume(self._queue, self._sender.handle, concurrency=self._concurrency)
         start = self._consumer.concurrency
         if self._max_concurrency is not None and self._max_concurrency > start:
@@ -319,18 +311,9 @@ class MessageSender:
             )
         telemetry.emit("messages.sender_started", queue=self._queue)
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Work until closed. Meanwhile the depth of the queue is told now and then, for gauges."""
-        if self._closing.is_set():
-            return
-        if self._consumer is None:
-            await self.start()
-        async with (
-            Ticker("message queue depth", self._messaging.sample, every=_SAMPLE_MS),
-            Ticker("pace of the sender", self._adapt, every=_PACE_MS),
-        ):
-            await self._closing.wait()
-        await self._ended.wait()
+    async def _on_run(self, signals: bool | None) -> None:
+        for ticker in self._tickers:
+            await ticker.start()
 
     async def _adapt(self) -> None:
         consumer, pace = self._consumer, self._pace
@@ -343,10 +326,13 @@ class MessageSender:
             telemetry.emit("messages.pace", queue=self._queue, concurrency=consumer.concurrency)
             logger.debug("the sender of %s sends %s at the same time", self._queue, consumer.concurrency)
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Take nothing more, let what is being sent end, then stop. Safe to call twice."""
-        self._closing.set()
+    async def _hurry(self) -> None:
         if self._consumer is not None:
-            await self._consumer.close(timeout)
+            await self._consumer.close(self._close_timeout)
+
+    async def _end(self) -> None:
+        for ticker in self._tickers:
+            await ticker.stop()
+        if self._consumer is not None:
+            await self._consumer.close(self._close_timeout)
             await self._sender.idle()
-        self._ended.set()

@@ -15,15 +15,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ending import end
-from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.patience import Patience
+from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotConfigured, Overtaken, SourceUnavailable, require
 from bullpen.ledger import Ledger
@@ -37,7 +36,7 @@ _log = get_logger("bullpen.outbox")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
 _PARKED_AT_ONCE: Final = 20
-_CLOSE_TIMEOUT_S: Final = 5.0
+_CLOSE_TIMEOUT_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ async def _unless_away() -> AsyncIterator[None]:
         yield
 
 
-class Projector:
+class Projector(BaseService):
     """Turns events into rows of the outbox, until closed.
 
         projector = Projector(ledger, SqlEvents(ledger), routes)
@@ -91,6 +90,7 @@ class Projector:
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         require("name", isinstance(name, str) and 0 < len(name) <= 60, "1 to 60 characters", name)
+        super().__init__(f"projector {name!r}", close_timeout=_CLOSE_TIMEOUT_MS)
         self.name, self.routes, self.source = name, routes, source
         self.options = options or ProjectorOptions()
         self.state = "new"
@@ -102,36 +102,13 @@ class Projector:
         self._starts: dict[str, int | datetime] = {}
         self._projection = self._make_projection(self._checkpoint, self._live)
         self._retries = Ticker("parked events", self.retry_parked, every=self.options.parked_interval_ms)
-        self._life = Lifecycle(f"projector {name!r}", self._begin, self._end)
         self._busy = asyncio.Lock()
-        self._close_timeout_s = _CLOSE_TIMEOUT_S
-        self._task: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
-        self._failure: BaseException | None = None
+        self._following: asyncio.Task[None] | None = None
         self._outages = 0
         self._patience = Patience(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._last_event: datetime | None = None
 
     # ---- running ------------------------------------------------------------------------------------------------
-
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Work until closed. Signals are for the app, or whoever calls this."""
-        await self._life.start()
-        await self._ended.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    async def start(self) -> None:
-        """Begin to project in the background."""
-        await self._life.start()
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Let the batch that is under way end, then stop; what takes longer than `timeout` is cut short, and nothing is
-        lost by that: its transaction has not committed. Safe to call twice."""
-        if timeout is not None:
-            self._close_timeout_s = to_ms("timeout", timeout) / 1000
-        await self._life.stop()
-        self._ended.set()
 
     async def _begin(self) -> None:
         require("routes", len(self.routes) > 0, "at least one route", self.routes)
@@ -141,25 +118,23 @@ class Projector:
         self.state = "starting"
         if self._prepare is not None:
             await self._prepare()
-        self._task = asyncio.create_task(self._follow_for_ever(), name=f"bullpen projector {self.name}")
-        self._task.add_done_callback(self._on_end)
+        self._following = self._spawn(self._follow_for_ever())
         await self._retries.start()
 
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._failure = task.exception()
-            _log.error("projector %s has failed and does nothing any more", self.name, exc_info=self._failure)
-        self.state = "stopped"
-        self._ended.set()
-
     async def _end(self) -> None:
+        """Let the batch that is under way end; what takes longer is cut short, and nothing is lost by that: its
+        transaction has not committed. It may wait at an event that cannot be mapped, for as long as nobody changes
+        that."""
         await self._retries.stop()
-        if self._task is not None:
-            # It may wait at an event that cannot be mapped, for as long as nobody mends it.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._close_timeout_s), self._busy:
-                    self._task.cancel()
-            await end(self._task)
+        if self._following is not None:
+            between = asyncio.create_task(self._end_between_batches(self._following))
+            await self._let_end([between])
+            await end(between, self._following)
+        self.state = "stopped"
+
+    async def _end_between_batches(self, following: asyncio.Task[None]) -> None:
+        async with self._busy:
+            following.cancel()
 
     # ---- following ----------------------------------------------------------------------------------------------
 

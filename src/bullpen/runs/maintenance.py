@@ -8,14 +8,13 @@ Elsewhere: giving a job (`service`), writing FAILED (`processor`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.ledger import Ledger, RunRow, RunStatus
 from bullpen.queue import Job, Queue
@@ -41,7 +40,7 @@ class Swept:
     """Runs whose job was missing."""
 
 
-class RunMaintenance:
+class RunMaintenance(BaseService):
     """Something to run beside dispatchers: it needs to see all tenants.
 
     `idle_ms` is how long a run must have been untouched before it is looked at; longer than a heartbeat. `every_ms` is
@@ -57,23 +56,17 @@ class RunMaintenance:
         idle_ms: int = 60_000,
         every_ms: int = 30_000,
     ) -> None:
+        super().__init__("maintenance of runs")
         self._ledger, self._service = ledger, service
         self._idle_ms = check_int("idle_ms", idle_ms, minimum=0)
         self._ticker = Ticker("runs maintenance", self._tick, every=check_int("every_ms", every_ms, minimum=1))
         self._neighbours = Neighbours(ledger.transactions, queue)
-        self._ended = asyncio.Event()
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Look again and again until closed."""
+    async def _begin(self) -> None:
         await self._ticker.start()
-        await self._ended.wait()
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Let the round that is under way end. Safe to call twice."""
-        if timeout is not None:
-            to_ms("timeout", timeout)
+    async def _end(self) -> None:
         await self._ticker.stop()
-        self._ended.set()
 
     async def sweep(self, *, idle_ms: int | None = None) -> Swept:
         """One round over all runs that are idle now."""
@@ -95,7 +88,7 @@ class RunMaintenance:
         job = await self._service.routes.queue(row.queue).get_job(row.id)
         state = JobState.UNKNOWN if job is None else await job.state()
         if job is not None and state is JobState.FAILED and not is_old_news(row, Take.of(job)):
-            await self._fail(row, job)
+            await self._fail_run(row, job)
             swept.failed += 1
             return
         if row.status is RunStatus.RUNNING and state not in (JobState.UNKNOWN, JobState.COMPLETED, JobState.FAILED):
@@ -105,7 +98,7 @@ class RunMaintenance:
             log(logging.WARNING, f"Run {row.id} was {row.status.value} without a job and got one", job_id=row.id,
                 run_id=row.id, tenant_id=row.tenant_id)  # fmt: skip
 
-    async def _fail(self, row: RunRow, job: Job) -> None:
+    async def _fail_run(self, row: RunRow, job: Job) -> None:
         reason = job.failed_reason or "unknown error"
         message = failure_message(job.attempts_made, reason)
         await self._ledger.transactions.run(row.tenant_id, lambda runs: fail_run(runs, row.id, Take.of(job), message))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Unpack, overload
 
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ending import to_its_end
 from bullpen._kernel.ids import random_id
 from bullpen._kernel.policy import INGESTION
+from bullpen._kernel.service import BaseService
 from bullpen.errors import NotConfigured, UnsafeDatabaseRole
 from bullpen.ledger import Ledger
 from bullpen.queue import Queue, RateLimit
@@ -220,14 +221,14 @@ class Runs:
         await self.dead_letter_queue.close()
 
 
-class RunWorker:
+class RunWorker(BaseService):
     """A worker that refuses to start where runs would not be safe."""
 
     def __init__(
         self, ledger: Ledger, worker: Worker, neighbours: Neighbours, beside: Callable[[], int] = lambda: 0
     ) -> None:
+        super().__init__(f"worker of runs of {worker.queue_name!r}")
         self._ledger, self.worker, self._neighbours, self._beside = ledger, worker, neighbours, beside
-        self._is_closed = False
 
     async def check(self) -> None:
         """Raise what keeps this process from running runs: tables, role, row-level security, size of the pool."""
@@ -248,23 +249,21 @@ class RunWorker:
             )
         await self._ledger.check(connections=needed)
 
-    async def start(self) -> None:
-        """Check, begin to take runs, and tell of another ledger on the same queue."""
-        await self.check()
-        if not self._is_closed:
-            await self.worker.start()
-            await self._neighbours.look()
+    async def _begin(self) -> None:
+        """Check, begin to take runs, and report another ledger on the same queue."""
+        await to_its_end(self.check())
+        await self.worker.start()
+        await to_its_end(self._neighbours.look())
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Take runs until closed. On SIGTERM running ones may finish, within the lock's duration."""
-        await self.start()
-        if not self._is_closed:
-            await self.worker.run(signals=signals)
+    async def _on_run(self, signals: bool | None) -> None:
+        """On SIGTERM running ones may finish, within the lock's duration."""
+        self._spawn(self.worker.run(signals=signals), is_all=True)
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Stop taking, let running runs finish, give back the rest. Safe to call twice."""
-        self._is_closed = True
-        await self.worker.close(timeout)
+    async def _hurry(self) -> None:
+        await self.worker.close(self._close_timeout)
+
+    async def _end(self) -> None:
+        await self.worker.close(self._close_timeout)
 
 
 # Ingestion ----------------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ Elsewhere: looking, judging and storing (`bullpen.ops`), the channels (`channels
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
-from datetime import timedelta
 from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.patience import Patience
+from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
@@ -126,7 +126,7 @@ def _trusted(url: str) -> dict[str, Any]:
     return {"allow_http": url.startswith("http://"), "allowed_networks": ["0.0.0.0/0", "::/0"]}
 
 
-class AlertService:
+class AlertService(BaseService):
     """Watches and delivers until closed."""
 
     role: Final = "alerts"
@@ -134,66 +134,57 @@ class AlertService:
     def __init__(
         self, watcher: Watcher, ledger: Ledger, settings: Settings, prepare: Callable[[], Awaitable[None]]
     ) -> None:
+        super().__init__("alerts")
         self._watcher, self._ledger, self._settings, self._prepare = watcher, ledger, settings, prepare
-        self._closing = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._is_running = False
+        self._ticker = Ticker("alerts", self._tick, every=settings.alerts.every_ms)
+        self._outbox: Outbox | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._beginning: asyncio.Task[None] | None = None
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        if self._closing.is_set():
+    async def _begin(self) -> None:
+        self._beginning = self._spawn(self._work())  # the database may be away for long, which must not keep others
+
+    async def _work(self) -> None:
+        if not await self._ledger_is_ready():
             return
-        self._is_running = True
-        try:
-            if not await self._ledger_is_ready():
-                return
-            if self._ledger.database.tenant_required:
-                raise NotConfigured(
-                    "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
-                )
-            await self._watch()
-        finally:
-            self._ended.set()
-
-    async def _ledger_is_ready(self) -> bool:
-        """Wait for a database that is away: who only watches must not keep workers from working. False: closed."""
-        told = False
-        while not self._closing.is_set():
-            try:
-                await self._prepare()
-            except DatabaseUnavailable as error:
-                if not told:
-                    logger.warning("nothing is watched until the database is back: %s", error)
-                told = True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_RETRY_S):
-                        await self._closing.wait()
-            else:
-                return True
-        return False
-
-    async def _watch(self) -> None:
+        if self._ledger.database.tenant_required:
+            raise NotConfigured(
+                "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
+            )
         options = DispatcherOptions(
             tick_interval_ms=self._settings.outbox.tick_interval_ms,
             lease_ms=_LEASE_MS,
             unknown_types="leave",  # what else is in the outbox is not our business,
             keep_sent_ms=None,  # nor how long it is kept
         )
-        outbox = Outbox(self._ledger, alert_routes(self._settings), options=options)
-        dispatcher: Dispatcher = outbox.dispatcher()
-        ticker = Ticker("alerts", self._tick, every=self._settings.alerts.every_ms)
-        try:
-            await dispatcher.start()
-            async with ticker:
-                await self._closing.wait()
-        finally:
-            await dispatcher.close()
-            await outbox.aclose()
+        self._outbox = Outbox(self._ledger, alert_routes(self._settings), options=options)
+        self._dispatcher = self._outbox.dispatcher()
+        await self._dispatcher.start()
+        await self._ticker.start()
+
+    async def _end(self) -> None:
+        """Let a look that is under way end: it is short, and its transaction would be torn."""
+        if self._beginning is not None:
+            await asyncio.wait([self._beginning])
+        await self._ticker.stop()
+        if self._dispatcher is not None and self._outbox is not None:
+            await self._dispatcher.close()
+            await self._outbox.aclose()
+
+    async def _ledger_is_ready(self) -> bool:
+        """Wait for a database that is away: who only watches must not keep workers from working. False: closed."""
+        patience, is_reported = Patience(first_s=_RETRY_S, longest_s=_RETRY_S), False
+        while not self._closing.is_set():
+            try:
+                await self._prepare()
+            except DatabaseUnavailable as error:
+                if not is_reported:
+                    logger.warning("nothing is watched until the database is back: %s", error)
+                is_reported = True
+                await patience.pause(unless=self._closing)
+            else:
+                return True
+        return False
 
     async def _tick(self) -> None:
         await self._watcher.watch()
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Let a look that is under way end, then stop. Safe to call twice."""
-        self._closing.set()
-        if self._is_running:
-            await self._ended.wait()

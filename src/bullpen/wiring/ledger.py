@@ -6,6 +6,7 @@ server is ours, so its tables are made without asking; a database that somebody 
 
 from __future__ import annotations
 
+from bullpen._kernel.ending import to_its_end
 from bullpen.errors import InvalidOption, LedgerNotReady
 from bullpen.ledger import Ledger, Roles
 from bullpen.settings import Settings
@@ -42,7 +43,14 @@ def roles_of(settings: Settings) -> Roles | None:
 
 
 async def prepare(ledger: Ledger, settings: Settings, *, connections: int = 2) -> None:
-    """Make the tables of the default file; refuse a configured database that is not ready or not safe."""
+    """Make the tables of the default file; refuse a configured database that is not ready or not safe.
+
+    To its end, also when nobody waits for it any more: a connection that is left in the middle of a query is lost.
+    """
+    await to_its_end(_prepare(ledger, settings, connections))
+
+
+async def _prepare(ledger: Ledger, settings: Settings, connections: int) -> None:
     if settings.ledger.url is None:
         try:
             # Asked before they are made: what makes them would stay loaded, 15 MB, for as long as the process runs.

@@ -8,11 +8,11 @@ key per kind; on the others the same queue, policy and dead letters. Elsewhere: 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any, Final
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
+from bullpen._kernel.service import BaseService
 from bullpen.errors import require
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages, SchedulerOptions, SenderOptions
@@ -103,17 +103,15 @@ def _policy(settings: Settings) -> RetryPolicy:
     )
 
 
-class MessageService:
+class MessageService(BaseService):
     """Makes the ledger ready, then runs the messages' parts until closed."""
 
     role: Final = "messages"
 
     def __init__(self, messages: Messages, prepare: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("messages of the app")
         self._messages, self._prepare = messages, prepare
 
-    async def run(self, *, signals: bool | None = None) -> None:
+    async def _begin(self) -> None:
         await self._prepare()
-        await self._messages.run(signals=False)
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        await self._messages.close(timeout)
+        await self._host(self._messages)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from contextlib import AsyncExitStack
 from typing import Final
 
+from bullpen._kernel.service import BaseService
 from bullpen.errors import NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ledger.late_wakeups import noting_late_wakeups
@@ -66,36 +67,32 @@ class _NoQueues:
         pass
 
 
-class OutboxService:
+class OutboxService(BaseService):
     """Delivers until closed. Dispatcher and workers are made when it runs, so that routes may be added until then."""
 
     role: Final = "outbox"
 
     def __init__(self, outbox: Outbox, prepare: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("outbox")
         self._outbox, self._prepare = outbox, prepare
         self._parts: list[Dispatcher | DeliveryWorkers] = []
-        self._is_closed = False
-        self._ended = asyncio.Event()
+        self._noting = AsyncExitStack()
 
-    async def run(self, *, signals: bool | None = None) -> None:
+    async def _begin(self) -> None:
         await self._prepare()
         ledger = self._outbox.ledger
-        if not self._is_closed:
-            if ledger.roles is None or ledger.duty == "service":
-                self._parts.append(self._outbox.dispatcher())
-            if ledger.duty == "worker" if ledger.roles is not None else self._outbox.has_queues:
-                self._parts.append(self._outbox.workers())
-            try:
-                for part in self._parts:
-                    await part.start()
-            except BaseException:
-                await self.close()
-                raise
-            async with noting_late_wakeups(ledger, "deliveries", "dispatcher"):
-                await self._ended.wait()
+        if ledger.roles is None or ledger.duty == "service":
+            self._parts.append(self._outbox.dispatcher())
+        if ledger.duty == "worker" if ledger.roles is not None else self._outbox.has_queues:
+            self._parts.append(self._outbox.workers())
+        await self._noting.enter_async_context(noting_late_wakeups(ledger, "deliveries", "dispatcher"))
+        for part in self._parts:
+            await part.start()
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
+    async def _hurry(self) -> None:
+        await asyncio.gather(*(part.close(self._close_timeout) for part in self._parts))
+
+    async def _end(self) -> None:
         """Stop both at once: what the dispatcher still hands on waits in its queue for the next worker."""
-        self._is_closed = True
-        await asyncio.gather(*(part.close(timeout) for part in self._parts))
-        self._ended.set()
+        await asyncio.gather(*(part.close(self._close_timeout) for part in self._parts))
+        await self._noting.aclose()

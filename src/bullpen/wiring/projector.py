@@ -7,10 +7,10 @@ Elsewhere: projecting (`bullpen.outbox.projector`), the event stores (`bullpen.p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import ClassVar
+from contextlib import AsyncExitStack
+from typing import Final
 
+from bullpen._kernel.service import BaseService
 from bullpen.ledger import Ledger
 from bullpen.ledger.late_wakeups import noting_late_wakeups
 from bullpen.outbox import EventRoutes, Projector, ProjectorMetrics, ProjectorOptions
@@ -46,14 +46,15 @@ def make_projector(
     return ProjectorService(projector, None if source is not None else made)
 
 
-@dataclass(slots=True)
-class ProjectorService:
+class ProjectorService(BaseService):
     """Runs a projector, and lets go of its event store afterwards."""
 
-    role: ClassVar[str] = "projector"
+    role: Final = "projector"
 
-    projector: Projector
-    own_source: EventSource | None
+    def __init__(self, projector: Projector, own_source: EventSource | None) -> None:
+        super().__init__(f"projector {projector.name!r} of the app")
+        self.projector, self._own_source = projector, own_source
+        self._noting = AsyncExitStack()
 
     @property
     def metrics(self) -> ProjectorMetrics:
@@ -65,11 +66,11 @@ class ProjectorService:
             return f"{self.projector.source.name} or the ledger does not answer"
         return None
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        async with noting_late_wakeups(self.projector.ledger, "projector"):
-            await self.projector.run(signals=signals)
+    async def _begin(self) -> None:
+        await self._noting.enter_async_context(noting_late_wakeups(self.projector.ledger, "projector"))
+        await self._host(self.projector)
 
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        await self.projector.close(timeout)
-        if self.own_source is not None:
-            await self.own_source.aclose()
+    async def _end(self) -> None:
+        await self._noting.aclose()
+        if self._own_source is not None:
+            await self._own_source.aclose()

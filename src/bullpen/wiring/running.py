@@ -14,10 +14,11 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.service import Service
 from bullpen.errors import InvalidOption, NotConfigured
 
 __all__ = ["ROLES", "Service", "Services", "role_of"]
@@ -33,18 +34,6 @@ _HINTS: Final = {
     "messages": "call app.use_messages()",
     "alerts": "say who is told: BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS",
 }
-
-
-class Service(Protocol):
-    """Something an app runs: a worker, or any other loop that can be asked to stop."""
-
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Work until closed; raise if it cannot go on. The app asks for `signals=False`: it handles them for all."""
-        ...
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Stop gracefully; 0 hurries a close that is under way. Safe to call twice; when it returns, all has ended."""
-        ...
 
 
 def role_of(service: Service) -> str:

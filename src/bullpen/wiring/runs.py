@@ -7,16 +7,15 @@ tenant at a time, maintenance sees all. Elsewhere: the parts themselves (`bullpe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.service import BaseService
 from bullpen.ledger import Ledger
 from bullpen.redis import Connection
-from bullpen.runs import RunMaintenance, RunOptions, RunProcessor, Runs, RunService, RunWorker
+from bullpen.runs import RunOptions, RunProcessor, Runs, RunService, RunWorker
 from bullpen.settings import Settings
 from bullpen.worker import Worker
 
@@ -41,18 +40,15 @@ def make_runs(settings: Settings, ledger: Ledger, connection: Connection, prefix
     return runs
 
 
-class RunsService:
+class RunsService(BaseService):
     """Runs and looks after runs until closed. A worker is made when a handler is registered."""
 
     uses_redis: Final = True
 
     def __init__(self, runs: Runs, prepare: Callable[[], Awaitable[None]], workers: dict[str, Worker]) -> None:
+        super().__init__("runs")
         self._runs, self._prepare, self._workers = runs, prepare, workers
         self._run_workers: dict[str | None, RunWorker] = {}
-        self._maintenance: RunMaintenance | None = None
-        self._group: asyncio.TaskGroup | None = None
-        self._is_closed = False
-        self._closed = asyncio.Event()
         runs.on_handler = self._make_worker
 
     def _make_worker(self, name: str | None) -> None:
@@ -62,32 +58,15 @@ class RunsService:
         is_new = name not in self._run_workers
         made = self._run_workers[name] = self._runs.worker(name)
         self._workers[made.worker.queue_name] = made.worker
-        if is_new and self._group is not None and not self._is_closed:
-            self._group.create_task(made.run(signals=False))
+        if is_new and self.is_running:  # a handler that is registered later is run at once
+            self._spawn(self._host(made))
 
-    async def run(self, *, signals: bool | None = None) -> None:
+    async def _begin(self) -> None:
         await self._prepare()
         ledger = self._runs.ledger
-        if self._is_closed:
-            return
         if ledger.roles is not None:
             logger.info(_DUTIES[ledger.duty])
-        try:
-            async with asyncio.TaskGroup() as group:
-                if not ledger.database.tenant_required:
-                    self._maintenance = self._runs.maintenance()
-                    group.create_task(self._maintenance.run())
-                self._group = group  # a handler that is registered later is run at once
-                for worker in self._run_workers.values():
-                    group.create_task(worker.run(signals=False))
-                await self._closed.wait()  # whatever parts this process has, it serves until it is closed
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            self._group = None
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        self._is_closed = True
-        parts = [part for part in (*self._run_workers.values(), self._maintenance) if part is not None]
-        await asyncio.gather(*(part.close(timeout) for part in parts))
-        self._closed.set()
+        if not ledger.database.tenant_required:
+            await self._host(self._runs.maintenance())
+        while waiting := [worker for worker in self._run_workers.values() if worker not in self._services]:
+            await self._host(waiting[0])  # and those of handlers that are registered meanwhile

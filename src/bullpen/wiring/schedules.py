@@ -7,13 +7,13 @@ removed on request. Elsewhere: storing them (`bullpen.queue.schedulers`), declar
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
 from typing import Final
 
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.patience import Patience
+from bullpen._kernel.service import BaseService
 from bullpen.errors import ConnectionLost
 from bullpen.queue import Queue
 from bullpen.queue.schedulers import Reconciled
@@ -24,7 +24,7 @@ logger = get_logger("bullpen.app")
 _AGAIN_S: Final = 1.0
 
 
-class ScheduleService:
+class ScheduleService(BaseService):
     """Reconciles once, as soon as the server answers, and then has nothing to do until it is closed."""
 
     uses_redis: Final = True
@@ -34,24 +34,21 @@ class ScheduleService:
         task_sets: Callable[[], Iterable[TaskSet]],
         open_queue: Callable[[str], AbstractAsyncContextManager[Queue]],
     ) -> None:
+        super().__init__("schedules of tasks")
         self._task_sets, self._open_queue = task_sets, open_queue
         self.prune = False
         """Remove what the code no longer declares."""
-        self._closed = asyncio.Event()
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        while not self._closed.is_set():
+    async def _work(self) -> None:
+        patience = Patience(first_s=_AGAIN_S, longest_s=_AGAIN_S)
+        while not self._closing.is_set():
             try:
                 await self.reconcile(prune=self.prune)
-                break
+                return
             except ConnectionLost as error:
                 # The workers of the same app wait for the server too, and say so.
                 logger.debug("schedules are reconciled later: %s", error)
-                try:
-                    await asyncio.wait_for(self._closed.wait(), _AGAIN_S)
-                except TimeoutError:
-                    continue
-        await self._closed.wait()
+                await patience.pause(unless=self._closing)
 
     async def reconcile(self, *, prune: bool) -> dict[str, Reconciled]:
         """All queues of tasks, by name."""
@@ -71,6 +68,3 @@ class ScheduleService:
                         *(tasks.queue, scheduler_id, tasks.queue, scheduler_id),
                     )
         return done
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        self._closed.set()

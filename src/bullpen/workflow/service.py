@@ -7,7 +7,6 @@ here and now, `send` lets the transport carry it, `run` consumes until closed. E
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
@@ -16,8 +15,8 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import msgspec
 
-from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.service import BaseService
 from bullpen.errors import DoubtfulDefinition, EntityNotFound, NotConfigured, UnknownEvent, word
 from bullpen.ports.bindings import Binding
 from bullpen.ports.entity import EntityStore, HistoryEntry, KnowsStates, UrnLocks
@@ -42,7 +41,7 @@ S = TypeVar("S")
 logger = get_logger("bullpen.workflow")
 
 
-class Workflow(Generic[T, P, E, S]):
+class Workflow(BaseService, Generic[T, P, E, S]):
     """The entities of one definition, and the events that move them. Made by `Bullpen.workflow`.
 
     A subclass may add methods of its own, and is found by its type: `app.workflow(definition, service=Orders)`.
@@ -61,6 +60,7 @@ class Workflow(Generic[T, P, E, S]):
         locks: UrnLocks | None = None,
         strict: bool = False,
     ) -> None:
+        super().__init__(f"workflow {name!r}")
         self.name, self.definition, self.store = name, definition, store
         self.binding, self.client = binding, client
         hooks = hooks or Hooks([])
@@ -76,9 +76,6 @@ class Workflow(Generic[T, P, E, S]):
         self._owns_client = owns_client
         self._engine = Engine(name, definition, store, hooks, locks=locks)
         self._consumers = EventConsumers(binding, client, apply=self._engine.emit, apply_batch=self._engine.emit_batch)
-        self._life = Lifecycle(f"workflow {name!r}", self._consumers.start, self._end)
-        self._ended = asyncio.Event()
-        self._close_timeout: int | timedelta | None = None
 
     def __repr__(self) -> str:
         return f"Workflow({self.name!r})"
@@ -219,28 +216,16 @@ class Workflow(Generic[T, P, E, S]):
             return None
         return self.problem or "a consumer has ended, or the broker does not answer; the log says which"
 
-    async def start(self) -> None:
-        """Begin to consume."""
-        await self._life.start()
+    async def _begin(self) -> None:
+        await self._consumers.start()
 
-    async def run(self, *, signals: bool | None = None) -> None:
-        """Consume until closed. Signals are the app's affair."""
-        await self.start()
-        await self._ended.wait()
-
-    async def close(self, timeout: int | timedelta | None = None) -> None:
-        """Take nothing more, let running events end, let go of the broker. Safe to call twice; 0 hurries."""
-        if timeout is not None:
-            self._close_timeout = timeout
-            if self._life.is_stopping:
-                await self._consumers.close(timeout)  # hurries the close that is under way
-        await self._life.stop()
-        if self.client is not None and self._owns_client:
-            await self.client.close(timeout)
-        self._ended.set()
+    async def _hurry(self) -> None:
+        await self._consumers.close(self._close_timeout)
 
     async def _end(self) -> None:
         await self._consumers.close(self._close_timeout)
+        if self.client is not None and self._owns_client:
+            await self.client.close(self._close_timeout)
 
 
 def _headers(tenant_id: str | None, user_id: str | None, correlation_id: str | None) -> dict[str, str]:
