@@ -28,6 +28,8 @@ class Cancellable(logs.Subject, Protocol):
 
 
 Subject = TypeVar("Subject", bound=Cancellable)
+Given = TypeVar("Given")
+T = TypeVar("T")
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
@@ -77,6 +79,24 @@ async def run_thread(
     if timeout_s is not None and loop.time() - started > timeout_s:
         return Raised(HandlerTimeout(timeout_s, " (the thread ended later)"))
     return result
+
+
+async def call_in_thread(function: Callable[[Given], T], given: Given, *, name: str, may_be_left: bool = False) -> T:
+    """Call a plain function in a thread of its own: those that Python keeps for everybody are six on a small machine.
+
+    Nobody can kill it, so whoever is cancelled waits for it: otherwise the next attempt would run beside it. With
+    `may_be_left` it goes on alone, and its answer is unknown.
+    """
+    threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+    context = contextvars.copy_context()
+    call = asyncio.get_running_loop().run_in_executor(threads, context.run, function, given)
+    threads.shutdown(wait=False)
+    try:
+        return await (call if may_be_left else asyncio.shield(call))
+    except asyncio.CancelledError:
+        if not may_be_left:
+            await asyncio.wait([call])
+        raise
 
 
 def run_plain(handler: Callable[[Subject], Any], subject: Subject) -> Result:

@@ -6,16 +6,14 @@ In: a channel (or a function) and its rules. Out: a `ChannelRoute`, checked. Els
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.execute import call_in_thread, is_async
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import PermanentError, require
 from bullpen.messages._errors import read_error
@@ -91,15 +89,18 @@ class FunctionChannel:
     def __init__(self, send: SendFunction) -> None:
         require("channel", callable(send), "a function of one message", send)
         self._send = send
-        call = getattr(send, "__call__", None)  # noqa: B004 - the method itself is asked
-        self._is_async = inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(call)
+        self._is_async = is_async(send)
 
     def __repr__(self) -> str:
         return f"FunctionChannel({getattr(self._send, '__qualname__', self._send)})"
 
     async def send(self, message: Message) -> SendResult:
         try:
-            answer = self._send(message) if self._is_async else await _in_thread(self._send, message)
+            answer = (
+                self._send(message)
+                if self._is_async
+                else await call_in_thread(self._send, message, name="bullpen-channel", may_be_left=True)
+            )
             if inspect.isawaitable(answer):
                 answer = await answer
         except PermanentError as error:
@@ -120,12 +121,3 @@ class FunctionChannel:
 
     async def aclose(self) -> None:
         """There is nothing to close."""
-
-
-async def _in_thread(send: SendFunction, message: Message) -> Any:
-    """In a thread of its own. Nobody can kill it: when the time is over it goes on, and its answer is unknown."""
-    threads = ThreadPoolExecutor(1, thread_name_prefix="bullpen-channel")
-    context = contextvars.copy_context()
-    call = asyncio.get_running_loop().run_in_executor(threads, context.run, send, message)
-    threads.shutdown(wait=False)
-    return await call

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import is_text
+from bullpen._kernel.execute import call_in_thread, is_async
 from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
@@ -209,26 +208,9 @@ async def _call(work: Callable[[str], Any], key: str) -> Any:
     plain: Any = inspect.unwrap(work)
     while isinstance(plain, partial):
         plain = plain.func
-    is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(getattr(plain, "__call__", None))  # noqa: B004 - the method itself is asked
-    on_loop = is_async or getattr(plain, "__name__", "") == "<lambda>"
-    value = work(key) if on_loop else await _in_thread(work, key)
+    on_loop = is_async(plain) or getattr(plain, "__name__", "") == "<lambda>"
+    value = work(key) if on_loop else await call_in_thread(work, key, name="bullpen-step")
     return await value if inspect.isawaitable(value) else value
-
-
-async def _in_thread(work: Callable[[str], Any], key: str) -> Any:
-    """In a thread of its own: those that Python keeps for everybody are six on a small machine.
-
-    Nobody can kill it, so whoever is cancelled waits for it: otherwise the next attempt would run beside it.
-    """
-    threads = ThreadPoolExecutor(1, thread_name_prefix="bullpen-step")
-    context = contextvars.copy_context()
-    call = asyncio.get_running_loop().run_in_executor(threads, context.run, work, key)
-    threads.shutdown(wait=False)
-    try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        await asyncio.wait([call])
-        raise
 
 
 def encode_result(value: Any, what: str, limit_bytes: int = MAX_RESULT_BYTES) -> str:
