@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from bullpen._kernel.logs import get_logger
+from bullpen._kernel.report import Reporter, present
 from bullpen.ledger import OutboxRow
 
-logger = get_logger("bullpen.outbox")
+_reporter = Reporter("bullpen.outbox")
+logger = _reporter.logger
 
 Operation = Literal[
     "OUTBOX_ENQUEUE",
@@ -52,6 +53,6 @@ def log(
             "userId": row.user_id,
             "attemptsMade": row.attempts,
         }
-    extra = {name: value for name, value in extra.items() if value is not None}
-    shown = " ".join(f"{name}={value}" for name, value in extra.items() if name not in ("operation", "phase", "source"))
-    logger.log(level, "%s %s %s", operation, phase, shown, extra=extra)
+    hidden = ("operation", "phase", "source")
+    shown = " ".join(f"{name}={value}" for name, value in present(extra).items() if name not in hidden)
+    _reporter.log(level, f"{operation} {phase} {shown}", **extra)

@@ -28,24 +28,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.reminder import REMIND_AFTER_S, Reminder
+from bullpen._kernel.report import Reporter
 from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.transport import Delivery, Depth, Event, Settled
 
-logger: Final = get_logger("bullpen.messaging")
 
-
-class Reports:
-    """What one client or transport tells."""
+class MessagingReports(Reporter):
+    """What one client or transport reports."""
 
     def __init__(self, label: str) -> None:
+        super().__init__("bullpen.messaging", transport=label.lower())
         self.label = label
-        self._transport = label.lower()
         self._lost_since: float | None = None
         self._reminded_at = 0.0
         self._illness = Reminder()
@@ -57,41 +55,41 @@ class Reports:
     ) -> None:
         if is_alone:
             text = "Job was added before, nothing was added to queue" if is_known else "Job added to queue"
-            _log(logging.INFO, text, jobId=event_id, queue=event.source, urn=event.urn)
+            self.log(logging.INFO, text, jobId=event_id, queue=event.source, urn=event.urn)
         if is_known:
-            self._emit("transport.deduplicated", source=event.source, name=event.name, id=event_id)
-        self._emit("transport.published", source=event.source, name=event.name, id=event_id, duration_s=duration_s)
+            self.emit("transport.deduplicated", source=event.source, name=event.name, id=event_id)
+        self.emit("transport.published", source=event.source, name=event.name, id=event_id, duration_s=duration_s)
 
     def publish_failed(self, event: Event, error: Exception, *, is_alone: bool = True) -> None:
         if is_alone:
             reason = str(error.__cause__)
-            _log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=reason)
-        self._emit("transport.publish_failed", source=event.source, name=event.name, id=event.id, error=error.__cause__)
+            self.log(logging.ERROR, str(error), jobId=event.id, queue=event.source, urn=event.urn, error=reason)
+        self.emit("transport.publish_failed", source=event.source, name=event.name, id=event.id, error=error.__cause__)
 
     def published_many(self, source: str, count: int, known: int, failures: Sequence[Exception]) -> None:
         """One line for a batch, and one for what of it was not taken."""
         if count:
             before = f", {known} of them were added before" if known else ""
-            _log(logging.INFO, f"{count} jobs added to queue{before}", queue=source, count=count)
+            self.log(logging.INFO, f"{count} jobs added to queue{before}", queue=source, count=count)
         if failures:
             text = f"{len(failures)} of {count + len(failures)} jobs were not added to queue, the first: {failures[0]}"
-            _log(logging.ERROR, text, queue=source, count=len(failures), error=str(failures[0].__cause__))
+            self.log(logging.ERROR, text, queue=source, count=len(failures), error=str(failures[0].__cause__))
 
     # ---- consuming --------------------------------------------------------------------------------------------
 
     def consumer_started(self, source: str, concurrency: int) -> None:
-        _log(logging.INFO, "Worker initialized for queue", queue=source)
-        self._emit("consumer.started", source=source, concurrency=concurrency)
+        self.log(logging.INFO, "Worker initialized for queue", queue=source)
+        self.emit("consumer.started", source=source, concurrency=concurrency)
 
     def consumer_stopped(self, source: str, error: BaseException | None) -> None:
         if error is not None:
-            logger.critical("consumer of %r cannot go on", source, exc_info=error, extra={"queue": source})
-        self._emit("consumer.stopped", source=source, error=error)
+            self.logger.critical("consumer of %r cannot go on", source, exc_info=error, extra={"queue": source})
+        self.emit("consumer.stopped", source=source, error=error)
 
     def received(self, delivery: Delivery, running: int, concurrency: int) -> None:
-        _log(logging.INFO, "Processing job", **_fields(delivery))
+        self.log(logging.INFO, "Processing job", **_fields(delivery))
         if telemetry.is_enabled():
-            self._emit(
+            self.emit(
                 "delivery.received",
                 **_ids(delivery),
                 is_redelivered=delivery.is_redelivered or delivery.attempt > 1,
@@ -114,7 +112,7 @@ class Reports:
         if isinstance(outcome, Failed):
             self._dead_letter(delivery, settled)
         if telemetry.is_enabled():
-            self._emit(
+            self.emit(
                 "delivery.settled",
                 **_ids(delivery),
                 outcome=type(outcome).__name__.lower(),
@@ -125,23 +123,25 @@ class Reports:
             )
 
     def lost(self, delivery: Delivery, reason: object) -> None:
-        _log(logging.WARNING, f"Job lost, it will be delivered again: {reason}", **_fields(delivery))
-        self._emit("delivery.lost", **_ids(delivery))
+        self.log(logging.WARNING, f"Job lost, it will be delivered again: {reason}", **_fields(delivery))
+        self.emit("delivery.lost", **_ids(delivery))
 
     def _log_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
         fields = _fields(delivery)
         match outcome:
             case Completed():
-                _log(logging.INFO, "Job processed successfully", **fields)
+                self.log(logging.INFO, "Job processed successfully", **fields)
             case Retry(reason, _, delay_ms):
-                _log(logging.WARNING, f"Job processing failed: {reason}", **fields, error=reason, retryInMs=delay_ms)
+                self.log(
+                    logging.WARNING, f"Job processing failed: {reason}", **fields, error=reason, retryInMs=delay_ms
+                )
             case Failed(reason, _, cause):
                 text = f"Job processing failed: {reason}"
-                _log(logging.ERROR, text, outcome.error, **fields, error=reason, cause=cause.value)
+                self.log(logging.ERROR, text, outcome.error, **fields, error=reason, cause=cause.value)
                 if cause is Cause.EXHAUSTED:  # the line above is the error: one each
-                    _log(logging.WARNING, "Job exceeded retry limit", **fields, error=reason, cause=cause.value)
+                    self.log(logging.WARNING, "Job exceeded retry limit", **fields, error=reason, cause=cause.value)
             case Delayed() | Waiting() | WaitingChildren():
-                _log(logging.INFO, "Job returned to its queue", **fields)
+                self.log(logging.INFO, "Job returned to its queue", **fields)
             case _:
                 assert_never(outcome)
 
@@ -149,8 +149,8 @@ class Reports:
         fields = _fields(delivery)
         if settled.dead_letter_problem is not None:
             text = f"Failed to send job to DLQ: {settled.dead_letter_problem}"
-            _log(logging.ERROR, text, **fields, error=settled.dead_letter_problem)
-            self._emit(
+            self.log(logging.ERROR, text, **fields, error=settled.dead_letter_problem)
+            self.emit(
                 "dead_letter.unwritten",
                 source=delivery.source,
                 id=delivery.id,
@@ -158,29 +158,31 @@ class Reports:
             )
         elif settled.dead_letter is not None:
             if not settled.is_told:
-                _log(logging.WARNING, "Job sent to DLQ", **fields, dlq=settled.dead_letter)
-            self._emit("dead_letter.written", source=delivery.source, id=delivery.id, store=settled.dead_letter)
+                self.log(logging.WARNING, "Job sent to DLQ", **fields, dlq=settled.dead_letter)
+            self.emit("dead_letter.written", source=delivery.source, id=delivery.id, store=settled.dead_letter)
 
     def redriven(self, letter: DeadLetterRecord, store: str, by: str | None) -> None:
-        _log(logging.WARNING, "Dead letter redriven", jobId=letter.message_id, queue=letter.source, dlq=store, by=by)
-        self._emit("dead_letter.redriven", source=letter.source, id=letter.message_id, store=store, by=by)
+        self.log(
+            logging.WARNING, "Dead letter redriven", jobId=letter.message_id, queue=letter.source, dlq=store, by=by
+        )
+        self.emit("dead_letter.redriven", source=letter.source, id=letter.message_id, store=store, by=by)
 
     # ---- connection -------------------------------------------------------------------------------------------
 
     def unhealthy(self, reason: str) -> None:
         """Probes ask every few seconds: told when it begins, once a minute while it lasts, and when it is over."""
         if self._illness.begins_or_lasts():
-            _log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
+            self.log(logging.ERROR, f"{self.label} health check failed: {reason}", error=reason)
 
     def healthy(self) -> None:
         if self._illness.is_over():
-            _log(logging.WARNING, f"{self.label} health check is good again")
+            self.log(logging.WARNING, f"{self.label} health check is good again")
 
     def checked(self, is_connected: bool) -> None:
-        self._emit("transport.checked", is_connected=is_connected)
+        self.emit("transport.checked", is_connected=is_connected)
 
     def depth(self, source: str, depth: Depth, dead_letters: int | None, running: int, concurrency: int) -> None:
-        self._emit(
+        self.emit(
             "transport.depth",
             source=source,
             messages=depth.messages,
@@ -192,9 +194,9 @@ class Reports:
 
     def connected(self, endpoint: str, *, again: bool) -> None:
         if again:
-            _log(logging.WARNING, f"{self.label} connection is back", endpoint=endpoint)
+            self.log(logging.WARNING, f"{self.label} connection is back", endpoint=endpoint)
         self._lost_since = None
-        self._emit("transport.connected", endpoint=endpoint)
+        self.emit("transport.connected", endpoint=endpoint)
 
     def disconnected(self, endpoint: str, reason: object) -> None:
         """A lasting fault is told when it begins, once a minute while it lasts, and when it ends; not on every
@@ -203,33 +205,24 @@ class Reports:
         if self._lost_since is None:
             self._lost_since = self._reminded_at = now
             text = f"{self.label} connection lost, trying again until it is back: {reason}"
-            self._emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
+            self.emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
         elif now - self._reminded_at >= REMIND_AFTER_S:
             self._reminded_at = now
             text = f"{self.label} is away for {now - self._lost_since:.0f} s, trying again until it is back: {reason}"
         else:
             return
-        _log(logging.WARNING, text, endpoint=endpoint)
+        self.log(logging.WARNING, text, endpoint=endpoint)
 
     def closed(self, endpoint: str) -> None:
         """By us: no fault, but no connection either."""
         self._lost_since = None
-        self._emit("transport.disconnected", endpoint=endpoint, reason="closed by us")
+        self.emit("transport.disconnected", endpoint=endpoint, reason="closed by us")
 
     def channel_opened(self, purpose: str) -> None:
-        self._emit("transport.channel_opened", purpose=purpose)
+        self.emit("transport.channel_opened", purpose=purpose)
 
     def channel_closed(self, purpose: str) -> None:
-        self._emit("transport.channel_closed", purpose=purpose)
-
-    def _emit(self, event: str, /, **fields: Any) -> None:
-        telemetry.emit(event, transport=self._transport, **fields)
-
-
-def _log(level: int, text: str, raised: BaseException | None = None, /, **fields: Any) -> None:
-    if logger.isEnabledFor(level):
-        extra = {name: value for name, value in fields.items() if value is not None}
-        logger.log(level, "%s", text, exc_info=raised, extra=extra)
+        self.emit("transport.channel_closed", purpose=purpose)
 
 
 def _fields(delivery: Delivery) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from bullpen.errors import (
     PublishFailed,
     require,
 )
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.ports.messaging import EventData, Handler, Outgoing, ProduceArguments, ProduceManyArguments
 from bullpen.ports.transport import (
     KEY_HEADER,
@@ -120,7 +120,7 @@ class MessagingClient(Generic[ReceiptT]):
         self._health_timeout_ms = to_ms("health_timeout", health_timeout, minimum=1)
         self._close_timeout_ms = to_ms("close_timeout", close_timeout)
         self._sample_timeout_s = 5.0
-        self._reports = Reports(transport.label)
+        self._reports = MessagingReports(transport.label)
         self._consumers: dict[str, _Consumer[ReceiptT]] = {}
         self._is_closed = False
 
@@ -506,7 +506,7 @@ class _Consumer(Generic[ReceiptT]):
         concurrency: int,
         ordered: bool,
         timeout_ms: int | None,
-        reports: Reports,
+        reports: MessagingReports,
     ) -> None:
         self._client, self._transport = client, client.transport
         self._queue, self._handler = queue, handler

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from bullpen._kernel.logs import get_logger
+from bullpen._kernel.report import Reporter
 
-logger = get_logger("bullpen.runs")
+_reporter = Reporter("bullpen.runs")
 
 
 def log(
-    level: int, message: str, *, job_id: str | None, run_id: str | None, tenant_id: str | None, **fields: Any
+    level: int,
+    message: str,
+    *,
+    job_id: str | None = None,
+    run_id: str | None = None,
+    tenant_id: str | None = None,
+    **fields: Any,
 ) -> None:
-    """Write one line. `message` is text for people; what machines look for is in the fields."""
-    extra = {"jobId": job_id, "runId": run_id, "tenantId": tenant_id, **fields}
-    logger.log(level, "%s", message, extra={name: value for name, value in extra.items() if value is not None})
+    """Write one line about a run, or about all of them."""
+    _reporter.log(level, message, jobId=job_id, runId=run_id, tenantId=tenant_id, **fields)

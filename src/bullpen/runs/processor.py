@@ -461,14 +461,13 @@ class RunProcessor:
 
     def _tell_breaker_of_success(self) -> None:
         if self._breaker is not None and self._breaker.succeeded():
-            log(logging.WARNING, "The execution engine works again", job_id=None, run_id=None, tenant_id=None)
+            log(logging.WARNING, "The execution engine works again")
 
     async def _tell_breaker_of_failure(self) -> None:
         if self._breaker is None or not self._breaker.failed():
             return
         pause_ms = self._breaker.pause_ms
-        log(logging.ERROR, f"The execution engine fails; no run is taken for {pause_ms} ms", job_id=None, run_id=None,
-            tenant_id=None)  # fmt: skip
+        log(logging.ERROR, f"The execution engine fails; no run is taken for {pause_ms} ms")  # fmt: skip
         if self._queue is not None:
             with contextlib.suppress(BullpenError):  # our own worker knows anyway; others learn it the hard way
                 await self._queue.rate_limit(pause_ms)

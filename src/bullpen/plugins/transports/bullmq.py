@@ -23,7 +23,7 @@ from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Wa
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, require
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
@@ -375,7 +375,7 @@ class _JobDeadLetters(DeadLetterQueueStore):
             raise DeadLetterNotFound(self.name, entry_id)
         by = by or who()
         job_id = await super().redrive(entry_id, by=by)
-        Reports(LABEL).redriven(found, self.name, by)
+        MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
@@ -385,7 +385,7 @@ class _JobDeadLetters(DeadLetterQueueStore):
         check_event_edit(self.name, found, edit)
         by = by or who()
         job_id = await super().redrive_edited(entry_id, edit, by=by)
-        Reports(LABEL).redriven(found, self.name, by)
+        MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
 
 

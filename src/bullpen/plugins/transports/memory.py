@@ -17,7 +17,7 @@ from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, InvalidOption
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._encoding import encode_payload
 from bullpen.plugins.transports._letters import check_event_edit, event_of, letter_of, who
@@ -346,7 +346,7 @@ class _MemoryDeadLetters:
             check_event_edit(self.name, letter, edit)
         await self._transport.publish(event_of(letter, by=by, edit=edit))
         self._letters.pop(entry_id, None)
-        Reports(LABEL).redriven(letter, self.name, by)
+        MessagingReports(LABEL).redriven(letter, self.name, by)
         return letter.message_id
 
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from bullpen._kernel import json
 from bullpen.errors import DeadLetterNotFound
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, who
 from bullpen.plugins.transports.kafka._records import read_value
 from bullpen.ports.dead_letters import DeadLetterRecord
@@ -63,7 +63,7 @@ class TopicDeadLetters:
         # Sent first: a crash in between delivers it twice with the same identity, and loses nothing.
         await self._transport.publish(event_of(letter, by=by, edit=edit))
         await self._bury(entry_id, partition, by)
-        Reports(self._transport.label).redriven(letter, self.name, by)
+        MessagingReports(self._transport.label).redriven(letter, self.name, by)
         return letter.message_id
 
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:

@@ -17,7 +17,7 @@ from bullpen._kernel.ending import end
 from bullpen._kernel.patience import Patience
 from bullpen.errors import BullpenError, ConnectionLost, DeliveryLost, InvalidOption
 from bullpen.plugins._kafka import Brokers, GroupMember, Partition, PartitionLost, Record
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports.kafka._records import Trouble, delivery_of, parked_for_s
 from bullpen.ports.transport import Delivery
 
@@ -89,7 +89,9 @@ class Line:
 class Membership:
     """This process in its consumer group: joins when somebody consumes, and again whenever Kafka fails it."""
 
-    def __init__(self, transport: KafkaTransport, brokers: Brokers, reports: Reports, session_timeout_ms: int) -> None:
+    def __init__(
+        self, transport: KafkaTransport, brokers: Brokers, reports: MessagingReports, session_timeout_ms: int
+    ) -> None:
         self._session_timeout_ms = session_timeout_ms
         self._transport, self._brokers, self._reports = transport, brokers, reports
         self._views: dict[str, TopicDeliveries] = {}

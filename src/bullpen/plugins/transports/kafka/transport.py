@@ -20,7 +20,7 @@ from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, 
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy
 from bullpen.errors import BullpenError, InvalidOption, ServerRefused, require
 from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports._encoding import encode_payload
 from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.kafka._letters import TopicDeadLetters
@@ -67,7 +67,7 @@ class KafkaTransport:
         self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
         self.door = KafkaDoor(brokers)
         session_timeout_ms = to_ms("session_timeout", session_timeout, minimum=100)
-        self._membership = Membership(self, brokers, Reports(LABEL), session_timeout_ms)
+        self._membership = Membership(self, brokers, MessagingReports(LABEL), session_timeout_ms)
 
     async def publish(self, event: Event, *, delay_ms: int = 0) -> Published:
         if delay_ms:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from bullpen.errors import DeadLetterNotFound
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports._letters import check_event_edit, event_of, who
 from bullpen.plugins.transports.rabbitmq._link import Link
 from bullpen.plugins.transports.rabbitmq._messages import letter_of_message
@@ -72,7 +72,7 @@ class RabbitDeadLetters:
             # Sent and confirmed first: a crash in between delivers it twice with the same identity, and loses nothing.
             await self._transport.publish(event_of(letter, by=by, edit=edit))
             await look.remove(found)
-        Reports(self._transport.label).redriven(letter, self.name, by)
+        MessagingReports(self._transport.label).redriven(letter, self.name, by)
         return letter.message_id
 
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:

@@ -34,7 +34,7 @@ from yarl import URL
 from bullpen._kernel.ending import end
 from bullpen._kernel.logs import calming
 from bullpen.errors import BullpenError, ConnectionLost, NotTakenNow, ServerRefused
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports.rabbitmq._frames import GuardedStream
 from bullpen.plugins.transports.rabbitmq.topology import Declaration, DeclaredQueue, Exchange, QueueBinding, Topology
 
@@ -105,7 +105,7 @@ class _GuardedConnection(aio_pika.Connection):
 class Link:
     """One connection, shared by everything that may share one."""
 
-    def __init__(self, urls: Sequence[str], topology: Topology, reports: Reports, *, name: str) -> None:
+    def __init__(self, urls: Sequence[str], topology: Topology, reports: MessagingReports, *, name: str) -> None:
         self._urls = [URL(url) for url in urls]
         self._topology, self._reports, self._name = topology, reports, name
         self._next = 0

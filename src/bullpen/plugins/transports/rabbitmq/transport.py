@@ -32,7 +32,7 @@ from bullpen.errors import (
     ServerRefused,
     require,
 )
-from bullpen.plugins._reports import Reports
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports._letters import letter_of
 from bullpen.plugins.transports.rabbitmq._batch import MOST, OutgoingMessage, send_all
 from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters, count
@@ -85,7 +85,7 @@ class RabbitMQTransport:
         self._topology = topology or Topology()
         self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
         self._publish_timeout_s = to_ms("publish_timeout", publish_timeout, minimum=1) / 1000
-        self._reports = Reports(LABEL)
+        self._reports = MessagingReports(LABEL)
         self._link = Link(addresses, self._topology, self._reports, name="bullpen")
         self._consuming = self._link
         if separate_connections:
@@ -536,7 +536,7 @@ class _Consumption:
         try:
             await self._transport.park(held, left_ms, failures=failures)
         except Exception as error:  # noqa: BLE001 - whatever the driver says about it, the others are received
-            Reports(LABEL).unhealthy(f"a delayed message cannot be sent on: {error}")
+            MessagingReports(LABEL).unhealthy(f"a delayed message cannot be sent on: {error}")
             await held.give_back()
 
     def _lose_all(self) -> None:
@@ -545,7 +545,7 @@ class _Consumption:
             delivery.lose()
 
     def _transport_refused(self, error: ServerRefused) -> None:
-        Reports(LABEL).unhealthy(str(error))
+        MessagingReports(LABEL).unhealthy(str(error))
 
 
 async def _answers(channel: AbstractChannel) -> None:
