@@ -15,7 +15,7 @@ help:
 	@echo "make test-fresh  demo and test on minimal Debian systems (root, debootstrap); FRESH=user: one of them"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
-	@echo "make docs-table  rewrite the pages of requirements, of the command line and of licences"
+	@echo "make docs-table  rewrite what is generated: pages of requirements, command line, licences; blocking classes"
 	@echo "make screenshots take the pictures of the dashboard anew: docs/images"
 	@echo "make sbom        write a bill of materials of what is installed here: build/sbom.cdx.json"
 	@echo "make hashes      rewrite the hashes of what the commands install, after a version or a dependency has changed"
@@ -49,6 +49,7 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff format
 
 docs-table: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.blocking_faces
 	$(BIN)/python -m tools.requirements_table
 	$(BIN)/python -m tools.cli_reference
 	$(BIN)/python -m tools.licences

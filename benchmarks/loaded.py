@@ -12,7 +12,7 @@ from typing import TypeVar
 from benchmarks.arena import quantile
 from bullpen._kernel.outcome import Waiting
 from bullpen.queue import Job, Queue
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.worker.exchange import Exchange, Settlement
@@ -50,7 +50,7 @@ async def _measure(url: str, samples: int, active: int, waiting: int) -> dict[st
     async with Queue("loaded", connection=connection) as queue:
         await queue.add_many([("bench", {"p": "x" * 92})] * (active + waiting))
         door = Door(connection)
-        actions = QueueActions(door, queue.keys, deadline_s=60.0)
+        actions = AsyncActions(door, queue.keys, deadline_s=60.0)
         exchange = Exchange(
             door,
             queue.keys,

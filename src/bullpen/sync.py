@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bullpen.queue.sync import Job, Queue
+from bullpen.queue.sync import DeadLetters, FailedSetStore, Job, Lanes, Queue
 
-__all__ = ["Job", "Queue"]
+__all__ = ["DeadLetters", "FailedSetStore", "Job", "Lanes", "Queue"]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bullpen.queue import Queue
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.worker.exchange import Exchange
@@ -21,7 +21,7 @@ async def exchange_of(queue: Queue, url: str, *, clock_offset_ms: int = 0) -> As
         yield Exchange(
             door,
             queue.keys,
-            QueueActions(door, queue.keys, deadline_s=60.0),
+            AsyncActions(door, queue.keys, deadline_s=60.0),
             worker_name="bench",
             lock_ms=600_000,
             limit=None,

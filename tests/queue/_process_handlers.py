@@ -234,6 +234,21 @@ def misbehaving(job: Job) -> Any:
     return None
 
 
+def at_work(job: Job) -> dict[str, Any]:
+    """What a plain function may ask of its own job while it runs."""
+    blocking = job.sync
+    blocking.log("one")
+    return {
+        "id": blocking.id,
+        "data": blocking.data,
+        "logs": blocking.logs(),
+        "state": blocking.state(),
+        "freed": blocking.remove_deduplication(),
+        "left": blocking.leave_parent(),
+        "removed": blocking.remove_unprocessed_children(),
+    }
+
+
 def family(job: Job) -> dict[str, Any]:
     counts = job.sync.children_counts()
     return {

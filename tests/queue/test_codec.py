@@ -368,6 +368,26 @@ async def test_the_blocking_queue_seals_and_opens(kit: Kit, store: FileStore, tm
         assert again.result(timeout=10_000) == SECRET
 
 
+def test_the_blocking_queue_seals_flows_and_changed_data_and_sweeps(
+    redis_url: str, queue_name: str, store: FileStore, tmp_path: Path
+) -> None:
+    """Whatever a store or a cipher needs a loop for has one, also where the caller has none."""
+    both = codec(store=store, above=100)
+    with sync.Queue(queue_name, connection=redis_url, codec=both) as queue:
+        tree = queue.add_flow(Flow("sum", SECRET, children=[Flow("part", {"text": "x" * 200}, on_failure="ignore")]))
+        (child,) = tree.children
+        assert (tree.job.data, child.job.data) == (SECRET, {"text": "x" * 200})
+        tree.job.update_data({"text": "y" * 200})
+        read = queue.get_job(tree.job.id)
+        assert read is not None and read.data == {"text": "y" * 200}
+        listed = queue.jobs(JobState.WAITING)[0]
+        assert listed.is_sealed and queue.open(listed).data == {"text": "x" * 200}
+        assert queue.payload_report().in_store == 2
+        report = queue.sweep_payloads(older_than=60_000, dry_run=True)
+        assert (report.young, report.orphans) == (2, [])
+        assert len(files(tmp_path)) == 2
+
+
 # ---- claim check ---------------------------------------------------------------------------------------------------
 
 

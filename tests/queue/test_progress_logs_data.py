@@ -10,6 +10,7 @@ import pytest
 
 from bullpen.errors import InvalidOption, JobNotFound, NotJson, PayloadTooLarge
 from bullpen.queue import Job
+from tests.queue import _process_handlers
 from tests.queue._kit import Kit, load
 
 
@@ -177,3 +178,21 @@ class TestData:
             await job.update_data({"v": 2})
 
         assert not kit.has(job.id)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+async def test_a_plain_function_has_its_job_without_awaiting(kit: Kit, processes: bool) -> None:
+    """`job.sync` is a `bullpen.sync.Job`, in a thread and in a child process."""
+    await kit.queue().add("work", {"n": 1}, job_id="own", deduplication="only")
+
+    told = await kit.drain(_process_handlers.at_work, 1, processes=processes)
+
+    assert told.of("completed")[0][1] == {
+        "id": "own",
+        "data": {"n": 1},
+        "logs": ["one"],
+        "state": "active",
+        "freed": True,
+        "left": False,
+        "removed": 0,
+    }

@@ -18,7 +18,7 @@ HOUR = 3_600_000
 VICTIM = """
 import asyncio, json, os, signal, sys
 from bullpen.queue import Queue
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.worker import Worker
 
 url, name, role, step, rule = sys.argv[1:]
@@ -38,9 +38,9 @@ def dying(method):
         return answer
     return act
 
-QueueActions.evaluate = dying(QueueActions.evaluate)
-QueueActions.evaluate_noting_repeats = dying(QueueActions.evaluate_noting_repeats)
-QueueActions.commands = dying(QueueActions.commands)
+AsyncActions.evaluate = dying(AsyncActions.evaluate)
+AsyncActions.evaluate_noting_repeats = dying(AsyncActions.evaluate_noting_repeats)
+AsyncActions.commands = dying(AsyncActions.commands)
 
 async def handle(job):
     if when == "in":

@@ -41,9 +41,8 @@ async def test_a_job_is_added_run_and_its_result_read(queue: sync.Queue, redis_u
         bad = await in_thread(lambda: queue.add("bad", attempts=1))
         with pytest.raises(JobFailed, match="no such address"):
             await in_thread(bad.result, 20_000)
-        waiting = in_thread(queue.wait_result, "later", 20_000)
-        await in_thread(lambda: queue.add("good", {"number": 5}, job_id="later"))
-        assert await waiting == 10
+        later = await in_thread(lambda: queue.add("good", {"number": 5}, delay=100))
+        assert await in_thread(later.result, 20_000) == 10
     assert (job.name, job.data, job.added) == ("good", {"number": 4}, Added.CREATED)
     assert job.idempotency_key.startswith(f"{queue.name}/{job.id}/")
 
@@ -82,8 +81,9 @@ def test_options_and_duplicates(queue: sync.Queue) -> None:
     assert stored.data == {"to": "a"}
     assert queue.get_job("none") is None
     assert queue.state_of("none") is JobState.UNKNOWN
+    assert queue.remove("only")
     with pytest.raises(JobNotFound):
-        queue.wait_result("none")
+        stored.result()
 
 
 async def test_a_finished_job_can_be_replaced(queue: sync.Queue, redis_url: str) -> None:
@@ -202,6 +202,47 @@ def test_after_a_fork_each_process_has_its_own_connection(queue: sync.Queue) -> 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     queue.add("mail", {"by": "parent again"})
     assert queue.counts().waiting == 3
+
+
+def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(queue: sync.Queue, redis_server: RedisServer) -> None:
+    """Another thread of the parent holds the queue's lock then, and in the child nobody would ever release it."""
+    queue.add("mail")
+    redis_server.pause()
+    adding = threading.Thread(target=queue.add, args=("mail",))
+    adding.start()
+    while not queue._inner.line.lock.locked():
+        pass
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            queue.close()
+            code = 0
+        finally:
+            os._exit(code)
+    redis_server.resume()
+    adding.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert queue.counts().waiting == 2
+
+
+def test_the_bound_of_the_events_is_written_with_the_first_add(redis_url: str, queue_name: str) -> None:
+    with sync.Queue(queue_name, connection=redis_url, events_max_len=123) as queue:
+        assert "opts.maxLenEvents" not in queue.meta()
+        queue.add("mail")
+        assert queue.meta()["opts.maxLenEvents"] == "123"
+
+
+def test_an_iterator_reads_only_what_is_asked_for(queue: sync.Queue, redis_server: RedisServer) -> None:
+    """However many jobs there are, and wherever the loop over them ends."""
+    queue.add_many([("mail", number) for number in range(500)])
+    found = queue.iter_jobs(JobState.WAITING)
+    assert [next(found).data for _ in range(3)] == [0, 1, 2]
+    redis_server.client().config_resetstat()
+    assert [next(found).data for _ in range(3)] == [3, 4, 5]
+    reads = redis_server.client().info("commandstats")
+    assert "cmdstat_hgetall" not in reads
+    assert len(list(found)) == 494
 
 
 def test_a_closed_queue_says_so(redis_url: str, queue_name: str) -> None:

@@ -18,7 +18,7 @@ from bullpen._kernel.outcome import Completed, Waiting
 from bullpen._kernel.policy import RetryPolicy
 from bullpen.errors import DelayJob, PermanentError, RateLimited, ReturnToWait, ServerRefused, WaitForChildren
 from bullpen.queue import Job, JobState, RateLimit
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
@@ -47,7 +47,7 @@ async def exchange(kit: Kit) -> AsyncIterator[Callable[..., Exchange]]:
             "dead_letters": None,
             "clock_offset_ms": 0,
         }
-        return Exchange(door, keys, QueueActions(door, keys, deadline_s=5), **(usual | options))
+        return Exchange(door, keys, AsyncActions(door, keys, deadline_s=5), **(usual | options))
 
     yield make
 

@@ -242,8 +242,9 @@ class TestThread:
         monkeypatch.setattr(_watch, "IN_A_ROW_S", 60.0)
         with sync.Queue(queue_name, connection=redis_url) as queue:
             queue.add("mail")
-            assert queue._wire is not None
-            reads = queue._wire._socket = Reads(queue._wire._socket)  # type: ignore[assignment]
+            line = queue._inner.line
+            assert line._wire is not None
+            reads = line._wire._socket = Reads(line._wire._socket)  # type: ignore[assignment]
             for _ in range(TRIED):
                 queue.add("mail")
             assert set(reads.flags) == {0}

@@ -146,7 +146,7 @@ def test_every_error_comes_from_the_package() -> None:
 
 # ---- names ----------------------------------------------------------------------------------------------------------
 
-TWINS = {"Job", "Queue"}
+TWINS = {"DeadLetters", "FailedSetStore", "Job", "Lanes", "Queue"}
 """`bullpen.sync` has the same names on purpose: a program uses one of the two."""
 
 

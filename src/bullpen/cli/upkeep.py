@@ -9,7 +9,7 @@ import typer
 from bullpen.cli import common
 from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, RedisOption, YesOption
 from bullpen.queue import JobState
-from bullpen.queue.queue import JobCounts
+from bullpen.queue.administration import JobCounts
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
 

@@ -2,6 +2,7 @@
 
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import TooFewReplicas
+from bullpen.queue.administration import JobCounts
 from bullpen.queue.browse import Metrics, WorkerInfo, find_queues
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.children import Children, ChildrenCounts
@@ -11,7 +12,7 @@ from bullpen.queue.events import QueueEvents
 from bullpen.queue.flows import BlockedParent, ChildrenPage, Flow, FlowNode
 from bullpen.queue.job import Added, Job, JobState, NewJob
 from bullpen.queue.lanes import LaneInfo, Lanes, LaneSettings
-from bullpen.queue.queue import JobCounts, Queue
+from bullpen.queue.queue import Queue
 from bullpen.wire.deduplication import Deduplication
 from bullpen.wire.links import JobKey
 from bullpen.wire.schedules import SchedulerRecord, next_runs

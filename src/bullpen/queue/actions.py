@@ -1,12 +1,17 @@
 """Short operations on one queue or one of its jobs, each one call to the server.
 
-In: a door and the queue's keys. Out: decoded values. Used by queues and by the jobs that workers hand to handlers.
+In: the queue's keys. Out: decoded values. Used by queues and by the jobs that workers hand to handlers. How the server
+is reached is left open: `AsyncActions` does it on an event loop, `BlockingActions` (`blocking`) in a plain thread,
+where the same coroutines run without ever being suspended. So nothing here, nor in what is built on it, may await
+anything else than these.
 Elsewhere: adding (`queue`), taking and settling (`bullpen.worker.exchange`), waiting for results (`events`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -59,17 +64,74 @@ def is_wrong_type(error: Exception) -> bool:
     return isinstance(error, ServerRefused) and "WRONGTYPE" in str(error)
 
 
-class QueueActions:
+class QueueActions(ABC):
     """The operations that a Queue and a running Job share."""
 
-    def __init__(self, door: Door, keys: QueueKeys, *, deadline_s: float, codec: Codec | None = None) -> None:
-        self._door = door
-        self.sealer = None if codec is None else Sealer(codec, keys, self._object_owner)
+    def __init__(self, keys: QueueKeys, codec: Codec | None) -> None:
+        self.sealer = None if codec is None else self._make_sealer(codec, keys)
         """Seals and opens payloads, where a codec is configured."""
         self._keys = keys
-        self._deadline_s = deadline_s
-        self.results: ResultListener | None = None
-        """Made by the first wait for a result."""
+
+    # ---- reaching the server ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def clock(self) -> ServerClock:
+        """The server's clock as this connection knows it."""
+
+    @abstractmethod
+    async def evaluate_noting_repeats(
+        self, script: str, keys: Sequence[str | bytes], args: list[Any], *, within_s: float | None = None
+    ) -> tuple[Any, bool]:
+        """Run a script that changes nothing more when it is repeated; also whether it was sent more than once, so that
+        an earlier copy may have done the work. `within_s`: how long a server that is away is waited for."""
+
+    @abstractmethod
+    async def evaluate_once(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+        """Run a script that is not repeated when its reply is lost."""
+
+    @abstractmethod
+    async def converse(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
+        """Several reads in one write. Errors among their replies are returned in place."""
+
+    @abstractmethod
+    async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
+        """Wait for the end of a job; see `Job.result`."""
+
+    @abstractmethod
+    async def together(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """What each returns, in order; at the same time where that is possible."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None: ...
+
+    def _make_sealer(self, codec: Codec, keys: QueueKeys) -> Sealer:
+        return Sealer(codec, keys, self._object_owner)
+
+    async def evaluate(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+        return (await self.evaluate_noting_repeats(script, keys, args))[0]
+
+    async def command(self, *command: str | bytes | int) -> Any:
+        (reply,) = await self.commands([command])
+        return reply
+
+    async def commands(
+        self,
+        commands: Sequence[tuple[str | bytes | int, ...]],
+        *,
+        or_none: Callable[[Exception], bool] | None = None,
+    ) -> list[Any]:
+        """Several reads in one write. Raises the first error among their replies, except those that `or_none` names:
+        they are None."""
+        replies = await self.converse(commands)
+        for place, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                if or_none is None or not or_none(reply):
+                    raise reply
+                replies[place] = None
+        return replies
+
+    # ---- what is asked ----------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -80,46 +142,6 @@ class QueueActions:
         """`<prefix>:<queue>`."""
         return self._keys.base[:-1]
 
-    @property
-    def clock(self) -> ServerClock:
-        """The server's clock as this connection knows it."""
-        return self._door.connection.clock
-
-    async def evaluate(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
-        return await repeat_read(
-            self._door, lambda: self._door.evaluate(SCRIPTS[script], keys, args), within_s=self._deadline_s
-        )
-
-    async def evaluate_noting_repeats(self, script: str, keys: list[str], args: list[Any]) -> tuple[Any, bool]:
-        """As `evaluate`; also whether it was sent more than once, so that an earlier copy may have done the work."""
-        times_sent = 0
-
-        async def send() -> Any:
-            nonlocal times_sent
-            times_sent += 1
-            return await self._door.evaluate(SCRIPTS[script], keys, args)
-
-        return await repeat_read(self._door, send, within_s=self._deadline_s), times_sent > 1
-
-    async def command(self, *command: str | bytes | int) -> Any:
-        return await repeat_read(self._door, lambda: self._door.call(*command), within_s=self._deadline_s)
-
-    async def commands(
-        self,
-        commands: list[tuple[str | bytes | int, ...]],
-        *,
-        or_none: Callable[[Exception], bool] | None = None,
-    ) -> list[Any]:
-        """Several reads in one write. Raises the first error among their replies, except those that `or_none` names:
-        they are None."""
-        replies = await repeat_read(self._door, lambda: self._door.call_many(commands), within_s=self._deadline_s)
-        for place, reply in enumerate(replies):
-            if isinstance(reply, Exception):
-                if or_none is None or not or_none(reply):
-                    raise reply
-                replies[place] = None
-        return replies
-
     async def update_progress(self, job_id: str, progress: bytes) -> None:
         keys = self._keys
         reply = await self.evaluate("update_progress", [keys.job(job_id), keys.meta, keys.events], [job_id, progress])
@@ -128,8 +150,8 @@ class QueueActions:
     async def add_log(self, job_id: str, line: str, keep: int) -> int:
         keys = self._keys
         # Not repeated after a lost reply: the line may be there already, and a log with the line twice misleads.
-        reply = await self._door.evaluate(
-            SCRIPTS["add_log"], [keys.job(job_id), keys.logs(job_id)], [line.encode("utf-8", "backslashreplace"), keep]
+        reply = await self.evaluate_once(
+            "add_log", [keys.job(job_id), keys.logs(job_id)], [line.encode("utf-8", "backslashreplace"), keep]
         )
         self._must_exist(reply, job_id)
         return int(reply)
@@ -222,14 +244,10 @@ class QueueActions:
     async def remove_unprocessed_children(self, job_id: str) -> int:
         return await remove_pending_children(self, self._keys.job(job_id))
 
-    async def read_result(self, job_id: str) -> tuple[bool, Any]:
+    async def read_result(self, job_id: str, within_s: float = RESULT_PATIENCE_S) -> tuple[bool, Any]:
         """(finished?, value). Raises JobFailed or JobNotFound."""
         names = [self._keys.job(job_id), self._keys.completed, self._keys.failed]
-        reply = await repeat_read(
-            self._door,
-            lambda: self._door.evaluate(SCRIPTS["read_result"], names, [job_id]),
-            within_s=RESULT_PATIENCE_S,
-        )
+        reply, _ = await self.evaluate_noting_repeats("read_result", names, [job_id], within_s=within_s)
         match reply[0]:
             case b"completed":
                 value = json.decode(reply[1], what="return value")
@@ -239,6 +257,58 @@ class QueueActions:
             case b"pending":
                 return False, None
         raise JobNotFound(self.name, job_id)
+
+    def _must_exist(self, reply: int, job_id: str) -> None:
+        if reply == -1:
+            raise JobNotFound(self.name, job_id)
+
+
+class AsyncActions(QueueActions):
+    """On an event loop, through a door."""
+
+    def __init__(self, door: Door, keys: QueueKeys, *, deadline_s: float, codec: Codec | None = None) -> None:
+        super().__init__(keys, codec)
+        self._door = door
+        self._deadline_s = deadline_s
+        self.results: ResultListener | None = None
+        """Made by the first wait for a result."""
+
+    @property
+    def clock(self) -> ServerClock:
+        return self._door.connection.clock
+
+    async def evaluate(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+        return await repeat_read(
+            self._door, lambda: self._door.evaluate(SCRIPTS[script], keys, args), within_s=self._deadline_s
+        )
+
+    async def evaluate_noting_repeats(
+        self, script: str, keys: Sequence[str | bytes], args: list[Any], *, within_s: float | None = None
+    ) -> tuple[Any, bool]:
+        times_sent = 0
+
+        async def send() -> Any:
+            nonlocal times_sent
+            times_sent += 1
+            return await self._door.evaluate(SCRIPTS[script], keys, args)
+
+        reply = await repeat_read(self._door, send, within_s=self._deadline_s if within_s is None else within_s)
+        return reply, times_sent > 1
+
+    async def evaluate_once(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+        return await self._door.evaluate(SCRIPTS[script], keys, args)
+
+    async def command(self, *command: str | bytes | int) -> Any:
+        return await repeat_read(self._door, lambda: self._door.call(*command), within_s=self._deadline_s)
+
+    async def converse(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
+        return await repeat_read(self._door, lambda: self._door.call_many(commands), within_s=self._deadline_s)
+
+    async def together(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        return await asyncio.gather(*work)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     @property
     def heard(self) -> int | None:
@@ -258,7 +328,3 @@ class QueueActions:
     async def aclose(self) -> None:
         if self.results is not None:
             await self.results.aclose()
-
-    def _must_exist(self, reply: int, job_id: str) -> None:
-        if reply == -1:
-            raise JobNotFound(self.name, job_id)

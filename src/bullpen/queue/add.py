@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, QueueError, QueueFull
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.job import Job, new_mark
 from bullpen.queue.packing import (
@@ -218,7 +218,7 @@ class Adder:
         self,
         door: Door,
         keys: QueueKeys,
-        actions: QueueActions,
+        actions: AsyncActions,
         *,
         deadline_s: float,
         max_buffered: int,

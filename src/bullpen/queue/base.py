@@ -17,7 +17,7 @@ from bullpen.wire.options import JobOptions
 
 if TYPE_CHECKING:
     from bullpen.queue.durability import Durability
-    from bullpen.queue.flows import FlowSender
+    from bullpen.queue.flows import SendsFlows
 
 
 class QueuePart:
@@ -38,7 +38,7 @@ class QueuePart:
         """Those of another queue on the same connection, for jobs that a flow has there."""
         raise NotImplementedError
 
-    def _flow_sender(self) -> FlowSender:
+    def _flow_sender(self) -> SendsFlows:
         raise NotImplementedError
 
 

@@ -307,14 +307,14 @@ class Sealer:
         return self.codec.decrypt(envelope, envelope.box, "result", what)
 
 
-def run_blocking(sealer: Sealer, work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(codec: Codec, work: Coroutine[Any, Any, T]) -> T:
     """For callers without an event loop, and for those in a thread that has one: a loop in a thread of its own."""
 
     async def run() -> T:
         try:
             return await work
         finally:
-            await sealer.codec.aclose()  # connections belong to that loop
+            await codec.aclose()  # connections belong to that loop
 
     with ThreadPoolExecutor(1, thread_name_prefix="bullpen-codec") as thread:
         return thread.submit(asyncio.run, run()).result()

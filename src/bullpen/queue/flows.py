@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast
 
 from bullpen._kernel import tracing
 from bullpen._kernel.duration import check_int
@@ -22,6 +22,7 @@ from bullpen.queue.actions import QueueActions
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.queue.base import QueuePart, id_of
 from bullpen.queue.children import PARTS, children_of, split_key
+from bullpen.queue.codec import Sealer
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.job import Added, BlockedBy, Job, JobState
 from bullpen.queue.packing import (
@@ -44,7 +45,11 @@ from bullpen.wire.records import JobRecord, LateRecord
 from bullpen.wire.scripts import SCRIPTS
 
 if TYPE_CHECKING:
-    from bullpen.queue.queue import Queue
+    import typing_extensions  # as in `job`
+
+    JobT_co = typing_extensions.TypeVar("JobT_co", covariant=True, default=Job)
+else:
+    JobT_co = TypeVar("JobT_co", covariant=True)
 
 __all__ = [
     "BlockedParent",
@@ -54,6 +59,8 @@ __all__ = [
     "FlowNode",
     "FlowSender",
     "Flows",
+    "QueueLike",
+    "SendsFlows",
     "flow_arguments",
     "pack_flows",
 ]
@@ -66,6 +73,15 @@ _CHILDREN_LOOKED_AT: Final = 1_000
 _PARENTS_PER_PAGE: Final = 100
 
 ChildKind = Literal["processed", "pending", "ignored", "failed"]
+
+
+class QueueLike(Protocol):
+    """A queue object, with or without an event loop."""
+
+    @property
+    def keys(self) -> QueueKeys: ...
+    @property
+    def defaults(self) -> JobOptions: ...
 
 
 class Flow:
@@ -83,7 +99,7 @@ class Flow:
         name: str,
         data: Any = None,
         *,
-        queue: str | Queue | None = None,
+        queue: str | QueueLike | None = None,
         prefix: str | None = None,
         children: Iterable[Flow] = (),
         **options: Unpack[JobArguments],
@@ -100,15 +116,15 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowNode:
+class FlowNode(Generic[JobT_co]):
     """A job of a flow, as it was added or read, and the jobs below it."""
 
-    job: Job
-    children: tuple[FlowNode, ...]
+    job: JobT_co
+    children: tuple[FlowNode[JobT_co], ...]
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[JobT_co]:
         """All jobs of the tree, parents before their children."""
-        below: list[FlowNode] = [self]
+        below: list[FlowNode[JobT_co]] = [self]
         while below:
             node = below.pop()
             yield node.job
@@ -126,10 +142,10 @@ class ChildrenPage:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockedParent:
+class BlockedParent(Generic[JobT_co]):
     """A job that waits for children of which some will not end by themselves."""
 
-    job: Job
+    job: JobT_co
     failed: tuple[str, ...]
     """Keys of pending children that failed finally: retry or remove them."""
     missing: tuple[str, ...]
@@ -214,8 +230,15 @@ def flow_arguments(entries: Sequence[Entry], clock: str, ttl_ms: int, number: in
     return args
 
 
+class SendsFlows(Protocol):
+    """Sends the flows of one queue object."""
+
+    async def send(self, entries: Sequence[Entry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
+        """The reply, and whether its durability was not confirmed in time."""
+
+
 class FlowSender:
-    """Sends the flows of one queue object: numbered calls, as many at once as there are callers."""
+    """On an event loop: numbered calls, as many at once as there are callers."""
 
     def __init__(self, connection: Connection, door: Door, keys: QueueKeys, clock_offset_ms: int) -> None:
         self._connection, self._door, self._keys = connection, door, keys
@@ -300,7 +323,7 @@ class Flows(QueuePart):
     ) -> tuple[list[FlowNode], bool]:
         """As above with this queue's codec, which seals each payload for the queue of its job."""
         sealers = [self._actions_of(entry.keys).sealer for entry in entries]
-        packed = await seal_each(sealers, [entry.packed for entry in entries])
+        packed = await self._seal_each(sealers, [entry.packed for entry in entries])
         sealed = [entry._replace(packed=one) for entry, one in zip(entries, packed, strict=True)]
         try:
             reply, is_late = await self._flow_sender().send(sealed, level, deadline_s)
@@ -317,6 +340,9 @@ class Flows(QueuePart):
             else:  # it was there before, or its root was
                 await forget_each([sealer], [one])
         return nodes, is_late
+
+    async def _seal_each(self, sealers: Sequence[Sealer | None], packed: Sequence[PackedJob]) -> list[PackedJob]:
+        return await seal_each(sealers, packed)
 
     async def get_flow(self, job: str | Job, *, depth: int = 10, max_children: int = 20) -> FlowNode | None:
         """A job and those below it in its flow, as they are stored now; None when there is no such job.

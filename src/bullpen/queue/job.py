@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     # the stub of typing_extensions, and at run time nobody asks for it.
     import typing_extensions
 
+    from bullpen.queue.blocking_faces import Job as BlockingJob
+
     DataT_co = typing_extensions.TypeVar("DataT_co", covariant=True, default=Any)
 else:
     DataT_co = TypeVar("DataT_co", covariant=True)
@@ -421,11 +423,14 @@ class Job(Generic[DataT_co]):
         return await self._actions.wait_result(self.id, timeout, self.mark)
 
     @property
-    def sync(self) -> SyncJob:
-        """The same actions for handlers that are plain functions."""
+    def sync(self) -> BlockingJob[DataT_co]:
+        """The same job for handlers that are plain functions: nothing is awaited. On the event loop it would wait for
+        itself."""
         if self._run is None:
             raise BullpenError("job.sync is for `def` handlers of a Worker; elsewhere await the job's own methods")
-        return SyncJob(self, self._run)
+        from bullpen.queue.blocking_faces import Job as BlockingJob
+
+        return BlockingJob(self, self._run)
 
     def bind(self, run: RunCoroutine) -> None:
         """Called before a plain function gets the job: how it has a coroutine run."""
@@ -439,37 +444,3 @@ class Job(Generic[DataT_co]):
 
 Handler = Callable[[Job], Any]
 """What a worker calls for each job: `async def`, or a plain function, which runs in a thread."""
-
-
-class SyncJob:
-    """A job's actions, blocking. Only from a handler that is a plain function: on the event loop it would wait for
-    itself."""
-
-    def __init__(self, job: Job, run: RunCoroutine) -> None:
-        self._job, self._run = job, run
-
-    def progress(self, value: int | dict[str, Any] | list[Any] | str | float | bool) -> None:
-        self._run(self._job.progress(value))
-
-    def log(self, line: str) -> int:
-        kept: int = self._run(self._job.log(line))
-        return kept
-
-    def update_data(self, data: Any) -> None:
-        self._run(self._job.update_data(data))
-
-    def children_values(self) -> dict[str, Any]:
-        values: dict[str, Any] = self._run(self._job.children_values())
-        return values
-
-    def ignored_children(self) -> dict[str, str]:
-        reasons: dict[str, str] = self._run(self._job.ignored_children())
-        return reasons
-
-    def failed_children(self) -> dict[str, str]:
-        reasons: dict[str, str] = self._run(self._job.failed_children())
-        return reasons
-
-    def children_counts(self) -> ChildrenCounts:
-        counts: ChildrenCounts = self._run(self._job.children_counts())
-        return counts

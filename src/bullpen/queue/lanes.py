@@ -1,18 +1,17 @@
 """Lanes: fair shares of a queue by key (a tenant, a customer), with weights and limits.
 
 In: names of lanes and what each may do. Out: fields of the queue's `meta`; who waits and runs, lane by lane.
-A job is put into a lane by the option `lane` of `add`. What `Lanes` and its blocking twin have in common are plans:
-generators that yield calls and get their replies. Elsewhere: giving jobs their turns and obeying limits (the scripts
-`add` and `exchange`).
+A job is put into a lane by the option `lane` of `add`. Elsewhere: giving jobs their turns and obeying limits (the
+scripts `add` and `exchange`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.ids import check_lane
@@ -24,7 +23,6 @@ from bullpen.wire.keys import QueueKeys
 MOST_WEIGHT: Final = 1_000
 _PAGE: Final = 2_000
 
-T = TypeVar("T")
 Rate = RateLimit | tuple[int, int | timedelta]
 Nothing = Literal[False]
 """Take the setting back: as all lanes have it."""
@@ -92,72 +90,11 @@ class LaneInfo:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A command (`script` is None), or a script with its keys and arguments."""
-
-    script: str | None
-    keys: tuple[str, ...]
-    args: tuple[Any, ...]
-
-
-Plan = Generator[Ask, Any, T]
-
-
-class LanePlans:
-    """What is asked of the server about lanes, whoever asks it."""
-
-    def __init__(self, keys: QueueKeys, clock_offset_ms: int = 0) -> None:
-        self._keys, self._clock_offset_ms = keys, clock_offset_ms
-
-    def configure(self, lane: str | None, words: Iterable[str]) -> Plan[LaneSettings]:
-        args = (self._keys.base, self._clock_offset_ms, _name(lane), *words)
-        keys, name = self._keys, _name(lane)
-        names = (keys.meta, keys.running(name), keys.lane_rate(name), keys.lane_size(name))
-        reply = yield Ask("configure_lane", names, args)
-        return LaneSettings.read(reply)
-
-    def get(self, lane: str | None) -> Plan[LaneSettings]:
-        return LaneSettings.read((yield Ask(None, (), ("HGET", self._keys.meta, f"bplane:{_name(lane)}"))))
-
-    def find(self) -> Plan[list[LaneInfo]]:
-        keys = self._keys
-        flat = yield Ask(None, (), ("HGETALL", keys.meta))
-        lanes: dict[str, LaneInfo] = {}
-        for field, raw in zip(flat[::2], flat[1::2], strict=True):
-            if field.startswith(b"bplane:") and field != b"bplane:":
-                name = field[7:].decode("utf-8", "replace")
-                lanes[name] = LaneInfo(name=name, settings=LaneSettings.read(raw))
-        found: dict[str, Counter[str]] = {}
-        for state, is_list in (("prioritized", ""), ("wait", "1"), ("paused", "1"), ("delayed", ""), ("active", "1")):
-            found[state] = yield from self._count(getattr(keys, state), is_list)
-        names = sorted(lanes.keys() | {name for counts in found.values() for name in counts if name})
-        result = []
-        for name in names:
-            held = int((yield Ask(None, (), ("ZCARD", keys.held(name)))))
-            lane = lanes.get(name) or LaneInfo(name=name, settings=LaneSettings())
-            waiting = sum(found[state][name] for state in ("prioritized", "wait", "paused"))
-            delayed = max(0, found["delayed"][name] - held)
-            result.append(replace(lane, waiting=waiting, held=held, delayed=delayed, active=found["active"][name]))
-        return result
-
-    def _count(self, key: str, is_list: str) -> Plan[Counter[str]]:
-        counts: Counter[str] = Counter()
-        start = 0
-        while True:
-            looked_at, flat = yield Ask("count_lanes", (key,), (self._keys.base, is_list, start, _PAGE))
-            for name, number in zip(flat[::2], flat[1::2], strict=True):
-                counts[name.decode("utf-8", "replace")] += number
-            if looked_at < _PAGE:
-                return counts
-            start += _PAGE
-
-
 class Lanes:
     """The lanes of one queue, as `queue.lanes`."""
 
     def __init__(self, actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int) -> None:
-        self._actions, self._plans = actions, LanePlans(keys, clock_offset_ms)
+        self._actions, self._keys, self._clock_offset_ms = actions, keys, clock_offset_ms
 
     async def set(
         self,
@@ -173,89 +110,64 @@ class Lanes:
         None instead of a name is about all lanes that say nothing of their own. `rate` is a `RateLimit`, or jobs and a
         duration (ms or timedelta).
         """
-        return await self._run(self._plans.configure(lane, lane_words(weight, concurrency, rate, size=size)))
+        return await self._configure(lane, lane_words(weight, concurrency, rate, size=size))
 
     async def pause(self, lane: str) -> None:
         """Let no job of the lane start. Those that run finish; adds are accepted."""
-        await self._run(self._plans.configure(check_lane(lane), lane_words(paused=True)))
+        await self._configure(check_lane(lane), lane_words(paused=True))
 
     async def resume(self, lane: str) -> None:
         """Let jobs of the lane start again."""
-        await self._run(self._plans.configure(check_lane(lane), lane_words(paused=False)))
+        await self._configure(check_lane(lane), lane_words(paused=False))
 
     async def remove(self, lane: str | None) -> None:
         """Forget what was set for a lane. Its jobs stay, and go on as those of any other."""
-        await self._run(self._plans.configure(lane, REMOVED))
+        await self._configure(lane, REMOVED)
 
     async def get(self, lane: str | None) -> LaneSettings:
         """What was set for a lane; None: for all others."""
-        return await self._run(self._plans.get(lane))
+        return LaneSettings.read(await self._actions.command("HGET", self._keys.meta, f"bplane:{_name(lane)}"))
 
     async def list(self) -> list[LaneInfo]:
         """Lanes that have settings, or jobs that wait or run, by name. Looks at each of those jobs."""
-        return await self._run(self._plans.find())
+        keys = self._keys
+        flat = await self._actions.command("HGETALL", keys.meta)
+        lanes: dict[str, LaneInfo] = {}
+        for field, raw in zip(flat[::2], flat[1::2], strict=True):
+            if field.startswith(b"bplane:") and field != b"bplane:":
+                name = field[7:].decode("utf-8", "replace")
+                lanes[name] = LaneInfo(name=name, settings=LaneSettings.read(raw))
+        found: dict[str, Counter[str]] = {}
+        for state, is_list in (("prioritized", ""), ("wait", "1"), ("paused", "1"), ("delayed", ""), ("active", "1")):
+            found[state] = await self._count(getattr(keys, state), is_list)
+        names = sorted(lanes.keys() | {name for counts in found.values() for name in counts if name})
+        result = []
+        for name in names:
+            held = int(await self._actions.command("ZCARD", keys.held(name)))
+            lane = lanes.get(name) or LaneInfo(name=name, settings=LaneSettings())
+            waiting = sum(found[state][name] for state in ("prioritized", "wait", "paused"))
+            delayed = max(0, found["delayed"][name] - held)
+            result.append(replace(lane, waiting=waiting, held=held, delayed=delayed, active=found["active"][name]))
+        return result
 
-    async def _run(self, plan: Plan[T]) -> T:
-        reply: Any = None
+    async def _configure(self, lane: str | None, words: Iterable[str]) -> LaneSettings:
+        keys, name = self._keys, _name(lane)
+        names = [keys.meta, keys.running(name), keys.lane_rate(name), keys.lane_size(name)]
+        args = [keys.base, self._clock_offset_ms, name, *words]
+        return LaneSettings.read(await self._actions.evaluate("configure_lane", names, args))
+
+    async def _count(self, key: str, is_list: str) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        start = 0
         while True:
-            try:
-                ask = plan.send(reply)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            if ask.script is None:
-                reply = await self._actions.command(*ask.args)
-            else:
-                reply = await self._actions.evaluate(ask.script, [*ask.keys], [*ask.args])
-
-
-class BlockingLanes:
-    """The lanes of one blocking queue: as `Lanes`."""
-
-    def __init__(self, keys: QueueKeys, answer: Callable[[Ask], Any]) -> None:
-        self._plans, self._answer = LanePlans(keys), answer
-
-    def set(
-        self,
-        lane: str | None,
-        *,
-        weight: float | Nothing | None = None,
-        concurrency: int | Nothing | None = None,
-        rate: Rate | Nothing | None = None,
-        size: int | Nothing | None = None,
-    ) -> LaneSettings:
-        """Change what a lane may do, and return all its settings; see `Lanes.set`."""
-        return self._run(self._plans.configure(lane, lane_words(weight, concurrency, rate, size=size)))
-
-    def pause(self, lane: str) -> None:
-        """Let no job of the lane start. Those that run finish; adds are accepted."""
-        self._run(self._plans.configure(check_lane(lane), lane_words(paused=True)))
-
-    def resume(self, lane: str) -> None:
-        """Let jobs of the lane start again."""
-        self._run(self._plans.configure(check_lane(lane), lane_words(paused=False)))
-
-    def remove(self, lane: str | None) -> None:
-        """Forget what was set for a lane. Its jobs stay, and go on as those of any other."""
-        self._run(self._plans.configure(lane, REMOVED))
-
-    def get(self, lane: str | None) -> LaneSettings:
-        """What was set for a lane; None: for all others."""
-        return self._run(self._plans.get(lane))
-
-    def list(self) -> list[LaneInfo]:
-        """Lanes that have settings, or jobs that wait or run, by name. Looks at each of those jobs."""
-        return self._run(self._plans.find())
-
-    def _run(self, plan: Plan[T]) -> T:
-        reply: Any = None
-        while True:
-            try:
-                ask = plan.send(reply)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            reply = self._answer(ask)
+            looked_at, flat = await self._actions.evaluate(
+                "count_lanes", [key], [self._keys.base, is_list, start, _PAGE]
+            )
+            for name, number in zip(flat[::2], flat[1::2], strict=True):
+                counts[name.decode("utf-8", "replace")] += number
+            if looked_at < _PAGE:
+                return counts
+            start += _PAGE
 
 
 REMOVED: Final = ("-",) * 6

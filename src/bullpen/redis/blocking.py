@@ -80,7 +80,7 @@ class BlockingWire:
         """Several commands in one write. Error replies are returned in place, translated."""
         return [self._refusal(one) if isinstance(one, ReplyError) else one for one in self._converse(commands)]
 
-    def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    def evaluate(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Any]) -> Any:
         """One script call. A server that has forgotten the script gets its text; it then ran exactly once."""
         return self.run_script(script, ("EVALSHA", script.sha1, len(keys), *keys, *args))
 

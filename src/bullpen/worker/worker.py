@@ -56,7 +56,7 @@ from bullpen.errors import (
     ServerRefused,
     require,
 )
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.actions import AsyncActions
 from bullpen.queue.base import id_of
 from bullpen.queue.cancel import Cancelled, check_reason
 from bullpen.queue.codec import Codec, check_codec
@@ -1219,7 +1219,7 @@ class Worker:
         self._wakeups.look_now()
 
 
-class _WorkerActions(QueueActions):
+class _WorkerActions(AsyncActions):
     """What a running job can do; whoever listens to the worker hears of its progress."""
 
     def __init__(

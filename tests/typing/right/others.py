@@ -10,10 +10,12 @@ from bullpen import (
     Backoff,
     Bullpen,
     BullpenError,
+    Cancelled,
     ConnectionLost,
     ConsoleFilter,
     DeadLetterPolicy,
     EntityNotFound,
+    Flow,
     InvalidOption,
     Job,
     JobFailed,
@@ -29,6 +31,7 @@ from bullpen import (
 )
 from bullpen.channels import Message
 from bullpen.messages import Late, Messages, Recipient
+from bullpen.queue import FlowNode, LaneInfo
 from bullpen.runs import CircuitBreaker, Provider, Run, RunPayload, Runs
 from bullpen.sync import Job as BlockingJob
 from bullpen.sync import Queue as BlockingQueue
@@ -212,7 +215,21 @@ def blocking() -> object:
         job = queue.add("welcome", {"to": "ada"}, delay=timedelta(seconds=1), job_id="ada", replace_finished=True)
         assert_type(job, BlockingJob)
         assert_type(job.state(), JobState)
+        assert_type(queue.jobs(JobState.WAITING, count=5), list[BlockingJob])
+        assert_type(next(queue.iter_jobs()).progress(50), None)
+        assert_type(queue.counts().waiting, int)
+        assert_type(queue.get_job("1"), BlockingJob | None)
+        assert_type(queue.cancel(job, "not wanted"), Cancelled)
+        assert_type(queue.add_flow(Flow("sum", queue=queue)), FlowNode[BlockingJob])
+        assert_type(queue.lanes.list(), list[LaneInfo])
+        assert_type(queue.dead_letters.depth(), int)
         return job.result(timeout=500)
+
+
+def plain_handler(job: Job[dict[str, int]]) -> int:
+    assert_type(job.sync, BlockingJob[dict[str, int]])
+    assert_type(job.sync.logs(), list[str])
+    return job.sync.data["n"]
 
 
 # ---- errors, dead letters, tests ------------------------------------------------------------------------------------

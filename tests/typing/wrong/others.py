@@ -87,6 +87,10 @@ def blocking() -> None:
     queue = Queue("mails", attemps=3)  # error
     queue.add("x", {}, prioritty=3)  # error
     queue.add("x", {}, delay="5 s").result()  # error
+    queue.jobs(starts=3)  # error
+    print(queue.counts().waitin)  # error
+    queue.clean(state="nowhere", limt=3)  # error
+    queue.lanes.set("acme", wieght=3)  # error
 
 
 async def apps() -> None:

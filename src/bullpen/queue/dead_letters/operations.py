@@ -10,9 +10,9 @@ Elsewhere: making entries (`entry`), sweeping (`sweep`), deciding that a failure
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Self
@@ -342,7 +342,7 @@ class DeadLetters:
     async def _for_all(
         self,
         where: DeadLetterFilter,
-        act: Callable[[DeadLetter], Awaitable[str | None]],
+        act: Callable[[DeadLetter], Coroutine[Any, Any, str | None]],
         limit: int | None,
         rate: float | None,
         *,
@@ -354,12 +354,12 @@ class DeadLetters:
         is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
         require("rate", is_rate, "entries per second, more than 0", rate)
         report, batch = RedriveReport(is_dry_run=dry_run), list[DeadLetter]()
-        pace = _Pace(rate)
+        pace = _Pace(rate, self._actions.sleep)
 
         async def act_on_batch() -> None:
             nonlocal report
             await pace.wait(len(batch))
-            refused = await asyncio.gather(*(act(letter) for letter in batch))
+            refused = await self._actions.together(map(act, batch))
             skipped = [(letter.id, why) for letter, why in zip(batch, refused, strict=True) if why is not None]
             report = replace(
                 report,
@@ -423,8 +423,8 @@ class DeadLetters:
 class _Pace:
     """Lets so many things happen per second, and all at once when no rate is given."""
 
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
+    def __init__(self, rate: float | None, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._rate, self._sleep = rate, sleep
         # With a rate, in batches of at most a tenth of a second, so that it is even.
         self.batch = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
         self._next_at = 0.0
@@ -432,10 +432,9 @@ class _Pace:
     async def wait(self, count: int) -> None:
         if self._rate is None:
             return
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = time.monotonic()
         if self._next_at > now:
-            await asyncio.sleep(self._next_at - now)
+            await self._sleep(self._next_at - now)
         self._next_at = max(self._next_at, now) + count / self._rate
 
 
