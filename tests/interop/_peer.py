@@ -77,6 +77,10 @@ class Peer:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
     def stderr(self) -> str:
         """What the process wrote to stderr so far."""
         return self._stderr.decode(errors="replace")

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import redis
 
-from bullpen.queue import Job, NewJob, Queue
+from bullpen.queue import Cancelled, Job, NewJob, Queue, RateLimit, leftovers
+from bullpen.wire.keys import LANE_KEYS
 from bullpen.worker import Worker
 
 from ._sides import OurSide, PeerSide
-from ._wait import events_of, until_event
+from ._wait import events_of, until, until_event
 
 FAR_MS = 3_600_000
 
@@ -194,7 +195,12 @@ async def test_another_client_promotes_removes_and_reorders_our_jobs(
 async def test_drain_and_obliterate_by_another_client_leave_nothing_but_our_expiring_keys(
     other: PeerSide, ours: OurSide, client: redis.Redis
 ) -> None:
+    """None lives for more than a minute, with a job that was asked to end while it ran."""
     queue = ours.queue("q")
+    client.hset("bull:q:x", mapping={"name": "runs", "data": "{}", "opts": "{}", "timestamp": "1"})
+    client.lpush("bull:q:active", "x")
+    assert await queue.cancel("x") is Cancelled.REQUESTED
+    assert client.lrem("bull:q:active", 1, "x") and client.delete("bull:q:x")
     for opts in ({}, {"priority": 2}, {"delay": FAR_MS}, {"job_id": "own"}):
         await queue.add("job", {}, **opts)
     await ours.start_worker("w", "q", {})
@@ -210,6 +216,39 @@ async def test_drain_and_obliterate_by_another_client_leave_nothing_but_our_expi
     assert all(key.startswith(b"bull:q:bp:") and 0 < client.pttl(key) <= 60_000 for key in left)
     job = await queue.add("a new beginning", {})
     assert job.id == "1"
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["gone", "begun anew"])
+async def test_what_lanes_kept_is_deleted_after_another_client_obliterated_the_queue(
+    other: PeerSide, ours: OurSide, client: redis.Redis, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not that client uses the queue again: then it has a `meta`, but none that speaks of lanes. Keys of
+    lanes live for up to a week; a worker of ours finds and deletes them. What people did stays."""
+    monkeypatch.setattr(leftovers, "_FIRST_AFTER_S", 0.02)
+    monkeypatch.setattr(leftovers, "_EVERY_S", 0.05)
+    queue = ours.queue("q")
+    await queue.lanes.set("acme", concurrency=1, size=10, rate=RateLimit(max=1, duration_ms=600_000))
+    for _ in range(3):
+        await queue.add("job", {}, lane="acme")
+    await ours.start_worker("w", "q", {})
+    await until_event(client, "q", "completed")
+    await until(lambda: client.exists("bull:q:bp:held:acme"), "the limit holds jobs back")
+    client.xadd("bull:q:bp:audit:log", {"actor": "ada"})
+    client.expire("bull:q:bp:audit:log", 3_600)
+    kept = {key for key in client.scan_iter("bull:q:bp:*") if client.pttl(key) > 60_000}
+    assert {key.split(b":")[3] for key in kept} >= {b"held", b"lanes", b"size", b"rate"}
+    await asyncio.sleep(0.2)  # the worker has seen that there are lanes
+
+    await other.peer.call("obliterate", queue="q")
+    if is_new:
+        await other.add("q", "new", {}, delay=FAR_MS)
+
+    def lanes() -> list[bytes]:
+        return [key for key in client.scan_iter("bull:q:bp:*") if key[len("bull:q:") :].startswith(LANE_KEYS)]
+
+    await until(lambda: not lanes(), "nothing of lanes is left")
+    assert client.exists("bull:q:bp:audit:log")
+    await queue.add("a new beginning", {})
 
 
 @pytest.mark.requirement("W-41", "W-42", "W-43", "W-44", "X-5", "X-6", "X-42", "X-125")

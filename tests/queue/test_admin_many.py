@@ -303,8 +303,12 @@ class TestObliterate:
         await queue.set_global_concurrency(3)
         kit.redis.hset(f"{kit.base}metrics:completed", mapping={"count": 1, "prevTS": 1, "prevCount": 0})
 
+        kit.redis.xadd(kit.base + "bp:audit:log", {"actor": "ada"})
+        kit.redis.zadd(kit.base + "bp:held:acme", {"1": 1})
+
         removed = await queue.obliterate()
 
+        assert kit.redis.delete(kit.base + "bp:audit:log") == 1  # who did what stays, this among it
         left = [key.decode() for key in kit.redis.scan_iter(f"{kit.base}*")]
         assert left in ([], [f"{kit.base}de:gone"])  # with a TTL: it belongs to no job, and ends by itself
         assert removed == 1_200 + 3 + 1 + 3 + 1

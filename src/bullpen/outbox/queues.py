@@ -24,6 +24,8 @@ from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.wire.keys import DEFAULT_PREFIX, QueueKeys, hash_tag
 
+__all__ = ["OutboxQueues", "Placed", "job_data"]
+
 _log = get_logger("bullpen.outbox")
 
 _ADD_DEADLINE_MS: Final = 5_000

@@ -62,7 +62,7 @@ puts them back and deletes nothing."""
 async def remove_orphans(
     actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int, and_ours: bool, mode: Mode = "all"
 ) -> int:
-    """With `and_ours` also what other parts of bullpen keep beside the jobs: the queue is gone.
+    """With `and_ours` also what other parts of bullpen keep beside the jobs, but the audit trail: the queue is gone.
 
     Raises JobStateConflict when lines moved so much that some suspects could not be judged; all others are done then.
     """
@@ -73,7 +73,7 @@ async def remove_orphans(
             case "job":
                 suspects.add(rest)
             case "ours":
-                if and_ours:
+                if and_ours and not rest.startswith("bp:audit:"):  # who did what, this among it
                     await actions.command("UNLINK", _raw(keys.base + rest))
             case kind if kind is not None:
                 others.append((kind, rest))

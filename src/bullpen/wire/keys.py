@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_PREFIX",
     "EXTENSION_KEYS",
     "JOB_SUFFIXES",
+    "LANE_KEYS",
     "QUEUE_SUFFIXES",
     "RESERVED",
     "QueueKeys",
@@ -54,6 +55,10 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
 }
 """Keys of ours, by what follows the base. The second colon keeps Node's orphan cleaner away from them. None holds the
 only reference to a job: all of them may vanish without losing one."""
+
+
+LANE_KEYS: Final = (b"bp:held:", b"bp:lanes:", b"bp:rate:", b"bp:running:", b"bp:size:")
+"""Those that only a queue with lanes has: the field `bplanes` of its `meta` says so."""
 
 
 class QueueKeys:

@@ -176,6 +176,7 @@ _TABLE = (
         keys=("failed", "meta"),
         args=("base", "clock_offset", "interval_ms", "from_ms", "skip", "with_cancelled"),
     ),
+    Script("forget_lanes", keys=("meta",), args=()),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
     Script("sweep_letters", keys=("meta", "failed", "entry_wait"), args=("base", "dead_letter_base", "most")),
     Script(

@@ -64,6 +64,7 @@ from bullpen.queue.dead_letters.entry import DeadLetterWriter
 from bullpen.queue.dead_letters.sweep import Sweeper
 from bullpen.queue.job import Handler, Job
 from bullpen.queue.late_wakeups import note_late_cancel, note_late_wakeup
+from bullpen.queue.leftovers import Leftovers
 from bullpen.queue.retention import Retirement
 from bullpen.redis.calls import Flight
 from bullpen.redis.client import Connection, Door
@@ -450,6 +451,9 @@ class Worker:
                 clock_offset_ms=options.clock_offset_ms,
             )
             self._sweeping.append(asyncio.create_task(retirement.run(), name=f"bullpen retire {keys.name}"))
+        self._sweeping.append(
+            asyncio.create_task(Leftovers(self._actions, keys).run(), name=f"bullpen tidy {keys.name}")
+        )
         for task in (self._listener, *self._sweeping):
             task.add_done_callback(self._on_task_done)
         self._has_begun = True

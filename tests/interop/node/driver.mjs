@@ -77,6 +77,8 @@ async function play(behaviour, job, token, slot, signal) {
     case 'fail_times':
       if (job.attemptsMade < step.times) throw new Error(message);
       return step.value ?? { attemptsMade: job.attemptsMade };
+    case 'die':
+      process.exit(1);
     case 'always_fail':
       throw new Error(message);
     case 'unrecoverable':

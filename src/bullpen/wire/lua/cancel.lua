@@ -23,7 +23,7 @@
 local job_key, cancels_key = KEYS[1], KEYS[2]
 local base, job_id, text, reason, rule = ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local now_ms, now_text = server_now(ARGV[2])
-local ASKED_MS = 3600000 -- far longer than any worker takes to read it
+local ASKED_MS = 60000 -- far longer than any worker takes to read it; one that could not finds it when it renews the lock
 local failed_key, events_key = base .. "failed", base .. "events"
 
 local fields = redis.pcall("HMGET", job_key, "name", "parentKey", "parent", "deid", "rjk", "bpcancel")
