@@ -89,7 +89,7 @@ async def test_a_poison_job_kills_at_most_four_of_ours_whatever_nodes_workers_do
                 await fleet.keep(with_ours=False)
                 await asyncio.sleep(0.05)
             await queue.add_many([("plain", {"n": number}) for number in range(JOBS)])
-            while client.zcard("bull:q:completed") + client.zcard("bull:q:failed") < JOBS + 1:  # type: ignore[operator]
+            while client.zcard("bull:q:completed") + client.zcard("bull:q:failed") < JOBS + 1:
                 await fleet.keep(with_ours=True)
                 await asyncio.sleep(0.05)
         finally:
