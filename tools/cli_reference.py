@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from bullpen.cli.commands import tree
-from bullpen.cli.completion import kind_of
+from bullpen.cli.tree import default_of, metavar_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path("docs") / "reference" / "cli.md"
@@ -85,12 +84,7 @@ def _option(command: Any, option: Any) -> str:
 
 
 def _metavar(command: Any, parameter: Any) -> str:
-    if parameter.metavar:
-        return str(parameter.metavar)
-    kind = kind_of(command, parameter)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "|".join(str(choice.value) for choice in kind).replace("|", "\\|")
-    return {int: "NUMBER", float: "NUMBER"}.get(kind, "TEXT")
+    return metavar_of(command, parameter).replace("|", "\\|")
 
 
 def _help(parameter: Any) -> str:
@@ -98,12 +92,8 @@ def _help(parameter: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if option.required:
-        return "must be given"
-    default = getattr(option.default, "value", option.default)
-    return "" if default in (None, False, "", []) or not option.show_default else f"`{default}`"
+    default = default_of(option)
+    return f"`{default}`" if default and not isinstance(option.show_default, str) and not option.required else default
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

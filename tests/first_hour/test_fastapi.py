@@ -254,7 +254,7 @@ def test_every_failed_attempt_is_in_the_log_with_its_job(shop: Shop) -> None:
 def test_a_failure_is_counted_and_waits_as_a_dead_letter(shop: Shop) -> None:
     shop.counted("bullpen_jobs_failed_total", 1)
     found = metrics(f"{shop.ops}/metrics")
-    listed = shop.installed.run("dead-letters", "receipts", "--json", cwd=shop.place, env=shop.env)
+    listed = shop.installed.run("dead-letters", "list", "receipts", "--json", cwd=shop.place, env=shop.env)
 
     assert value(found, "bullpen_jobs_retried_total", queue="receipts") == 2
     assert value(found, "bullpen_queue_dead_letters", queue="receipts") == 1

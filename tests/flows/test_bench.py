@@ -93,7 +93,7 @@ class TestServerInUse:
         agreed = cli("bench", "--jobs", "100", "--yes", "--redis", redis_url, cwd=tmp_path)
 
         assert refused.code == 2
-        assert "holds 1 keys; say --yes" in refused.err
+        assert "holds 1 keys; the benchmark puts load on it and needs --yes" in refused.err
         assert agreed.code == 0
         assert redis_server.client().keys("*") == [b"somebody:else"]
 

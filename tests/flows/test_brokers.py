@@ -79,13 +79,13 @@ def shop(tmp_path: Path, rabbit: RabbitServer) -> Shop:
 def test_dead_letters_on_rabbitmq_are_counted_listed_and_sent_back_with_the_program(shop: Shop) -> None:
     store = f"{shop.queue}-dlq"
 
-    overview = shop.type_("dead-letters", "overview", "--json")
+    overview = shop.type_("dead-letters", "stats", "--json")
     listed = shop.type_("dead-letters", "list", store, "--json")
     shown = shop.type_("dead-letters", "show", shop.queue, "dl-1-1", "--json")
     missing = shop.type_("dead-letters", "show", shop.queue, "dl-2-1")
     tried = shop.type_("dead-letters", "redrive", store, "--all", "--dry-run", "--json")
     done = shop.type_("dead-letters", "redrive", store, "dl-1-1", "--json")
-    after = shop.type_("dead-letters", "overview", "--json")
+    after = shop.type_("dead-letters", "stats", "--json")
 
     assert json.loads(overview.out)[store] == 1, overview
     assert [each["originalJobName"] for each in json.loads(listed.out)] == ["paid"], listed
@@ -98,7 +98,7 @@ def test_dead_letters_on_rabbitmq_are_counted_listed_and_sent_back_with_the_prog
 
 @pytest.mark.requirement("X-5")
 def test_without_the_program_nobody_says_that_there_are_none(shop: Shop) -> None:
-    told = shop.type_("dead-letters", "overview", program=False)
+    told = shop.type_("dead-letters", "stats", program=False)
 
     assert told.code == 0, told
     assert "dead letters of workflows on rabbitmq are not looked at" in told.err
@@ -110,8 +110,8 @@ def test_a_broker_that_is_away_does_not_hide_the_dead_letters_of_others(shop: Sh
     """Outages are when people look."""
     shop.env["BULLPEN_RABBITMQ_URL"] = f"amqp://guest:guest@127.0.0.1:{free_port()}"
 
-    told = shop.type_("dead-letters", "overview", "--json")
-    for_people = shop.type_("dead-letters", "overview")
+    told = shop.type_("dead-letters", "stats", "--json")
+    for_people = shop.type_("dead-letters", "stats")
 
     assert (told.code, for_people.code) == (3, 3)
     assert json.loads(told.out) == {"integration_outbox": 0}, told
@@ -157,7 +157,7 @@ def test_the_broker_of_messages_is_known_by_settings_alone(tmp_path: Path, rabbi
     }
     assert cli("migrate", cwd=tmp_path, env=env).code == 0
 
-    overview = cli("dead-letters", "overview", "--json", cwd=tmp_path, env=env)
+    overview = cli("dead-letters", "stats", "--json", cwd=tmp_path, env=env)
     doctor = cli("doctor", "--json", cwd=tmp_path, env=env)
 
     assert json.loads(overview.out) == {"integration_outbox": 0, f"{name}.dlq": 0}

@@ -57,19 +57,19 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("queues --colour", "no such option: --colour"),
         ("queues --redis localhost", "--redis: expected an address that starts with redis://"),
         ("queues --prefix bull:", "--prefix: expected"),
-        (
-            "jobs sohw emails 5",
-            "no such action 'sohw'; there is list, show, add, retry, promote, change, cancel, remove, ",
-        ),
+        ("jobs sohw emails 5", "no such command 'sohw'; did you mean 'show'? see 'bullpen jobs --help'"),
+        ("jobs emails", "no such command 'emails'; there is list, show, follow, logs, add, retry, promote, change, "),
+        ("queues drian emails", "no such command 'drian'; there is list, "),
+        ("jobs remvoe emails 5", "no such command 'remvoe'; there is list, "),
         ("jobs list emails --state gone", "'gone' is not one of"),
         ("jobs list", "missing argument 'QUEUE'"),
         ("jobs add emails", "missing argument 'NAME'"),
         ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
-        ("dead-letters emails redrive", "name the entries, or choose them by --name or --error, or say --all"),
-        ("dead-letters emails redrive dl-1-1 --all", "name the entries, or choose them"),
-        ("dead-letters emails redrive --all --name hi", "name the entries, or choose them"),
-        ("dead-letters emails discard --all", "needs --yes where nobody can be asked"),
+        ("dead-letters redrive emails", "name the entries, or choose them by --name or --error, or say --all"),
+        ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
+        ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
+        ("dead-letters discard emails --all", "needs --yes where nobody can be asked"),
         ("run", "missing argument 'MODULE:APP'"),
         ("run nowhere:app", "there is no module 'nowhere'"),
         ("demo --jobs 0", "invalid value for '--jobs'"),
@@ -103,7 +103,7 @@ def test_a_real_process_answers_the_same(tmp_path: Path) -> None:
     assert (wrong.code, away.code) == (2, 3)
 
 
-@pytest.mark.parametrize("command", ["queues", "jobs emails", "dead-letters emails", "demo"])
+@pytest.mark.parametrize("command", ["queues", "jobs list emails", "dead-letters list emails", "demo"])
 def test_a_server_that_is_not_there_gets_one_line_and_exit_code_3(command: str, tmp_path: Path) -> None:
     """At once: a person at a prompt does not want to wait the minute that a program would."""
     answer = cli(*command.split(), "--redis", "redis://127.0.0.1:1", cwd=tmp_path)
@@ -123,7 +123,9 @@ def test_without_the_extra_the_command_prints_the_pip_line(tmp_path: Path) -> No
 
 
 def test_an_error_of_our_own_is_not_mistaken_for_the_missing_extra(tmp_path: Path) -> None:
-    broken = "import sys; sys.modules['msgspec'] = None; import bullpen.cli; bullpen.cli.main()"
+    broken = (
+        "import sys; sys.modules['msgspec'] = None; sys.argv = ['', 'queues']; import bullpen.cli; bullpen.cli.main()"
+    )
 
     answer = subprocess.run([sys.executable, "-c", broken], cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -134,7 +136,7 @@ def test_an_error_of_our_own_is_not_mistaken_for_the_missing_extra(tmp_path: Pat
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_a_reader_that_has_seen_enough_is_no_error(form: list[str], redis_url: str, tmp_path: Path) -> None:
     on(redis_url, "emails", lambda queue: queue.add_many([("welcome" * 20, {"to": "x" * 200})] * 500))
-    listing = shlex.join([*COMMAND, "jobs", "emails", "--limit", "500", "--redis", redis_url, *form])
+    listing = shlex.join([*COMMAND, "jobs", "list", "emails", "--limit", "500", "--redis", redis_url, *form])
 
     answer = subprocess.run(
         ["bash", "-c", f"{listing} | head -c 10; exit ${{PIPESTATUS[0]}}"],
@@ -174,7 +176,7 @@ def test_a_job_is_added_listed_and_shown(redis_url: str, tmp_path: Path) -> None
     run("jobs", "add", "emails", "later", "--delay", "2h", "--attempts", "7")
     run("jobs", "add", "emails", "soon", "--priority", "3", "--id", "my-own", "--data", "-", stdin="[1, 2]")
 
-    listed = run("jobs", "emails")
+    listed = run("jobs", "list", "emails")
     assert [(job["id"], job["name"], job["state"]) for job in listed] == [
         ("1", "welcome", "waiting"),
         ("my-own", "soon", "prioritized"),
@@ -183,11 +185,10 @@ def test_a_job_is_added_listed_and_shown(redis_url: str, tmp_path: Path) -> None
     assert listed[0]["data"] == {"to": "ada"}
     assert listed[2]["opts"]["attempts"] == 7
     assert listed[2]["delay"] == 7_200_000
-    assert [job["id"] for job in run("jobs", "emails", "--state", "delayed")] == ["2"]
+    assert [job["id"] for job in run("jobs", "list", "emails", "--state", "delayed")] == ["2"]
 
     shown = run("jobs", "show", "emails", "my-own")
     assert (shown["state"], shown["data"], shown["logs"]) == ("prioritized", [1, 2], [])
-    assert run("jobs", "emails", "show", "my-own") == shown
 
     (queue,) = run("queues")
     assert (queue["queue"], queue["waiting"], queue["prioritized"], queue["delayed"]) == ("emails", 1, 1, 1)
@@ -217,7 +218,7 @@ def test_finished_jobs_show_why_they_failed_and_what_they_returned(redis_url: st
 
     on(redis_url, "emails", run)
 
-    listed = cli("jobs", "emails", "--redis", redis_url, cwd=tmp_path).out
+    listed = cli("jobs", "list", "emails", "--redis", redis_url, cwd=tmp_path).out
     shown = cli("jobs", "show", "emails", "2", "--redis", redis_url, cwd=tmp_path).out
 
     assert "completed" in listed
@@ -242,11 +243,11 @@ def test_jobs_are_retried_promoted_and_removed(redis_url: str, tmp_path: Path) -
     on(redis_url, "letters", lambda queue: queue.add("later", delay=3_600_000))
     redis = ("--redis", redis_url)
 
-    retried = cli("jobs", "letters", "retry", "1", "7", *redis, cwd=tmp_path)
+    retried = cli("jobs", "retry", "letters", "1", "7", *redis, cwd=tmp_path)
     promoted = cli("jobs", "promote", "letters", "2", *redis, "--json", cwd=tmp_path)
     promoted_again = cli("jobs", "promote", "letters", "2", *redis, "--json", cwd=tmp_path)
-    removed = cli("jobs", "letters", "remove", "1", "2", *redis, cwd=tmp_path)
-    removed_again = cli("jobs", "letters", "remove", "1", *redis, cwd=tmp_path)
+    removed = cli("jobs", "remove", "letters", "1", "2", *redis, cwd=tmp_path)
+    removed_again = cli("jobs", "remove", "letters", "1", *redis, cwd=tmp_path)
 
     assert (retried.code, retried.out) == (1, "retried: 1\n")
     assert "job '7' of queue 'letters' does not exist" in retried.err
@@ -260,12 +261,16 @@ def test_jobs_are_retried_promoted_and_removed(redis_url: str, tmp_path: Path) -
 def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str, tmp_path: Path) -> None:
     redis = ("--redis", redis_url)
 
-    assert cli("queues", *redis, cwd=tmp_path).err == "no queues here yet\n"
+    assert cli("queues", *redis, cwd=tmp_path).err.startswith("no queues here yet; `bullpen jobs add QUEUE NAME`")
     assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
     on(redis_url, "emails", lambda queue: queue.add("welcome"))
     cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
-    assert cli("jobs", "emails", *redis, cwd=tmp_path).err == "no jobs in 'emails'\n"
-    assert cli("dead-letters", "emails", *redis, cwd=tmp_path).err == "no dead letters of 'emails'\n"
+    assert cli("jobs", "list", "emails", *redis, cwd=tmp_path).err == (
+        "no jobs in 'emails'; bullpen jobs add emails NAME adds one\n"
+    )
+    assert cli("dead-letters", "list", "emails", *redis, cwd=tmp_path).err == (
+        "no dead letters of 'emails'; `bullpen dead-letters stats` counts all\n"
+    )
 
 
 def test_a_queue_is_paused_and_resumed(redis_url: str, tmp_path: Path) -> None:
@@ -350,10 +355,10 @@ def test_without_any_configuration_the_embedded_server_keeps_the_jobs_between_co
     env = {"BULLPEN_DATA_DIR": str(tmp_path / "data")}
     added = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path, env=env)
 
-    listed = cli_process("jobs", "emails", "--json", cwd=tmp_path, env=env)
+    listed = cli_process("jobs", "list", "emails", "--json", cwd=tmp_path, env=env)
 
     assert added.out == "added job 1 to emails\n"
-    again = cli_process("jobs", "emails", cwd=tmp_path, env=env)
+    again = cli_process("jobs", "list", "emails", cwd=tmp_path, env=env)
     assert "using the embedded server in" in added.err
     assert again.err == "", "whoever types ten commands knows after the first one"
     assert [job["name"] for job in json.loads(listed.out)] == ["welcome"]
@@ -366,7 +371,7 @@ def test_commands_tell_of_a_server_nearby_only_the_first_time(tmp_path: Path) ->
     cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "shop")
 
     first = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "worker")
-    again = cli_process("jobs", "emails", cwd=tmp_path / "worker")
+    again = cli_process("jobs", "list", "emails", cwd=tmp_path / "worker")
 
     assert f"another embedded server in {tmp_path / 'shop' / '.bullpen'}" in first.err
     assert again.err == ""
@@ -413,37 +418,37 @@ def test_dead_letters_are_listed_shown_redriven_and_discarded(redis_url: str, tm
 
     bury(redis_url, "letters", 4)
 
-    listed = run("letters")
+    listed = run("list", "letters")
     assert sorted(entry["originalData"]["to"] for entry in listed) == [f"person-{n}" for n in range(4)]
     first, second = listed[0]["id"], listed[1]["id"]
-    assert run("letters", "show", first)["error"]["message"].endswith(f"no stamp for {listed[0]['originalData']['to']}")
+    assert run("show", "letters", first)["error"]["message"].endswith(f"no stamp for {listed[0]['originalData']['to']}")
     (queue,) = json.loads(cli("queues", "--redis", redis_url, "--json", cwd=tmp_path).out)
     assert (queue["queue"], queue["failed"], queue["deadLetters"]) == ("letters", 4, 4)
 
     done = {"matched": 1, "dryRun": False, "skipped": {}}
-    assert run("letters", "redrive", first, "--by", "ada") == {**done, "redriven": 1}
-    assert run("letters", "discard", second) == {**done, "discarded": 1}
-    assert run("letters", "redrive", "--error", "stamp", "--dry-run") == {
+    assert run("redrive", "letters", first, "--by", "ada") == {**done, "redriven": 1}
+    assert run("discard", "letters", second) == {**done, "discarded": 1}
+    assert run("redrive", "letters", "--error", "stamp", "--dry-run") == {
         "matched": 2,
         "redriven": 0,
         "dryRun": True,
         "skipped": {},
     }
-    assert run("letters", "redrive", "--name", "parcel")["matched"] == 0
-    assert run("letters", "redrive", "--all", "--rate", "50")["redriven"] == 2
+    assert run("redrive", "letters", "--name", "parcel")["matched"] == 0
+    assert run("redrive", "letters", "--all", "--rate", "50")["redriven"] == 2
 
     counts = on(redis_url, "letters", lambda opened: opened.counts())
     assert (counts.waiting, counts.failed) == (3, 1)
-    assert run("letters") == []
+    assert run("list", "letters") == []
 
 
 def test_an_entry_that_is_gone_is_told_and_keeps_no_other_from_being_redriven(redis_url: str, tmp_path: Path) -> None:
     bury(redis_url, "letters", 1)
     redis = ("--redis", redis_url)
-    (entry,) = json.loads(cli("dead-letters", "letters", *redis, "--json", cwd=tmp_path).out)
+    (entry,) = json.loads(cli("dead-letters", "list", "letters", *redis, "--json", cwd=tmp_path).out)
 
-    answer = cli("dead-letters", "letters", "redrive", "dl-9-9", entry["id"], *redis, cwd=tmp_path)
-    programs = cli("dead-letters", "letters", "discard", "dl-9-9", *redis, "--json", cwd=tmp_path)
+    answer = cli("dead-letters", "redrive", "letters", "dl-9-9", entry["id"], *redis, cwd=tmp_path)
+    programs = cli("dead-letters", "discard", "letters", "dl-9-9", *redis, "--json", cwd=tmp_path)
 
     assert (answer.code, answer.out) == (1, "redriven: 1\n")
     assert "'dl-9-9'" in answer.err
@@ -455,16 +460,16 @@ def test_people_read_dead_letters_too(redis_url: str, tmp_path: Path) -> None:
     bury(redis_url, "letters", 3)
     redis = ("--redis", redis_url)
 
-    listed = cli("dead-letters", "letters", "--limit", "2", *redis, cwd=tmp_path)
+    listed = cli("dead-letters", "list", "letters", "--limit", "2", *redis, cwd=tmp_path)
     entry = listed.out.splitlines()[1].split()[0]
     shown = cli("dead-letters", "show", "letters", entry, *redis, cwd=tmp_path)
 
-    none = cli("dead-letters", "letters", "--error", "no ink", *redis, cwd=tmp_path)
-    counted = cli("dead-letters", "letters", "discard", "--all", "--dry-run", *redis, cwd=tmp_path)
+    none = cli("dead-letters", "list", "letters", "--error", "no ink", *redis, cwd=tmp_path)
+    counted = cli("dead-letters", "discard", "letters", "--all", "--dry-run", *redis, cwd=tmp_path)
 
     assert "no stamp for" in listed.out
     assert "2 of 3; --limit shows more" in listed.err
-    assert none.err == "no dead letters of 'letters' like that\n"
+    assert none.err == "no dead letters of 'letters' like that; `bullpen dead-letters stats` counts all\n"
     assert counted.out == "would be discarded: 3\n"
     assert "originalData" in shown.out
     assert "Traceback" in shown.out
@@ -476,12 +481,12 @@ def test_people_read_dead_letters_too(redis_url: str, tmp_path: Path) -> None:
 def test_discarding_everything_asks_first(redis_url: str, tmp_path: Path) -> None:
     bury(redis_url, "letters", 25)
 
-    refusing = Terminal("dead-letters", "letters", "discard", "--all", "--redis", redis_url, cwd=tmp_path)
+    refusing = Terminal("dead-letters", "discard", "letters", "--all", "--redis", redis_url, cwd=tmp_path)
     refusing.wait_for("for good")
     refusing.type("n\n")
     refused = refusing.end()
     left = on(redis_url, "letters", lambda queue: queue.dead_letters.depth())
-    agreeing = Terminal("dead-letters", "letters", "discard", "--all", "--redis", redis_url, cwd=tmp_path)
+    agreeing = Terminal("dead-letters", "discard", "letters", "--all", "--redis", redis_url, cwd=tmp_path)
     agreeing.wait_for("for good")
     agreeing.type("y\n")
     agreed = agreeing.end()
@@ -495,7 +500,7 @@ def test_discarding_everything_asks_first(redis_url: str, tmp_path: Path) -> Non
 def test_on_a_terminal_json_is_indented_and_tables_fit(redis_url: str, tmp_path: Path) -> None:
     on(redis_url, "emails", lambda queue: queue.add("welcome", {"to": "x" * 300}))
 
-    listed = Terminal("jobs", "emails", "--redis", redis_url, cwd=tmp_path)
+    listed = Terminal("jobs", "list", "emails", "--redis", redis_url, cwd=tmp_path)
     shown = Terminal("queues", "--json", "--redis", redis_url, cwd=tmp_path)
 
     assert (listed.end(), shown.end()) == (0, 0)

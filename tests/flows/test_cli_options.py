@@ -88,7 +88,7 @@ def test_dead_letters_are_those_of_one_tenant(
     acme, zeta = letters[:2], letters[2]
     where = ("--redis", redis_url, "--tenant")
 
-    assert type_("dead-letters", "overview", *where, "acme")["mails-dlq"] == 2
+    assert type_("dead-letters", "stats", *where, "acme")["mails-dlq"] == 2
     assert [group["count"] for group in type_("dead-letters", "groups", *where, "zeta")] == [1]
     assert ids(type_("dead-letters", "list", "mails", *where, "acme")) == acme
     assert type_("dead-letters", "show", "mails", zeta, *where, "zeta")["id"] == zeta
@@ -140,7 +140,7 @@ def test_rows_are_redriven_by_type_code_and_tenant(dead: list[str], type_: Type)
 
 def test_history_is_sent_again_for_one_tenant_and_with_new_keys(dead: list[str], type_: Type, sqlite_url: str) -> None:
     type_("outbox", "confirm", *dead)
-    words = ("outbox", "replay", "webhook:partnerX", "--yes", "--label")
+    words = ("outbox", "destinations", "replay", "webhook:partnerX", "--yes", "--label")
 
     assert type_(*words, "first", "--tenant", "acme") == {"replayed": 1}
     assert type_(*words, "second", "--tenant", "acme", "--new-key") == {"replayed": 1}
@@ -196,17 +196,17 @@ def people(sqlite_url: str) -> None:
 
 def test_recipients_are_listed_and_removed_by_tenant(people: None, type_: Type) -> None:
     def listed(*options: str) -> list[str]:
-        return ids(type_("messages", "recipients", *options))
+        return ids(type_("messages", "recipients", "list", *options))
 
     assert listed() == ["person-1", "person-2", "person-3"]
     assert listed("--tenant", "other") == ["person-3"]
     assert listed("--limit", "2") == ["person-1", "person-2"]
-    assert type_("messages", "remove", "person-1", "--tenant", "acme") == {"removed": 1}
+    assert type_("messages", "recipients", "remove", "person-1", "--tenant", "acme") == {"removed": 1}
     assert listed("--tenant", "acme") == ["person-2"]
 
 
 def test_a_preview_is_one_tenants_and_as_long_as_asked(people: None, type_: Type) -> None:
-    words = ("messages", "preview", "person-3", "--tenant", "other", "--days")
+    words = ("messages", "recipients", "preview", "person-3", "--tenant", "other", "--days")
 
     assert len(type_(*words, "1100")) == 3
     assert len(type_(*words, "370")) == 1
@@ -231,11 +231,13 @@ def test_kinds_of_a_program_are_previewed_and_linted(sqlite_url: str, type_: Typ
     (tmp_path / "people.csv").write_text("id,zone,address,namesday,birthday\nada,UTC,ada@x,1990-03-14,1990-03-15\n")
     program = ("--app", "shop_of_options")
 
-    imported = type_("messages", "import", "people.csv", "--channel", "email", "--tenant", "acme", *program)
-    (saved,) = type_("messages", "recipients")
-    with_it = type_("messages", "preview", "ada", "--tenant", "acme", "--days", "366", *program)
+    imported = type_(
+        "messages", "recipients", "import", "people.csv", "--channel", "email", "--tenant", "acme", *program
+    )
+    (saved,) = type_("messages", "recipients", "list")
+    with_it = type_("messages", "recipients", "preview", "ada", "--tenant", "acme", "--days", "366", *program)
     env = {"BULLPEN_DATABASE_URL": sqlite_url}
-    without = cli("messages", "preview", "ada", "--tenant", "acme", cwd=tmp_path, env=env)
+    without = cli("messages", "recipients", "preview", "ada", "--tenant", "acme", cwd=tmp_path, env=env)
     unlinted = cli("messages", "lint", cwd=tmp_path, env=env)
 
     assert imported["saved"] == 1

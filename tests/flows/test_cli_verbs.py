@@ -236,7 +236,7 @@ def daily(redis_url: str, redis_server: RedisServer) -> int:
 
 @pytest.mark.leaves_queue_broken
 def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_: Type) -> None:
-    listed = json.loads(type_("schedules", "emails", "--json").out)
+    listed = json.loads(type_("schedules", "list", "emails", "--json").out)
     assert [(each["id"], each["iterations"]) for each in listed] == [("beat", 1), ("daily", 4)]
     table = type_("schedules", "list", "emails", "--limit", "1").out
     assert "every 60000 ms" in table
@@ -244,7 +244,7 @@ def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_:
 
     beat = json.loads(type_("schedules", "show", "emails", "beat", "--json").out)
     assert len(beat["instants"]) == 3, "its limit"
-    shown = type_("schedules", "emails", "show", "daily", "--count", "2").out
+    shown = type_("schedules", "show", "emails", "daily", "--count", "2").out
     assert "0 9 * * *" in shown
     assert shown.split("fires at:\n")[1].count("\n") == 2
     assert type_("schedules", "show", "emails", "nope").code == 1
@@ -288,8 +288,8 @@ def test_a_scheduler_that_has_ended_says_so(
 
     on(redis_url, work)
 
-    assert f"ended: {why}" in type_("schedules", "emails").out
-    (listed,) = json.loads(type_("schedules", "emails", "--json").out)
+    assert f"ended: {why}" in type_("schedules", "list", "emails").out
+    (listed,) = json.loads(type_("schedules", "list", "emails", "--json").out)
     assert (listed["ended"], "next" in listed) == (why, False)
     shown = json.loads(type_("schedules", "show", "emails", "beat", "--json").out)
     assert (shown["ended"], shown["instants"]) == (why, [])
@@ -338,7 +338,7 @@ def test_a_schedule_is_added_paused_resumed_and_removed(redis_url: str, type_: T
 
     stored = on(redis_url, job)
     assert (stored.data, stored.opts.attempts, stored.record.priority) == ({"a": 1}, 4, 2)
-    assert type_("schedules", "emails", "add", "beat", "--every", "2h", "--offset", "5m").out.startswith(
+    assert type_("schedules", "add", "emails", "beat", "--every", "2h", "--offset", "5m").out.startswith(
         "beat fires next"
     )
     assert [each["id"] for each in json.loads(type_("schedules", "list", "emails", "--last-first", "--json").out)] == [
@@ -347,7 +347,7 @@ def test_a_schedule_is_added_paused_resumed_and_removed(redis_url: str, type_: T
     ]
 
     assert type_("schedules", "pause", "emails", "beat").out == "paused: beat\n"
-    assert "paused" in type_("schedules", "emails").out
+    assert "paused" in type_("schedules", "list", "emails").out
     assert "is paused; `bullpen schedules resume emails beat`" in type_("schedules", "show", "emails", "beat").out
     again = type_("schedules", "add", "emails", "beat", "--every", "3h", "--offset", "5m")
     assert again.out == "beat is stored, and paused as before\n"
@@ -388,9 +388,11 @@ def test_a_wrong_schedule_is_refused_with_one_line(redis_url: str, type_: Type) 
 def test_a_queue_without_schedules_says_so(redis_url: str, type_: Type) -> None:
     on(redis_url, lambda queue: queue.add("a"))
 
-    assert type_("schedules", "emails").err == "no schedulers in 'emails'\n"
-    assert type_("schedules", "emails", "--json").out == "[]\n"
-    assert type_("schedules", "emials").code == 1
+    assert type_("schedules", "list", "emails").err.startswith(
+        "no schedules in 'emails'; `bullpen schedules add emails ID"
+    )
+    assert type_("schedules", "list", "emails", "--json").out == "[]\n"
+    assert type_("schedules", "list", "emials").code == 1
 
 
 def test_lanes_are_set_listed_paused_and_removed(type_: Type, redis_url: str) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.cli.demo import display, scenario
-from bullpen.cli.demo.command import node_command
-from bullpen.cli.demo.play import Play, PlayFailed, Report
+from bullpen.cli.demo import load
 from bullpen.queue import JobCounts
 from bullpen.redis import Connection
 from bullpen.testing import RedisServer
 from tests.flows._cli import Terminal, child, cli_process
+
+display, scenario, play, stage = (load(name) for name in ("display", "jobs", "play", "stage"))
+Report = play.Report
 
 
 @pytest.mark.measures_children
@@ -84,10 +85,10 @@ def test_it_goes_on_for_a_visitor_until_interrupted(tmp_path: Path) -> None:
 
 async def test_a_worker_that_cannot_start_ends_the_demo_with_its_last_words(redis_url: str, tmp_path: Path) -> None:
     connection = Connection(redis_url)
-    play = Play(connection, url="redis://[", queue="demo", prefix="bull", jobs=10, seconds=1, directory=tmp_path)
+    broken = play.Play(connection, url="redis://[", queue="demo", prefix="bull", jobs=10, seconds=1, directory=tmp_path)
 
-    with pytest.raises(PlayFailed, match=r"(?s)worker-1 ended with 1 although nobody asked it to:.*Invalid"):
-        await play.run()
+    with pytest.raises(play.PlayFailed, match=r"(?s)worker-1 ended with 1 although nobody asked it to:.*Invalid"):
+        await broken.run()
 
     await connection.aclose()
 
@@ -95,7 +96,7 @@ async def test_a_worker_that_cannot_start_ends_the_demo_with_its_last_words(redi
 def test_every_kind_of_job_is_in_a_small_demo_too() -> None:
     names = [job.name for job in scenario.make_jobs(8, 1, random.Random(1))]
 
-    assert sorted(names) == sorted(kind.name for kind in scenario.KINDS)
+    assert sorted(names) == sorted(scenario.KINDS)
     assert len(list(scenario.make_jobs(3, 1, random.Random(1)))) == 3
 
 
@@ -133,7 +134,7 @@ async def test_without_a_picture_nothing_is_printed(capsys: pytest.CaptureFixtur
 
 
 def test_the_line_for_node_is_one_word_of_a_shell() -> None:
-    line = node_command("it's", "redis://:p%40ss@127.0.0.1:7000", "bull")
+    line = stage.node_command("it's", "redis://:p%40ss@127.0.0.1:7000", "bull")
 
     assert line.startswith("node -e ")
     assert "\n" not in line

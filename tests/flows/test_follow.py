@@ -75,7 +75,7 @@ def test_the_past_is_told_with_names_and_can_be_filtered(redis_url: str, tmp_pat
     assert completed[0]["data"] == {"returnvalue": {"sent": "good"}, "prev": "active"}
     named = past(redis_url, tmp_path, "jobs", "follow", "emails", "--name", "bad")
     assert {each["jobId"] for each in named} == {bad}
-    single = past(redis_url, tmp_path, "jobs", "emails", "follow", good)
+    single = past(redis_url, tmp_path, "jobs", "follow", "emails", good)
     assert {each["jobId"] for each in single} == {good}
 
 
@@ -222,7 +222,7 @@ def test_the_log_of_a_job_is_printed(redis_url: str, tmp_path: Path) -> None:
     (job_id,) = work(redis_url, "good")
 
     plain = cli("jobs", "logs", "emails", job_id, "--redis", redis_url, cwd=tmp_path)
-    lines = cli("jobs", "emails", "logs", job_id, "--json", "--redis", redis_url, cwd=tmp_path)
+    lines = cli("jobs", "logs", "emails", job_id, "--json", "--redis", redis_url, cwd=tmp_path)
     missing = cli("jobs", "logs", "emails", "99", "--redis", redis_url, cwd=tmp_path)
 
     assert (plain.code, plain.out) == (0, "first line of good\n")

@@ -50,7 +50,12 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_with_its_scripts_and_types_and_nothing_else(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel).namelist()
 
-    assert {"bullpen/py.typed", "bullpen/wire/lua/exchange.lua", "bullpen/wire/lua/lib/clock.lua"} <= set(files)
+    assert {
+        "bullpen/py.typed",
+        "bullpen/_demo/stage.py",
+        "bullpen/wire/lua/exchange.lua",
+        "bullpen/wire/lua/lib/clock.lua",
+    } <= set(files)
     assert [name for name in files if not name.startswith(("bullpen/", f"bullpen_mq-{VERSION}.dist-info/"))] == []
 
 

@@ -216,7 +216,7 @@ def test_dead_letters_are_counted_whatever_parts_are_there(
     given = {"BULLPEN_DATABASE_URL": f"sqlite:///{sqlite_path}", "BULLPEN_REDIS_URL": redis_url}
     assert cli("migrate", "--for", part, cwd=tmp_path, env=given).code == 0
 
-    answer = cli("dead-letters", "overview", cwd=tmp_path, env=given)
+    answer = cli("dead-letters", "stats", cwd=tmp_path, env=given)
 
     assert (answer.code, answer.err.strip()) == (0, "no dead letters anywhere")
 

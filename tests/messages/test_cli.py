@@ -143,7 +143,7 @@ def test_the_progress_of_a_long_import_is_seen_on_a_terminal(sqlite_url: str, tm
     lines = [f"p{number},UTC,email,p{number}@x,1990-01-01\n" for number in range(2_000)]
     path.write_text("id,zone,channel,address,birthday\n" + "".join(lines))
 
-    terminal = Terminal("messages", "import", str(path), "--database", sqlite_url, cwd=tmp_path)
+    terminal = Terminal("messages", "recipients", "import", str(path), "--database", sqlite_url, cwd=tmp_path)
     code = terminal.end()
 
     assert code == 0
@@ -289,7 +289,7 @@ def test_the_file_beside_the_embedded_server_is_made_on_first_use(
     monkeypatch.delenv("BULLPEN_DATABASE_URL", raising=False)
     monkeypatch.setenv("BULLPEN_DATA_DIR", str(tmp_path / "data"))
 
-    code = run(["messages", "recipients", "--json"])
+    code = run(["messages", "recipients", "list", "--json"])
 
     assert (code, capsys.readouterr().out) == (0, "[]\n")
     assert (tmp_path / "data" / "ledger.sqlite3").exists()

@@ -408,6 +408,6 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
     assert [each.value for each in exported["bullpen_projector_parked_events"]] == [1.0]
     url = ledger.database.url.render_as_string(hide_password=False)
     overview = await asyncio.to_thread(
-        partial(cli, "dead-letters", "overview", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
+        partial(cli, "dead-letters", "stats", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
     )
     assert "parked events of projectors: 1; bullpen projector parked list" in overview.err

@@ -325,7 +325,7 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_EMBEDDED": "never", "EDITOR": str(editor), "VISUAL": ""}
 
     def on_terminal(answer: str, editor_env: Mapping[str, str] = env) -> tuple[int, str]:
-        terminal = warm.start("dead-letters", "parcels", "edit", "dl-1-1", cwd=tmp_path, env=editor_env)
+        terminal = warm.start("dead-letters", "edit", "parcels", "dl-1-1", cwd=tmp_path, env=editor_env)
         terminal.wait_for_either("Edit it again")
         terminal.type("y\n")
         terminal.wait_for_either("Send dl-1-1 back to 'parcels' with this payload")

@@ -105,8 +105,8 @@ def test_keys_in_use_are_counted(type_: Type, queue_name: str, monkeypatch: pyte
     type_("jobs", "add", queue_name, "pay", "--data", "{}")
     type_("jobs", "add", queue_name, "pay", "--data", "{}")
 
-    code, table, _ = type_("payloads", "keys", queue_name)
-    _, as_json, _ = type_("payloads", "keys", "--json")
+    code, table, _ = type_("payloads", "list", queue_name)
+    _, as_json, _ = type_("payloads", "list", "--json")
 
     assert code == 0
     assert [line.split() for line in table.splitlines() if queue_name in line] == [

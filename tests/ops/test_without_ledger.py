@@ -76,7 +76,7 @@ async def test_what_is_done_without_a_ledger_is_written_to_a_capped_stream(redis
         await console.redrive_edited("forms-dlq", "dl-0-1", edit, by="ada")
         await console.discard("forms-dlq", "dl-1-1", by="grace")
         env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_EMBEDDED": "never"}
-        command = ("dead-letters", "forms", "redrive", "dl-2-1", "--by", "alan")
+        command = ("dead-letters", "redrive", "forms", "dl-2-1", "--by", "alan")
         done = await asyncio.to_thread(lambda: cli(*command, cwd=tmp_path, env=env))
         assert done.code == 0, done.err
 

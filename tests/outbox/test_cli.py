@@ -89,8 +89,8 @@ def test_a_dead_row_can_be_confirmed(sqlite_url: str, type_: Type) -> None:
 def test_a_destination_that_no_row_has_is_asked_back(sqlite_url: str, type_: Type) -> None:
     store(sqlite_url, dead=0, pending=1)
 
-    right = type_("outbox", "disable", "webhook:partnerX", "--database", sqlite_url)
-    wrong = type_("outbox", "disable", "webhook:partnrX", "--database", sqlite_url)
+    right = type_("outbox", "destinations", "disable", "webhook:partnerX", "--database", sqlite_url)
+    wrong = type_("outbox", "destinations", "disable", "webhook:partnrX", "--database", sqlite_url)
 
     assert right == (0, "disabled: webhook:partnerX\n", "")
     assert wrong[0] == 0, "it may be one that is to come"
@@ -100,15 +100,17 @@ def test_a_destination_that_no_row_has_is_asked_back(sqlite_url: str, type_: Typ
 def test_destinations_are_switched_off_and_on(sqlite_url: str, type_: Type) -> None:
     database = ("--database", sqlite_url)
 
-    assert "in order" in type_("outbox", "destinations", *database)[2]
-    code, out, _ = type_("outbox", "disable", "webhook:x", "--reason", "they [moved]", *database)
+    assert "in order" in type_("outbox", "destinations", "list", *database)[2]
+    code, out, _ = type_("outbox", "destinations", "disable", "webhook:x", "--reason", "they [moved]", *database)
     assert (code, out) == (0, "disabled: webhook:x\n")
-    (listed,) = json.loads(type_("outbox", "destinations", "--json", *database)[1])
+    (listed,) = json.loads(type_("outbox", "destinations", "list", "--json", *database)[1])
     assert (listed["integrationType"], listed["state"], listed["reason"]) == ("webhook:x", "disabled", "they [moved]")
     assert listed["disabledBy"].startswith("cli")
-    assert "they [moved]" in type_("outbox", "destinations", *database)[1]
-    assert json.loads(type_("outbox", "enable", "webhook:x", "--json", *database)[1]) == {"enabled": "webhook:x"}
-    code, _, err = type_("outbox", "enable", "webhook:x", *database)
+    assert "they [moved]" in type_("outbox", "destinations", "list", *database)[1]
+    assert json.loads(type_("outbox", "destinations", "enable", "webhook:x", "--json", *database)[1]) == {
+        "enabled": "webhook:x"
+    }
+    code, _, err = type_("outbox", "destinations", "enable", "webhook:x", *database)
     assert (code, "in order" in err) == (1, True)
 
 
@@ -119,9 +121,9 @@ def test_a_broken_destination_is_listed_with_its_pause(sqlite_url: str, type_: T
 
     asyncio.run(trip())
 
-    (listed,) = json.loads(type_("outbox", "destinations", "--json", "--database", sqlite_url)[1])
+    (listed,) = json.loads(type_("outbox", "destinations", "list", "--json", "--database", sqlite_url)[1])
     assert (listed["state"], listed["trips"], 0 < listed["brokenMs"] <= 60_000) == ("broken", 1, True)
-    assert " s " in type_("outbox", "destinations", "--database", sqlite_url)[1]
+    assert " s " in type_("outbox", "destinations", "list", "--database", sqlite_url)[1]
 
 
 ROUTES = """
@@ -149,7 +151,7 @@ def test_a_test_message_shows_what_the_destination_answers(
     monkeypatch.setenv("BULLPEN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "routes_of_test.py").write_text(ROUTES)
-    words = ("outbox", "test", "echo:x", "--app", "routes_of_test")
+    words = ("outbox", "destinations", "test", "echo:x", "--app", "routes_of_test")
 
     code, out, _ = type_(*words, "--tenant", "acme")
     assert (code, out) == (0, "Accepted bullpen.test.v1 for acme\n")
@@ -157,7 +159,7 @@ def test_a_test_message_shows_what_the_destination_answers(
     assert (code, json.loads(out)) == (1, {"result": "Refused", "reason": "what is [[1]]?", "code": "ECHO"})
     code, _, err = type_(*words, "--payload", "[1]")
     assert (code, "was not delivered" in err) == (1, True)
-    code, _, err = type_("outbox", "test", "sms:x", "--app", "routes_of_test")
+    code, _, err = type_("outbox", "destinations", "test", "sms:x", "--app", "routes_of_test")
     assert (code, "no channel serves 'sms:x'" in err) == (2, True)
     assert type_(*words, "--payload", "{")[0] == 2
 
@@ -166,7 +168,7 @@ def test_history_is_sent_again(sqlite_url: str, type_: Type) -> None:
     ids = store(sqlite_url, dead=3)
     database = ("--database", sqlite_url)
     type_("outbox", "confirm", *ids, *database)  # as good as sent
-    words = ("outbox", "replay", "webhook:partnerX", "--label", "restored", "--yes", *database)
+    words = ("outbox", "destinations", "replay", "webhook:partnerX", "--label", "restored", "--yes", *database)
 
     assert json.loads(type_(*words, "--before", "2020-01-01", "--json")[1]) == {"replayed": 0}
     assert json.loads(type_(*words, "--since", "2020-01-01T00:00+02:00", "--limit", "2", "--json")[1]) == {

@@ -349,12 +349,12 @@ def test_a_backfill_and_what_it_parked(shop: str, type_: Type) -> None:
 
 
 def test_how_far_projectors_are(shop: str, type_: Type) -> None:
-    code, out, _ = type_("projector", "status", shop, "--json")
+    code, out, _ = type_("projector", "list", shop, "--json")
     (status,) = json.loads(out)
     assert code == 0
     assert (status["name"], status["position"], status["head"], status["lag"]) == ("default", None, 3, None)
     assert status["routes"] == {"payment": "now"}
-    assert "unknown" in type_("projector", "status", shop)[1]
+    assert "unknown" in type_("projector", "list", shop)[1]
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_an_app_without_projectors_says_so(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / f"{name}.py").write_text("from bullpen import Bullpen\napp = Bullpen()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    code, _, err = type_("projector", "status", name)
+    code, _, err = type_("projector", "list", name)
 
     assert (code, "app.projector(routes)" in err) == (1, True)
 

@@ -132,8 +132,8 @@ async def test_every_command_of_the_runbook_works(
         if (found := re.findall(r"\d+", text)) and ("LLEN" in line or "counts()" in line)
     }
     assert set(depths.values()) == {1} and len(depths) == 2
-    assert printed["bullpen runs dead-letters"] == "depth of workflow-execution-dlq: 1\n"
-    assert "workflow-execution" in printed["bullpen dead-letters overview --json"]
+    assert printed["bullpen runs dead-letters list"] == "depth of workflow-execution-dlq: 1\n"
+    assert "workflow-execution" in printed["bullpen dead-letters stats --json"]
     (curl,) = [text for line, text in printed.items() if line.startswith("curl")]
     assert json.loads(curl)["depth"] == 1
     assert "the model refused" in printed["bullpen runs show $RUN"]

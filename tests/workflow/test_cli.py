@@ -164,7 +164,7 @@ def test_an_event_is_sent_through_the_transport(there: Path, redis_url: str, typ
     payload = ("--payload", '{"amount": 3, "card": "good"}')
     first = send(*payload, "--key", "payment-1", "--tenant", "acme", "--delay", "1h", "--json")
     again = send(*payload, "--key", "payment-1")
-    (job,) = json.loads(cli("jobs", "order-events", "--json", cwd=there, env=env).out)
+    (job,) = json.loads(cli("jobs", "list", "order-events", "--json", cwd=there, env=env).out)
 
     assert (first.code, again.code) == (0, 0)
     assert job["state"] == "delayed"

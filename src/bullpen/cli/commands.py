@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from functools import cache
@@ -12,7 +11,8 @@ import typer
 
 from bullpen import _version
 from bullpen._kernel.printable import printable
-from bullpen.cli import common
+from bullpen.cli import completion, context
+from bullpen.cli.tree import Group, Place, make
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
 NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -22,54 +22,34 @@ _VERSION: Final = f"bullpen {_version.__version__}"
 # Typer carries its own copy of click in newer versions; its public names lead to the right classes in all of them.
 _ClickError: Final[Any] = typer.BadParameter.__mro__[2]
 
-# Where each command is, in the order of the help. One is imported when it is run: all take three times as long.
-_COMMANDS: Final = {
-    "demo": "demo.command:demo",
-    "run": "run_app:run",
-    "exporter": "exporter:exporter",
-    "serve": "serve:serve",
-    "dashboard": "dashboard:dashboard",
-    "top": "top.command:top",
-    "queues": "queues:app",
-    "jobs": "jobs:app",
-    "schedules": "schedules:app",
-    "dead-letters": "dead_letters:app",
-    "payloads": "payloads:app",
-    "outbox": "outbox:app",
-    "projector": "projector:app",
-    "workflows": "workflows:app",
-    "messages": "messages:app",
-    "runs": "runs:app",
-    "alerts": "alerts:app",
-    "migrate": "migrate:migrate",
-    "doctor": "doctor:doctor",
-    "bench": "bench.command:bench",
-    "config": "config:app",
-    "completion": "completion:completion",
-}
-# Commands of a group that another module has: each adds its own.
-_ADDED: Final = {
-    "queues": ("follow:add_to_queues", "upkeep:add_to", "lanes:add_to"),
-    "jobs": ("follow:add_to_jobs",),
-    "outbox": ("destinations:add_to", "watch:add_to_outbox"),
-    "workflows": ("entities:add_to",),
-    "messages": ("watch:add_to_messages",),
-    "runs": ("watch:add_to_runs",),
-}
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"bullpen.cli.{module}"), name)
-
-
-@cache
-def _command(name: str) -> Any:
-    """A function, or a group with all of its commands."""
-    command = _load(_COMMANDS[name])
-    for place in _ADDED.get(name, ()):
-        _load(place)(command)
-    return command
+_ROOT: Final = Group(
+    "Durable jobs for Python on the BullMQ protocol.",
+    {
+        "demo": Place("demo:demo", "See it work: thousands of jobs, a killed worker, and a sum that adds up.", False),
+        "run": Place("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
+        "serve": Place("serve:serve", "Serve an ASGI application apart from the workers.", False),
+        "dashboard": Place("dashboard:dashboard", "Serve the web dashboard.", False),
+        "exporter": Place("exporter:exporter", "Serve numbers for Prometheus.", False),
+        "top": Place("top:top", "Watch all queues.", False),
+        "queues": Place("queues:app", "See, pause and limit queues; delete jobs of one state."),
+        "jobs": Place("jobs:app", "See, add, change, retry, cancel and remove jobs."),
+        "workers": Place("workers:app", "See who is connected to work."),
+        "schedules": Place("schedules:app", "See and change what runs by the clock."),
+        "dead-letters": Place("dead_letters:app", "See what failed for good; redrive, edit or discard it."),
+        "payloads": Place("payloads:app", "Sealed job data: keys in use, and objects without a job."),
+        "outbox": Place("outbox:app", "See rows of the outbox; redrive dead ones; switch destinations off and on."),
+        "projector": Place("projector:app", "See how far projectors are; retry or skip parked events; backfill."),
+        "workflows": Place("workflows:app", "See, check and draw workflows; see and move their entities."),
+        "messages": Place("messages:app", "See scheduled messages and their recipients; retry what failed."),
+        "runs": Place("runs:app", "See, start, cancel and retry runs; credits."),
+        "alerts": Place("alerts:app", "See open incidents; send a test alert."),
+        "migrate": Place("migrate:migrate", "Make the tables of the database, or bring them up to date.", False),
+        "doctor": Place("doctor:doctor", "Say what is wrong and what to do about it.", False),
+        "bench": Place("bench.command:bench", "Measure how fast jobs go in and out of your server.", False),
+        "config": Place("config:app", "See which settings hold."),
+        "completion": Place("completion:completion", "Print what makes a shell complete this command.", False),
+    },
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,45 +67,28 @@ def _bullpen(
 
 
 @cache
-def tree(*names: str) -> Any:
-    """The command as click sees it, with the subcommands of these names or with all."""
-    app = typer.Typer(
-        name="bullpen",
-        help="Durable jobs for Python on the BullMQ protocol.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_bullpen)
-    for name in names or _COMMANDS:
-        command = _command(name)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
-    return typer.main.get_command(app)
+def tree() -> Any:
+    """The whole command; what is below is imported when it is asked for."""
+    return make(_ROOT, _bullpen)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit code."""
-    if arguments == ["--version"]:  # without reading a hundred signatures
-        print(_VERSION)
-        return 0
-    common.speak_plainly(as_json="--json" in arguments)
-    named = [name for name in arguments[:1] if name in _COMMANDS]
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
+    context.log_plainly(as_json="--json" in arguments)
     try:
-        result = tree(*named).main(arguments, prog_name="bullpen", standalone_mode=False)
+        result = tree().main(arguments, prog_name="bullpen", standalone_mode=False)
         sys.stdout.flush()
     except _ClickError as error:
         return _say(_usage(error), WRONG)
-    except (InvalidOption, NotConfigured, MissingExtra, common.WrongCommand) as error:
+    except (InvalidOption, NotConfigured, MissingExtra, context.WrongCommand) as error:
         return _say(_in_words_of_the_command(str(error)), WRONG)
     except (ConnectionLost, EmbeddedError) as error:
         return _say(str(error), UNREACHABLE)
-    except common.TimeUp as error:
+    except context.TimeUp as error:
         return _say(str(error), TIME_UP)
-    except (BullpenError, common.Done) as error:
+    except (BullpenError, context.Done) as error:
         return _say(str(error), NOT_DONE)
     except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
@@ -156,4 +119,4 @@ def _usage(error: Any) -> str:
     if not message:  # a group without a command has printed its help
         return ""
     path = error.ctx.command_path if error.ctx is not None else "bullpen"
-    return f"{message[0].lower()}{message[1:]}; see '{path} --help'"
+    return f"{message[0].lower()}{message[1:]}{'' if message.endswith('?') else ';'} see '{path} --help'"

@@ -1,73 +1,69 @@
-"""`bullpen dashboard`: the pages in a process of their own, on the own machine unless told otherwise."""
+"""`bullpen dashboard`: the pages in a process of their own, on the own machine unless asked for otherwise."""
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import os
 import secrets
-import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bullpen._kernel.logs import get_logger
-from bullpen.app import Bullpen, Service
-from bullpen.cli.common import (
-    HttpPublicOption,
-    LogFormatOption,
-    LogLevelOption,
-    PrefixOption,
-    RedisOption,
-    WrongCommand,
-    out,
-    speak_as_told,
-    wait_for,
-)
-from bullpen.cli.run_app import load_app
-from bullpen.settings import DashboardSettings
-from bullpen.wiring.servers import CommandLine, obeying
+from bullpen.cli import show
+from bullpen.cli.context import LogLevelOption, ServiceOnServer, WrongCommand, interruptible
+from bullpen.cli.serve import on_signals, run_until
 
-logger = get_logger("bullpen.dashboard")
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen, Service
+    from bullpen.settings import DashboardSettings
 
 _MODES = (
     "none (only on the own machine), token, passwords or proxy; set BULLPEN_DASHBOARD_ACCESS to one of the last three"
 )
 
 
-def dashboard(
+@dataclass(frozen=True, kw_only=True)
+class QuietService(ServiceOnServer):
+    """Its address is all that a person at a terminal wants to see."""
+
+    log_level: LogLevelOption = "warning"
+
+
+async def dashboard(
+    at: QuietService,
     target: Annotated[
         str | None,
         typer.Argument(metavar="[MODULE:APP]", help="Also show what this app has; nothing of it is run."),
     ] = None,
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Serve the pages here.")] = "127.0.0.1:9467",
-    http_public: HttpPublicOption = False,
     add_user: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Only ask for a password and write it to the file of passwords."),
     ] = None,
     role: Annotated[str, typer.Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
-    log_level: LogLevelOption = "warning",
-    log_format: LogFormatOption = "console",
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
 ) -> None:
     """Serve the web dashboard until SIGTERM or Ctrl-C. It takes no jobs.
 
     Without arguments it shows the queues of the configured server, or of the embedded one, on the own machine.
     """
-    speak_as_told(log_level, log_format)
-    with obeying(CommandLine(redis=redis, prefix=prefix)):
+    from bullpen.app import Bullpen
+    from bullpen.cli.run_app import load_app
+    from bullpen.wiring.servers import CommandLine, obeying
+
+    at.start_logging()
+    with obeying(CommandLine(redis=at.redis, prefix=at.prefix)):
         app = Bullpen() if target is None else load_app(target)
     if add_user is not None:
         _add_user(app.settings.dashboard, add_user, role)
         return
-    wait_for(_serve(app, http, public=http_public))
+    stopped = on_signals()
+    async with app:
+        await run_until(stopped, make_service(app, http, public=at.http_public))
 
 
 def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
@@ -100,24 +96,10 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
     host, port = parse_address(address)
     service = DashboardService(make_dashboard(app, settings=settings), host, port)
     shown = f"[{host}]" if ":" in host else host
-    out.print(f"dashboard: http://{shown}:{service.port}", markup=False)
+    show.say(f"dashboard: http://{shown}:{service.port}")
     if settings.token is not None and settings.token != app.settings.dashboard.token:
-        out.print(f"token: {settings.token}", markup=False)
+        show.say(f"token: {settings.token}")
     return service
-
-
-async def _serve(app: Bullpen, address: str, *, public: bool) -> None:
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before the address is printed: who reads it may stop it at once
-        loop.add_signal_handler(number, stopped.set)
-    async with app:
-        service = make_service(app, address, public=public)
-        running = asyncio.create_task(service.run())
-        stopping = asyncio.create_task(stopped.wait())
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        await service.close()
-        await running
 
 
 def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
@@ -128,7 +110,8 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
         raise WrongCommand("set BULLPEN_DASHBOARD_PASSWORDS to the path of the file of passwords")
     if role not in set(Role):
         raise WrongCommand(f"{role!r} is no role; write {', '.join(Role)}")
-    password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    with interruptible():
+        password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if len(password) < 8:
         raise WrongCommand("a password has at least 8 characters")
     path: Path = settings.passwords
@@ -141,4 +124,4 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file, indent=1)
     temporary.replace(path)
-    out.print(f"{name} may come in as {role}", markup=False)
+    show.say(f"{name} may come in as {role}")

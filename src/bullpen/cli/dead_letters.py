@@ -2,265 +2,208 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.progress import Progress
 
-from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption, WrongCommand
+from bullpen.cli import context, show
+from bullpen.cli.arguments import AllOption, ByOption, DryRunOption, LimitOption, QueueArgument, YesOption
+from bullpen.cli.context import OnProgram, Output, WrongCommand, whoami
 from bullpen.cli.edit import edit
-from bullpen.cli.letters import ProgramOption, StoredLetters, letters_of, opened, warn_of_brokers
-from bullpen.cli.outbox import whoami
-from bullpen.errors import ConnectionLost, DeadLetterNotFound, JobNotFound, JobStateConflict
-from bullpen.ops.dead_letters import ConsoleFilter, Group
-from bullpen.queue import DeadLetter
-from bullpen.queue.audit import AuditStreams
-from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
-from bullpen.wiring.audit import AuditTrail
-from bullpen.wiring.dead_letters import LetterAudit, installed_ledger, ready_ledger
+from bullpen.cli.show import Column, Record
+from bullpen.cli.tree import Group
 
-app = typer.Typer(
-    cls=QueueFirst,
-    help="List, show, redrive, edit and discard dead letters. The queue may stand first: bullpen dead-letters emails.",
-    no_args_is_help=True,
-)
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.cli.letters import StoredLetters
+    from bullpen.queue import DeadLetter
+    from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
+
+    Letters = DeadLetters | StoredLetters
+
+app = Group()
 
 _SUFFIX: Final = "-dlq"
+_MANY: Final = 20
 
 EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)]
 EntriesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Ids of entries, as listed.", show_default=False)
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All entries of the queue.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs of this name.")]
 ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this.")]
 TenantOption = Annotated[
     str | None, typer.Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")]
-
-
-@app.callback()
-def dead_letters() -> None:
-    """List, show, redrive, edit and discard dead letters. The queue may stand first: bullpen dead-letters emails."""
+MostOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many, the oldest.")]
 
 
 @app.command()
-def overview(
-    tenant: TenantOption = None,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
     """Count the dead letters of all queues, of the outbox, of messages, and with --app those of the program's
     workflows on RabbitMQ and Kafka."""
+    from bullpen.cli.letters import opened, warn_of_brokers
+    from bullpen.errors import ConnectionLost
 
     away: dict[str, ConnectionLost] = {}
-
-    async def ask() -> tuple[dict[str, int], bool]:
-        async with opened(program, redis, prefix) as app:
-            depths = await (await app.dead_letters(tenant_id=tenant)).depths(away=away)
-            if tenant is None:
-                await _tell_of_parked(app)
-            return depths, warn_of_brokers(app, program)
-
-    depths, is_partial = common.wait_for(ask())
-    if as_json:
-        common.print_json(depths)
-    elif not any(depths.values()):
-        if not away:
-            common.err.print("no dead letters " + ("in Redis and the ledger" if is_partial else "anywhere"))
-    else:
-        rows = [(store, depth) for store, depth in sorted(depths.items(), key=lambda pair: -pair[1]) if depth]
-        common.print_table(("store", "dead letters"), rows, numbers=["dead letters"])
+    async with opened(at) as app:
+        depths = await (await app.dead_letters(tenant_id=tenant)).depths(away=away)
+        if tenant is None:
+            await _warn_of_parked(app)
+        is_partial = warn_of_brokers(at, app)
+    rows = sorted(((store, depth) for store, depth in depths.items() if depth), key=lambda row: -row[1])
+    if at.as_json:
+        at.say(depths)
+    elif rows:
+        at.table((Column("store", lambda row: row[0]), Column("dead letters", lambda row: row[1])), rows)
+    elif not away:
+        at.warn("no dead letters " + ("in Redis and the ledger" if is_partial else "anywhere"))
     if away:
         # After the others: while one broker is away, people look for what fails elsewhere.
         raise ConnectionLost("; ".join(f"{store} is not counted: {error}" for store, error in away.items()))
 
 
-async def _tell_of_parked(app: Bullpen) -> None:
+async def _warn_of_parked(app: Bullpen) -> None:
     """Events of projectors are no letters, and somebody must look at them all the same."""
+    from bullpen.wiring.dead_letters import installed_ledger, ready_ledger
+
     ledger = await ready_ledger(installed_ledger(lambda: app.ledger)) if app.settings.has_ledger() else None
     if ledger is None or "projector" not in await ledger.parts():
         return
     if parked := await ledger.parked.count():
-        common.err.print(f"parked events of projectors: {parked}; bullpen projector parked list shows them")
+        show.warn(f"parked events of projectors: {parked}; bullpen projector parked list shows them")
 
 
 @app.command()
-def groups(
-    store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as overview names it.")] = None,
+async def groups(
+    at: OnProgram,
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as stats names it.")] = None,
     tenant: TenantOption = None,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
+    from bullpen.cli.letters import opened, warn_of_brokers
+    from bullpen.ops.dead_letters import ConsoleFilter
 
-    async def ask() -> list[Group]:
-        async with opened(program, redis, prefix) as app:
-            warn_of_brokers(app, program)
-            return await (await app.dead_letters(tenant_id=tenant)).groups(ConsoleFilter(store=store))
-
-    found = common.wait_for(ask())
-    if as_json:
-        common.print_json([asdict(group) for group in found])
-    elif not found:
-        common.err.print("no dead letters" + (f" in {store}" if store else " anywhere"), markup=False)
-    else:
-        rows = [
-            (group.count, group.store, group.name, common.short(group.error), group.last_at, group.example)
-            for group in found
-        ]
-        common.print_table(("count", "store", "name", "error", "last", "example"), rows, numbers=["count"])
+    async with opened(at) as app:
+        warn_of_brokers(at, app)
+        found = await (await app.dead_letters(tenant_id=tenant)).groups(ConsoleFilter(store=store))
+    at.list(GROUPS, found, empty="no dead letters" + (f" in {store}" if store else " anywhere"))
 
 
 @app.command("list")
-def list_(
+async def list_(
+    at: OnProgram,
     queue: QueueArgument,
     name: NameOption = None,
     error: ErrorOption = None,
     tenant: TenantOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    limit: LimitOption = 50,
 ) -> None:
     """List entries, oldest first."""
+    from bullpen.cli.letters import letters_of, opened, warn_of_brokers
+    from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters
+
     where = DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
-    depth, found = common.wait_for(_list(queue, where, limit, program, redis, prefix))
-    if as_json:
-        common.print_json([_to_json(letter) for letter in found])
-    elif not found:
-        common.err.print(
-            f"no dead letters of {queue!r}" + (" like that" if name or error or tenant else ""), markup=False
-        )
-    else:
-        rows = [
-            (each.id, each.job_name, each.attempts_made, each.failed_at, common.short(each.error_message))
-            for each in found
-        ]
-        common.print_table(("entry", "job", "attempts", "failed at", "error"), rows, numbers=["attempts"])
-        if len(found) == limit < depth and tenant is None:  # how many others have is not told
-            common.err.print(f"{len(found)} of {depth}; --limit shows more")
+    found: list[DeadLetter] = []
+    async with opened(at) as app:
+        letters = await letters_of(app, queue, tenant, whoami())
+        async for letter in letters.find(where):
+            found.append(letter)
+            if len(found) == limit:
+                break
+        if not found and isinstance(letters, DeadLetters):
+            warn_of_brokers(at, app)
+            await context.must_exist(app, queue.removesuffix(_SUFFIX))
+        depth = await letters.depth()
+    like = " like that" if name or error or tenant else ""
+    at.list(LETTERS, found, empty=f"no dead letters of {queue!r}{like}; `bullpen dead-letters stats` counts all")
+    if len(found) == limit < depth and tenant is None:  # how many others have is not said
+        at.warn(f"{len(found)} of {depth}; --limit shows more")
 
 
-@app.command()
-def show(
-    queue: QueueArgument,
-    entry: EntryArgument,
-    tenant: TenantOption = None,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@app.command("show")
+async def show_(at: OnProgram, queue: QueueArgument, entry: EntryArgument, tenant: TenantOption = None) -> None:
     """Show one entry with its payload, error and stack."""
-    letter = common.wait_for(_get(queue, entry, tenant, program, redis, prefix))
-    if as_json:
-        common.print_json(_to_json(letter))
-        return
-    fields = [(name, common.short(value, limit=10_000)) for name, value in letter.entry.items() if name != "error"]
-    common.print_table(("field", "value"), fields)
-    common.out.print("\nerror:", letter.error_stack or letter.error_message, sep="\n", markup=False)
+    from bullpen.cli.letters import StoredLetters, letters_of, opened
+    from bullpen.errors import DeadLetterNotFound, JobNotFound
+    from bullpen.queue.dead_letters.operations import DeadLetterFilter
+
+    async with opened(at) as app:
+        letters = await letters_of(app, queue, tenant, whoami())
+        letter = await letters.get(entry)
+        if letter is None and isinstance(letters, StoredLetters):
+            raise DeadLetterNotFound(letters.queue_name, entry)
+        if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
+            await context.must_exist(app, queue.removesuffix(_SUFFIX))
+            raise JobNotFound(letters.queue_name, entry, is_letter=True)
+    at.fields(to_json(letter), without=("id", "error"))
+    if not at.as_json:
+        show.say("\nerror:", letter.error_stack or letter.error_message)
 
 
 @app.command()
-def redrive(
+async def redrive(
+    at: OnProgram,
     queue: QueueArgument,
     entries: EntriesArgument = None,
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
     tenant: TenantOption = None,
-    limit: LimitOption = None,
-    rate: Annotated[float | None, typer.Option(help="At most so many a second.")] = None,
+    limit: MostOption = None,
+    rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
     dry_run: DryRunOption = False,
-    by: Annotated[str | None, typer.Option(metavar="WHO", help="Noted with the job.", show_default="you")] = None,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    by: ByOption = None,
 ) -> None:
     """Send jobs back to their queue with their id and idempotency key; attempts start again."""
     where = _which(entries, everything, name, error, tenant)
-
-    async def work(letters: DeadLetters | StoredLetters, on_progress: OnProgress) -> RedriveReport:
-        if where is not None:
-            options: dict[str, Any] = {"limit": limit, "rate": rate, "by": by}
-            return await letters.redrive_all(where, dry_run=dry_run, on_progress=on_progress, **options)
-        report = RedriveReport(is_dry_run=dry_run)
-        for entry in entries or ():
-            problem = None
-            try:
-                await _must_be_of(letters, entry, tenant)
-                if not dry_run:
-                    await letters.redrive(entry, by=by)
-            except (JobNotFound, JobStateConflict) as conflict:
-                problem = str(conflict)
-            report = _counted(report, entry, problem)
-        return report
-
     asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
-    written = None if dry_run else ("redrive", by or whoami(), asked)
-    _tell(
-        "redriven",
-        common.wait_for(_with_letters(queue, (program, redis, prefix), tenant, work, as_json, written)),
-        as_json,
-    )
+    async with _acting(at, "redrive", queue, tenant, by or whoami(), asked, dry_run=dry_run) as (letters, on_progress):
+        if where is not None:
+            report = await letters.redrive_all(
+                where, limit=limit, rate=rate, by=by, dry_run=dry_run, on_progress=on_progress
+            )
+        else:
+            report = await _each(letters, entries, tenant, dry_run, lambda entry: letters.redrive(entry, by=by))
+    _say(at, "redriven", report)
 
 
-@app.command()
-def discard(
+@app.command(destroys=True)
+async def discard(
+    at: OnProgram,
     queue: QueueArgument,
     entries: EntriesArgument = None,
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
     tenant: TenantOption = None,
-    limit: LimitOption = None,
+    limit: MostOption = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    program: ProgramOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    yes: YesOption = False,
 ) -> None:
     """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
+    from bullpen.errors import JobNotFound
+
     where = _which(entries, everything, name, error, tenant)
-    if everything and not yes and not dry_run:
-        if as_json or not sys.stdin.isatty():
-            raise WrongCommand("discarding --all entries needs --yes where nobody can be asked")
+    if everything and not dry_run:
         whose = "" if tenant is None else f" and tenant {tenant!r}"
-        common.ask(f"Delete all dead letters of {queue!r}{whose} for good?")
-
-    async def work(letters: DeadLetters | StoredLetters, on_progress: OnProgress) -> RedriveReport:
-        if where is not None:
-            return await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
-        report = RedriveReport(is_dry_run=dry_run)
-        for entry in entries or ():
-            is_gone = not await _is_of(letters, entry, tenant) or (not dry_run and not await letters.discard(entry))
-            problem = str(JobNotFound(letters.queue_name, entry, is_letter=True)) if is_gone else None
-            report = _counted(report, entry, problem)
-        return report
-
+        question = f"Delete all dead letters of {queue!r}{whose} for good?"
+        at.confirm(question, yes=yes, refusal="discarding --all entries needs --yes")
     asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
-    written = None if dry_run else ("discard", whoami(), asked)
-    _tell(
-        "discarded",
-        common.wait_for(_with_letters(queue, (program, redis, prefix), tenant, work, as_json, written)),
-        as_json,
-    )
+    async with _acting(at, "discard", queue, tenant, whoami(), asked, dry_run=dry_run) as (letters, on_progress):
+
+        async def throw_away(entry: str) -> None:
+            if not await letters.discard(entry):
+                raise JobNotFound(letters.queue_name, entry, is_letter=True)
+
+        if where is not None:
+            report = await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
+        else:
+            report = await _each(letters, entries, tenant, dry_run, throw_away)
+    _say(at, "discarded", report)
 
 
 app.command("edit")(edit)
@@ -270,114 +213,102 @@ def _which(
     entries: list[str] | None, everything: bool, name: str | None, error: str | None, tenant: str | None
 ) -> DeadLetterFilter | None:
     """The filter of a bulk operation, or None when entries are named. Deleting by accident must not be easy."""
+    from bullpen.queue.dead_letters.operations import DeadLetterFilter
+
     is_filtered = name is not None or error is not None
     if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
         raise WrongCommand("name the entries, or choose them by --name or --error, or say --all")
     return None if entries else DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
 
 
-async def _is_of(letters: DeadLetters | StoredLetters, entry: str, tenant: str | None) -> bool:
-    if tenant is None or isinstance(letters, StoredLetters):
-        return True
-    letter = await letters.get(entry)
-    return letter is not None and DeadLetterFilter(tenant_id=tenant).matches(letter)
-
-
-async def _must_be_of(letters: DeadLetters | StoredLetters, entry: str, tenant: str | None) -> None:
-    if not await _is_of(letters, entry, tenant):
-        raise JobNotFound(letters.queue_name, entry, is_letter=True)
-
-
-def _counted(report: RedriveReport, entry: str, problem: str | None) -> RedriveReport:
-    skipped = report.skipped if problem is None else (*report.skipped, (entry, problem))
-    done = report.done + (problem is None and not report.is_dry_run)
-    return replace(report, examined=report.examined + 1, matched=report.matched + 1, done=done, skipped=skipped)
-
-
-def _tell(verb: str, report: RedriveReport, as_json: bool) -> None:
-    if as_json:
-        counts = {"matched": report.matched, verb: report.done, "dryRun": report.is_dry_run}
-        common.print_json({**counts, "skipped": dict(report.skipped)})
-    else:
-        would = "would be " if report.is_dry_run else ""
-        common.out.print(f"{would}{verb}: {report.matched if report.is_dry_run else report.done}")
-        for _, problem in report.skipped:
-            common.err.print(problem, markup=False)
-    if report.skipped:
-        raise Done("" if as_json else f"not {verb}: {report.matched - report.done}")
-
-
-async def _list(
-    queue: str, where: DeadLetterFilter, limit: int, program: str | None, redis: str | None, prefix: str | None
-) -> tuple[int, list[DeadLetter]]:
-    async with opened(program, redis, prefix) as app:
-        letters = await letters_of(app, queue, where.tenant_id, whoami())
-        found: list[DeadLetter] = []
-        async for letter in letters.find(where):
-            found.append(letter)
-            if len(found) == limit:
-                break
-        if not found and isinstance(letters, DeadLetters):
-            warn_of_brokers(app, program)
-            await common.must_exist(app, queue.removesuffix(_SUFFIX))
-        return await letters.depth(), found
-
-
-async def _get(
-    queue: str, entry: str, tenant: str | None, program: str | None, redis: str | None, prefix: str | None
-) -> DeadLetter:
-    async with opened(program, redis, prefix) as app:
-        letters = await letters_of(app, queue, tenant, whoami())
-        letter = await letters.get(entry)
-        if isinstance(letters, StoredLetters):
-            if letter is None:
-                raise DeadLetterNotFound(letters.queue_name, entry)
-        elif letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
-            await common.must_exist(app, queue.removesuffix(_SUFFIX))
-            raise JobNotFound(letters.queue_name, entry, is_letter=True)
-        return letter
-
-
-async def _write_down(app: Bullpen, action: str, letters: DeadLetters, by: str, asked: dict[str, Any]) -> None:
-    """Who asked for what, in the ledger's audit table, else in the stream beside the letters; before it is done."""
-    ledger = installed_ledger(lambda: app.ledger) if app.settings.has_ledger() else None
-    audit = LetterAudit(AuditTrail(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix)))
-    chosen = {name: value for name, value in asked.items() if value not in (None, False)}
-    await audit.write(letters.queue_name, by, action, letters.queue_name, None, chosen)
-
-
-async def _with_letters(
-    queue: str,
-    where: tuple[str | None, str | None, str | None],
+async def _each(
+    letters: Letters,
+    entries: list[str] | None,
     tenant: str | None,
-    work: Any,
-    as_json: bool,
-    written: tuple[str, str, dict[str, Any]] | None,
+    dry_run: bool,
+    act: Callable[[str], Awaitable[Any]],
 ) -> RedriveReport:
-    """`where`: program, server and prefix. `written`: the action, who asks for it, and for what; None when nothing is
-    changed."""
-    async with opened(*where) as app:
-        letters = await letters_of(app, queue, tenant, whoami() if written is None else written[1])
-        if written is not None and isinstance(letters, DeadLetters):
-            action, by, asked = written
-            await _write_down(app, action, letters, by, asked)
-        with _bar(await letters.depth(), as_json) as on_progress:
-            report: RedriveReport = await work(letters, on_progress)
-            return report
+    """Do it to entries that are named; those of other tenants are not there."""
+    from bullpen.cli.letters import StoredLetters
+    from bullpen.errors import JobNotFound
+    from bullpen.queue.dead_letters.operations import DeadLetterFilter, RedriveReport
+
+    async def checked(entry: str) -> None:
+        if tenant is not None and not isinstance(letters, StoredLetters):
+            letter = await letters.get(entry)
+            if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
+                raise JobNotFound(letters.queue_name, entry, is_letter=True)
+        if not dry_run:
+            await act(entry)
+
+    done, problems = await context.each(entries or (), checked)
+    count = len(entries or ())
+    done_count = 0 if dry_run else len(done)
+    skipped = tuple(problems.items())
+    return RedriveReport(examined=count, matched=count, done=done_count, skipped=skipped, is_dry_run=dry_run)
 
 
-@contextmanager
-def _bar(total: int, as_json: bool) -> Iterator[OnProgress]:
-    """A bar on stderr while there is much to do and somebody to see it."""
-    hidden = as_json or total < 20 or not common.err.is_terminal
-    with Progress(console=common.err, transient=True, disable=hidden) as progress:
-        task = progress.add_task("looking through the entries", total=total)
+@asynccontextmanager
+async def _acting(
+    at: OnProgram, action: str, queue: str, tenant: str | None, by: str, asked: dict[str, Any], *, dry_run: bool
+) -> AsyncIterator[tuple[Letters, OnProgress]]:
+    """The letters, after who asked for what was written to the ledger's audit table, else to the stream beside them.
+    Stores elsewhere write it down themselves."""
+    from bullpen.cli.letters import letters_of, opened
+    from bullpen.queue.audit import AuditStreams
+    from bullpen.queue.dead_letters.operations import DeadLetters
+    from bullpen.wiring.audit import AuditTrail
+    from bullpen.wiring.dead_letters import LetterAudit, installed_ledger, ready_ledger
 
-        def advance(report: RedriveReport) -> None:
-            progress.update(task, completed=report.examined)
+    async with opened(at) as app:
+        letters = await letters_of(app, queue, tenant, by)
+        if not dry_run and isinstance(letters, DeadLetters):
+            ledger = installed_ledger(lambda: app.ledger) if app.settings.has_ledger() else None
+            audit = LetterAudit(AuditTrail(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix)))
+            chosen = {name: value for name, value in asked.items() if value not in (None, False)}
+            await audit.write(letters.queue_name, by, action, letters.queue_name, None, chosen)
+        depth = await letters.depth()
+        with show.bar("looking through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
+            yield letters, lambda report: move(report.examined)
 
-        yield advance
+
+def _say(at: Output, verb: str, report: RedriveReport) -> None:
+    document = {"matched": report.matched, verb: report.done, "dryRun": report.is_dry_run}
+    would = "would be " if report.is_dry_run else ""
+    at.say(
+        {**document, "skipped": dict(report.skipped)},
+        f"{would}{verb}: {report.matched if report.is_dry_run else report.done}",
+    )
+    if report.skipped:
+        at.warn(*(problem for _, problem in report.skipped))
+        raise at.failed(f"not {verb}: {report.matched - report.done}")
 
 
-def _to_json(letter: DeadLetter) -> dict[str, Any]:
+# How they are shown -------------------------------------------------------------------------------------------------
+
+
+def to_json(letter: DeadLetter) -> dict[str, Any]:
     return {"id": letter.id, **letter.entry}
+
+
+def _error(entry: dict[str, Any]) -> Any:
+    error = entry.get("error")
+    return (error.get("message") if isinstance(error, dict) else None) or entry.get("errorMessage")
+
+
+LETTERS = Record(
+    to_json,
+    (
+        *(Column("entry", "id"), Column("job", "originalJobName", worth=2)),
+        Column("attempts", "attemptsMade", worth=3),
+        Column("failed at", lambda entry: show.read_instant(entry.get("failedAt")), worth=1),
+        Column("error", _error, least=16),
+    ),
+)
+GROUPS = Record(
+    asdict,
+    (
+        *(Column("count"), Column("store"), Column("name", worth=1), Column("error", least=16)),
+        *(Column("last", lambda group: show.read_instant(group["last_at"]), worth=2), Column("example", worth=3)),
+    ),
+)

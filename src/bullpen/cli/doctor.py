@@ -4,64 +4,69 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from bullpen._kernel.command_line import command_line
-from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, PrefixOption, RedisOption
+from bullpen.cli import show
 from bullpen.cli.config import taken_from
-from bullpen.cli.letters import app_of, brokers_of
-from bullpen.errors import BullpenError
-from bullpen.ops.doctor import Advice, Level, examine
-from bullpen.plugins import transports
-from bullpen.settings import Settings, misspelt_variables
+from bullpen.cli.context import Done, OnProgram, brokers_of
+
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.ops.doctor import Advice
+    from bullpen.settings import Settings
 
 _TIMEOUT_S: Final = 10.0
-_MEND: Final = "start the broker, or mend the way to it: BULLPEN_RABBITMQ_URL, BULLPEN_KAFKA_BROKERS"
-_STYLES = {Level.GOOD: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.BROKEN: "bold red"}
+_REPAIR: Final = "start the broker, or correct its address: BULLPEN_RABBITMQ_URL, BULLPEN_KAFKA_BROKERS"
+_STYLES: Final = {"good": "green", "unknown": "cyan", "warning": "yellow", "broken": "bold red"}
 
 
-def doctor(
-    everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class Examined(OnProgram):
+    """What is looked at."""
+
     program: Annotated[
         str | None,
         typer.Option(
             "--app", metavar="MODULE:APP", help="Program whose brokers are looked at too, with their dead letters."
         ),
-    ] = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    ] = None
+
+
+async def doctor(
+    at: Examined,
+    everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
 ) -> None:
     """Look at the server, all queues, the brokers that settings or a program name, and the ledger. Changes nothing.
 
     The exit code is 1 if something is broken, such as jobs that wait without a worker; with --strict also for warnings.
     """
-    found = common.wait_for(_ask(program, redis, prefix))
-    if as_json:
-        common.print_json([advice.to_json() for advice in found])
-    else:
-        _show(found, everything)
-    worst = max((advice.level for advice in found), default=Level.GOOD)
-    if worst >= (Level.WARNING if strict else Level.BROKEN):
-        raise Done("")
+    from bullpen.ops.doctor import Level, examine
 
-
-async def _ask(program: str | None, redis: str | None, prefix: str | None) -> list[Advice]:
-    async with app_of(program, redis, prefix) as app:
+    async with at.made() as app:
         ledger = app.ledger if app.settings.has_ledger() else None
-        is_needed = app.settings.has_redis() or redis is not None or (ledger is None and not brokers_of(app))
+        is_needed = app.settings.has_redis() or at.redis is not None or (ledger is None and not brokers_of(app))
         found = [*_settings(app.settings), *[each async for each in _brokers(app)]]
         found += await examine(app.connection if is_needed else None, app.prefix, ledger)
-        return sorted(found, key=lambda advice: -advice.level)
+    found.sort(key=lambda advice: -advice.level)
+    if at.as_json:
+        show.print_json([advice.to_json() for advice in found])
+    else:
+        _show(found, everything)
+    if max((advice.level for advice in found), default=Level.GOOD) >= (Level.WARNING if strict else Level.BROKEN):
+        raise Done("")
 
 
 async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
     """Whether each broker answers, and what waits in its dead letters."""
+    from bullpen.errors import BullpenError
+    from bullpen.ops.doctor import Advice, Level
+    from bullpen.plugins import transports
+
     clients: dict[str, Any] = {f"workflow {each.name}": each.client for each in app.workflows.all}
     if app.settings.messages.transport == "rabbitmq" and app.settings.has_ledger():
         clients["messages"] = app.use_messages().messaging
@@ -75,7 +80,7 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
             yield (
                 Advice(Level.GOOD, subject, transport.label, "the broker answers")
                 if reason is None
-                else Advice(Level.BROKEN, subject, transport.label, reason, _MEND)
+                else Advice(Level.BROKEN, subject, transport.label, reason, _REPAIR)
             )
     for client in ours:
         await client.close()
@@ -83,7 +88,7 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
         try:
             depth = await store.depth()
         except BullpenError:
-            continue  # of its broker we have told
+            continue  # its broker was reported above
         if depth:
             text = f"{depth} wait for somebody"
             fix = command_line("dead-letters list", store.name, app="MODULE:APP")
@@ -92,6 +97,8 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
 
 def _of_settings(name: str, settings: Settings) -> Any:
     """A client for where the settings say the broker is, when no program says more."""
+    from bullpen.plugins import transports
+
     kind = transports.load(name)
     return kind(settings.kafka.brokers, workflow="doctor") if name == "kafka" else kind(settings.rabbitmq.urls)
 
@@ -106,6 +113,9 @@ async def _away_because(transport: Any) -> str | None:
 
 
 def _settings(settings: Settings) -> Iterator[Advice]:
+    from bullpen.ops.doctor import Advice, Level
+    from bullpen.settings import misspelt_variables
+
     for name, meant in misspelt_variables().items():
         yield Advice(Level.WARNING, "settings", name, "no setting has this name: it does nothing", f"set {meant}")
     for setting in settings.describe():
@@ -115,13 +125,13 @@ def _settings(settings: Settings) -> Iterator[Advice]:
 
 
 def _show(found: list[Advice], everything: bool) -> None:
+    good = sum(advice.level.name == "GOOD" for advice in found)
     for advice in found:
-        if advice.level is Level.GOOD and not everything:
+        level = advice.level.name.lower()
+        if level == "good" and not everything:
             continue
-        common.out.print(f"[{_STYLES[advice.level]}]{advice.level.name.lower():<8}[/]", end="")
-        common.out.print(f"{advice.subject}: {advice.check}: {advice.message}", markup=False, highlight=False)
+        show.say_styled((f"{level:<8}", _STYLES[level]), (f"{advice.subject}: {advice.check}: {advice.message}", ""))
         if advice.fix:
-            common.out.print(f"        {advice.fix}", markup=False, highlight=False, style="dim")
-    good = sum(advice.level is Level.GOOD for advice in found)
+            show.say_styled((f"        {advice.fix}", "dim"))
     hint = "" if everything or not good else "; --all shows them"
-    common.out.print(f"{good} of {len(found)} answers are good{hint}", highlight=False)
+    show.say(f"{good} of {len(found)} checks passed{hint}")

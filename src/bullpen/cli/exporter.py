@@ -2,75 +2,63 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bullpen._kernel.logs import get_logger
-from bullpen.app import Bullpen
-from bullpen.cli.common import (
-    HttpPublicOption,
-    LogFormatOption,
-    LogLevelOption,
-    PrefixOption,
-    RedisOption,
-    speak_as_told,
-    wait_for,
-)
-from bullpen.cli.outbox import DatabaseOption
-from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
-from bullpen.ops.health import Health
-from bullpen.settings import Settings
+from bullpen.cli.context import DatabaseOption, ServiceOnServer
+from bullpen.cli.serve import on_signals, run_until
 
-logger = get_logger("bullpen.exporter")
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.ops.exporter import Exporter
 
 
-def exporter(
+@dataclass(frozen=True, kw_only=True)
+class ServiceOnBoth(ServiceOnServer):
+    """A program that stays, on a server of queues and a database."""
+
+    database: DatabaseOption = None
+
+
+async def exporter(
+    at: ServiceOnBoth,
     http: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
     ] = "127.0.0.1:9465",
-    http_public: HttpPublicOption = False,
-    log_level: LogLevelOption = "info",
-    log_format: LogFormatOption = "console",
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Serve the numbers of all queues of a server, Node's too, and of the ledger, until SIGTERM or Ctrl-C.
 
     It needs no application and takes no jobs. One per server and prefix is enough. It changes nothing.
     """
-    speak_as_told(log_level, log_format)
-    settings = Settings.load(redis_url=redis, redis_prefix=prefix, ledger_url=database)
-    wait_for(_serve(settings, http, public=http_public))
-
-
-async def _serve(settings: Settings, address: str, *, public: bool) -> None:
+    from bullpen._kernel.logs import get_logger
+    from bullpen.app import Bullpen
     from bullpen.http.ops import OpsApp
     from bullpen.http.serve import HttpService, parse_address
+    from bullpen.ops.health import Health
+    from bullpen.settings import Settings
 
+    at.start_logging()
+    logger = get_logger("bullpen.exporter")
+    settings = Settings.load(redis_url=at.redis, redis_prefix=at.prefix, ledger_url=at.database)
     async with Bullpen(settings=settings) as app:
-        exporter = _exporter(app)
+        made = _exporter(app)
         # Without checks: it is ready while the server is away, because that is what it tells.
-        service = HttpService(OpsApp(Health().report, exporter.collect), *parse_address(address), public=public)
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+        service = HttpService(OpsApp(Health().report, made.collect), *parse_address(http), public=at.http_public)
+        stopped = on_signals()
         named = {"redis": f"the server of the queues under the prefix {app.prefix}", "ledger": "the ledger"}
-        logger.info("telling of %s", " and ".join(named[source.name] for source in exporter.sources))
+        logger.info("reporting on %s", " and ".join(named[source.name] for source in made.sources))
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(service.run())
-                await stopped.wait()
-                await service.close()
+            await run_until(stopped, service)
         finally:
-            await exporter.aclose()
+            await made.aclose()
     logger.info("stopped")
 
 
 def _exporter(app: Bullpen) -> Exporter:
+    from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
+
     settings = app.settings
     sources: list[Source] = []
     if settings.has_redis() or not settings.has_ledger():

@@ -1,77 +1,176 @@
-"""`bullpen jobs follow`, `bullpen jobs logs` and `bullpen queues follow`: what happens, while it happens.
+"""`follow`, of everything: events and logs of queues as they come, and what the database holds by reading it again.
 
-A line an event for people, a JSON document a line for programs. A server that goes away is told on stderr and waited
-for. Elsewhere: reading (`bullpen.ops.follow`), rows of the ledger (`watch`).
+A line for people whenever something is new, a JSON document a line for programs; the exit code says how it ended. A
+server or database that goes away is reported on stderr and waited for. Elsewhere: reading events
+(`bullpen.ops.follow`), what a row, run, message or entity is (beside its other commands).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
-import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.text import Text
 
-from bullpen._kernel import telemetry
 from bullpen._kernel.command_line import command_line
-from bullpen._kernel.printable import printable
-from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import Done, PrefixOption, QueueArgument, RedisOption, TimeUp, WrongCommand
-from bullpen.errors import JobNotFound
-from bullpen.ops.follow import Followed, Happening, Outcome, Waited, Wanted, follow, follow_logs, position_at
-from bullpen.queue import JobState, Queue
-from bullpen.queue.browse import find_queues
-from bullpen.wire.envelope import seal_words
-from bullpen.wire.events import EventName
+from bullpen.cli import context, show
+from bullpen.cli.arguments import EventOption, QueueArgument, QueuesArgument, duration, instant, seconds
+from bullpen.cli.context import Done, OnLedger, OnServer, Output, TimeUp, WrongCommand
 
-EventOption = Annotated[
-    list[str] | None,
-    typer.Option("--event", metavar="EVENT", help="Only this kind, such as completed or failed; may be repeated."),
-]
-NameOption = Annotated[
-    list[str] | None, typer.Option("--name", metavar="TEXT", help="Only jobs of this name; may be repeated.")
-]
-SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="Begin in the past: 15m ago, or at 2030-01-31T12:00 (UTC); as far as events are kept."
-    ),
-]
-TimeoutOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="End after that: 1500 (ms), 90s, 15m, 2h.", show_default="never")
-]
-LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")]
+if TYPE_CHECKING:
+    from bullpen.ops.follow import Happening, Outcome, Waited
+    from bullpen.queue import JobState, Queue
+
+T = TypeVar("T")
+Fields = dict[str, Any]
 
 _MOST_QUEUES: Final = 64
 """Each queue is a connection that waits."""
-_WORTH_TELLING_S: Final = 0.3
-_STYLES: Final = {
-    EventName.COMPLETED: "green",
-    EventName.FAILED: "red",
-    EventName.RETRIES_EXHAUSTED: "red",
-    EventName.STALLED: "yellow",
-    EventName.RETRY: "yellow",
-    EventName.ACTIVE: "cyan",
-}
+_WORTH_REPORTING_S: Final = 0.3
+
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="End after that, with exit code 4 if something is waited for: 90s, 15m, 2h."),
+]
 
 
-def add_to_jobs(group: typer.Typer) -> None:
-    group.command("follow")(follow_jobs)
-    group.command("logs")(logs)
+@dataclass(frozen=True, kw_only=True)
+class FollowEvents(OnServer):
+    """Which events, from when, for how long."""
+
+    event: EventOption = None
+    name: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Only jobs of this name; may be repeated.")] = (
+        None
+    )
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Begin in the past, as far as events are kept: 15m, or 2030-01-31T12:00."),
+    ] = None
+    timeout: TimeoutOption = None
+
+    def check(self) -> None:
+        """Before anything is opened."""
+        seconds("--timeout", self.timeout)
+        if self.since is not None and not _AGE.fullmatch(self.since.strip()):
+            instant("--since", self.since)
+
+    async def position(self, queue: Queue) -> str | None:
+        from bullpen.ops.follow import position_at
+
+        if self.since is None:
+            return None
+        if _AGE.fullmatch(self.since.strip()):
+            begin = await context.server_time(queue) - duration("--since", self.since)
+        else:
+            begin = instant("--since", self.since)  # type: ignore[assignment]  # checked: it is one
+        return position_at(int(begin.timestamp() * 1000))
+
+    def wants(self, happening: Happening) -> bool:
+        event = happening.event
+        assert event is not None
+        return (not self.event or event.event in self.event) and (not self.name or happening.name in self.name)
 
 
-def add_to_queues(group: typer.Typer) -> None:
-    group.command("follow")(follow_queues)
+_AGE: Final = re.compile(r"\d+(ms|s|m|h|d)?")
 
 
-def follow_jobs(
+@dataclass(frozen=True, kw_only=True)
+class Polling(Output):
+    """How often to read, and for how long."""
+
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "1s"
+    timeout: TimeoutOption = None
+
+    def check(self) -> None:
+        """Before anything is opened."""
+        duration("--interval", self.interval)
+        seconds("--timeout", self.timeout)
+
+    def polled(
+        self, read: Callable[[], Awaitable[T]], is_end: Callable[[T], bool], still: Callable[[T], str]
+    ) -> AsyncIterator[T]:
+        """What is read whenever it differs from before, until it is the end. Raises TimeUp, in the words of `still`."""
+        every_s = max(0.05, duration("--interval", self.interval).total_seconds())
+        return _polled(read, is_end, still, every_s, seconds("--timeout", self.timeout))
+
+
+async def _polled(
+    read: Callable[[], Awaitable[T]],
+    is_end: Callable[[T], bool],
+    still: Callable[[T], str],
+    every_s: float,
+    limit_s: float | None,
+) -> AsyncIterator[T]:
+    from bullpen.errors import DatabaseUnavailable
+
+    give_up = None if limit_s is None else time.monotonic() + limit_s
+    before: T | None = None
+    is_away = False
+    while True:
+        try:
+            found = await read()
+        except DatabaseUnavailable as error:
+            if before is None:  # at the first look it is an error like any other
+                raise
+            if not is_away:
+                show.warn(f"bullpen: {error}; waiting for it")
+            is_away = True
+        else:
+            is_away = False
+            if found != before:
+                yield found
+                before = found
+            if is_end(found):
+                return
+        if give_up is not None and time.monotonic() + every_s > give_up:
+            assert before is not None
+            raise TimeUp(f"{still(before)} after {limit_s:g} s")
+        await asyncio.sleep(every_s)
+
+
+# What the database holds --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowLedger(Polling, OnLedger):
+    """A row of the database, until it has settled."""
+
+
+# What changes without anything having happened, and what the first columns show.
+_NOT_NEWS: Final = frozenset({"heartbeatAt", "status", "lockedBy"})
+
+
+async def follow_row(at: FollowLedger, what: str, read: Callable[[], Awaitable[Fields]], good: str, *bad: str) -> None:
+    """Print what becomes of a row; raises Done unless it ends well."""
+    before: Fields = {}
+    async for found in at.polled(
+        read, lambda row: row["status"] in (good, *bad), lambda row: f"{what} is still {row['status']}"
+    ):
+        news = {name: value for name, value in found.items() if name not in _NOT_NEWS and before.get(name) != value}
+        if at.as_json or not before or news or before["status"] != found["status"]:
+            told = ", ".join(f"{name} {show.short(value, 60)}" for name, value in news.items()) if before else ""
+            at.line(
+                found,
+                (f"{at.when(show.instant(time.time() * 1000))}  ", "dim"),
+                (f"{found['status']:<10}", show.style_of(found["status"])),
+                (f"  {told}", ""),
+            )
+        before = found
+    if before["status"] != good:
+        reason = before.get("lastError") or before.get("errorMessage") or ""
+        raise at.failed(f"{what} is {before['status']}{': ' if reason else ''}{show.short(reason)}")
+
+
+# Queues -------------------------------------------------------------------------------------------------------------
+
+
+async def follow_jobs(
+    at: FollowEvents,
     queue: QueueArgument,
     ids: Annotated[
         list[str] | None,
@@ -80,208 +179,176 @@ def follow_jobs(
     wait: Annotated[
         bool, typer.Option("--wait", help="End when these jobs have; the exit code is 1 if one of them failed.")
     ] = False,
-    event: EventOption = None,
-    name: NameOption = None,
-    since: SinceOption = None,
-    timeout: TimeoutOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: LinesOption = False,
 ) -> None:
     """Print what happens to the jobs of a queue, until Ctrl-C; or with --wait until they are done."""
+    from bullpen.ops.follow import Waited
+
     if wait and not ids:
         raise WrongCommand("--wait needs the ids of the jobs to wait for")
-    asked, seconds = _Asked(since, event, name), _seconds(timeout)
-
-    async def work() -> dict[str, Outcome]:
-        async with common.opened(redis, prefix) as app:
-            await common.must_exist(app, queue)
-            waited = Waited(app.queue(queue), ids or ()) if wait else None
-            async with _following(seconds, f"still not done: {' '.join(ids or ())}" if wait else None):
-                await _print([app.queue(queue)], asked, ids or (), waited, app, as_json)
-            return waited.outcomes if waited is not None else {}
-
-    bad = {job_id: outcome for job_id, outcome in common.wait_for(work()).items() if not outcome.is_good}
+    at.check()
+    async with at.queue(queue) as (_, opened):
+        waited = Waited(opened, ids or ()) if wait else None
+        async with _limited(at.timeout, f"still not done: {' '.join(ids or ())}" if wait else None):
+            await _print_events(at, [opened], ids or [], waited)
+    bad = [(job_id, each) for job_id, each in (waited.outcomes if waited else {}).items() if not each.is_good]
     if bad:
-        first, outcome = next(iter(bad.items()))
         more = f" (and {len(bad) - 1} more failed)" if len(bad) > 1 else ""
-        raise Done("" if as_json else f"job {first} failed: {common.short(outcome.value)}{more}")
+        raise at.failed(f"job {bad[0][0]} failed: {show.short(bad[0][1].value)}{more}")
 
 
-def follow_queues(
-    queues: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[QUEUE]...", help="Only these; else all that there are now.", show_default=False),
-    ] = None,
-    event: EventOption = None,
-    name: NameOption = None,
-    since: SinceOption = None,
-    timeout: TimeoutOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: LinesOption = False,
-) -> None:
-    """Print what happens in several queues, until Ctrl-C."""
-    asked, seconds = _Asked(since, event, name), _seconds(timeout)
+async def follow_queues(at: FollowEvents, queues: QueuesArgument = None) -> None:
+    """Print what happens in several queues, or in all that there are now, until Ctrl-C."""
+    from bullpen.queue import find_queues
 
-    async def work() -> None:
-        async with common.opened(redis, prefix) as app:
-            for each in queues or ():
-                await common.must_exist(app, each)
-            names = list(dict.fromkeys(queues or await find_queues(app.connection, app.prefix)))
-            if not names:
-                raise Done("no queues here yet")
-            if len(names) > _MOST_QUEUES:
-                raise Done(f"there are {len(names)} queues; name at most {_MOST_QUEUES} of them")
-            async with _following(seconds, None):
-                await _print([app.queue(each) for each in names], asked, (), None, app, as_json)
-
-    common.wait_for(work())
+    at.check()
+    async with at.app() as app:
+        for each in queues or ():
+            await context.must_exist(app, each)
+        names = list(dict.fromkeys(queues or await find_queues(app.connection, app.prefix)))
+        if not names:
+            raise Done(context.NO_QUEUES)
+        if len(names) > _MOST_QUEUES:
+            raise Done(f"there are {len(names)} queues; name at most {_MOST_QUEUES} of them")
+        async with _limited(at.timeout, None):
+            await _print_events(at, [app.queue(each) for each in names], [], None)
 
 
-def logs(
+async def logs(
+    at: OnServer,
     queue: QueueArgument,
     job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
+    start: Annotated[int, typer.Option(help="From this line on, counted from 0; -20: the last twenty.")] = 0,
+    end: Annotated[int, typer.Option(help="Up to this line; -1 is the last.")] = -1,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends; the exit code is 1 if it failed.")
     ] = False,
     timeout: TimeoutOption = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: LinesOption = False,
 ) -> None:
     """Print the log of a job."""
+    from bullpen.errors import JobNotFound
+    from bullpen.ops.follow import follow_logs
+    from bullpen.queue import JobState
+
+    if follow and (start, end) != (0, -1):
+        raise WrongCommand("--start and --end are for what is written already; --follow prints all")
     ended: list[JobState] = []
-    seconds = _seconds(timeout)
-
-    async def work() -> None:
-        async with common.opened(redis, prefix) as app, _following(seconds, f"job {job_id} has not ended"):
-            if not follow:
-                job = await app.queue(queue).get_job(job_id)
-                if job is None:
-                    raise JobNotFound(queue, job_id)
-                for line in await job.logs():
-                    _print_log(line, as_json)
-                return
-            async for line in follow_logs(app.queue(queue), job_id, on_end=ended.append):
-                _print_log(line, as_json)
-
-    common.wait_for(work())
+    seconds("--timeout", timeout)
+    async with at.queue(queue) as (_, opened), _limited(timeout, f"job {job_id} has not ended"):
+        if follow:
+            async for line in follow_logs(opened, job_id, on_end=ended.append):
+                at.line({"line": line}, (line, ""))
+        else:
+            job = await opened.get_job(job_id)
+            if job is None:
+                raise JobNotFound(queue, job_id)
+            for line in (await job.logs())[start : None if end == -1 else end + 1]:
+                at.line({"line": line}, (line, ""))
     if ended == [JobState.FAILED]:
-        line = command_line("jobs show", queue, job_id)
-        raise Done("" if as_json else f"job {job_id} failed; `{line}` tells why")
+        raise at.failed(f"job {job_id} failed; `{command_line('jobs show', queue, job_id)}` shows why")
 
 
-def _seconds(timeout: str | None) -> float | None:
-    return None if timeout is None else common.duration("--timeout", timeout).total_seconds()
+async def _print_events(at: FollowEvents, queues: list[Queue], ids: list[str], waited: Waited | None) -> None:
+    from bullpen.ops.follow import Wanted, follow
 
-
-# Following ----------------------------------------------------------------------------------------------------------
-
-
-class _Asked:
-    """The filters, checked before anything is opened."""
-
-    def __init__(self, since: str | None, events: Sequence[str] | None, names: Sequence[str] | None) -> None:
-        self.since = None if since is None else _instant_or_age(since)
-        self.events = frozenset(events or ())
-        self.names = frozenset(names or ())
-
-    async def position(self, app: Bullpen, queue: Queue) -> str | None:
-        if self.since is None:
-            return None
-        if isinstance(self.since, datetime):
-            return position_at(int(self.since.timestamp() * 1000))
-        seconds, micros = await app.connection.shared_door(queue.keys.base).call("TIME")
-        return position_at(int(seconds) * 1000 + int(micros) // 1000 - self.since)
-
-
-def _instant_or_age(text: str) -> datetime | int:
-    if re.fullmatch(r"\d+(ms|s|m|h|d)?", text.strip()):
-        return int(common.duration("--since", text).total_seconds() * 1000)
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no time; write 90s, 15m, 2h, 1d, or 2030-01-31T12:00 (UTC)", param_hint="'--since'"
-        ) from None
-    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
-
-
-async def _print(
-    queues: list[Queue], asked: _Asked, ids: Sequence[str], waited: Waited | None, app: Bullpen, as_json: bool
-) -> None:
     # An outcome is an event too, also where it is not wanted in print.
-    wanted = Wanted(asked.events if waited is None else (), ids, asked.names if waited is None else ())
-    after = await asked.position(app, queues[0])
-    async with follow(queues, wanted, after=after) as followed:
+    wanted = Wanted(at.event or () if waited is None else (), ids, at.name or () if waited is None else ())
+    async with follow(queues, wanted, after=await at.position(queues[0])) as followed:
         if waited is not None:
             # After the position was fixed: what ends from now on is seen.
-            _print_known(queues[0].name, await waited.ask(), as_json)
-        if common.err.is_terminal and not as_json:
-            common.err.print(f"following {', '.join(queue.name for queue in queues)}; Ctrl-C ends", markup=False)
-        async for happening in _until_done(followed, waited):
-            event = happening.event
-            if event is None:
-                common.err.print(
-                    f"bullpen: events of {happening.queue} were trimmed before they were read; the stream is too short",
-                    markup=False,
+            _print_known(at, queues[0].name, await waited.ask())
+        at.hint(f"following {', '.join(queue.name for queue in queues)}; Ctrl-C ends")
+        while waited is None or waited.open:
+            happening = await anext(followed)
+            if happening.event is None:
+                show.warn(
+                    f"bullpen: events of {happening.queue} were trimmed before they were read; the stream is too short"
                 )
                 if waited is not None:
-                    _print_known(queues[0].name, await waited.ask(), as_json)
-            elif (not asked.events or event.event in asked.events) and (
-                not asked.names or happening.name in asked.names
-            ):
-                _print_event(happening, with_queue=len(queues) > 1, as_json=as_json)
+                    _print_known(at, queues[0].name, await waited.ask())
+                continue
+            if waited is not None:
+                waited.note(happening.event)
+            if at.wants(happening):
+                _print_event(at, happening, with_queue=len(queues) > 1)
 
 
-async def _until_done(followed: Followed, waited: Waited | None) -> AsyncIterator[Happening]:
-    while waited is None or waited.open:
-        happening = await anext(followed)
-        if waited is not None and happening.event is not None:
-            waited.note(happening.event)
-        yield happening
+def _print_event(at: Output, happening: Happening, *, with_queue: bool) -> None:
+    event = happening.event
+    assert event is not None
+    at.line(
+        happening.to_json(),
+        (at.when(show.instant(event.timestamp)), "dim"),
+        (f"  {happening.queue}" if with_queue else "", ""),
+        (f"  {event.event:<17}", show.style_of(event.event)),
+        (f"  {event.job_id or '-':<8}  {happening.name or ''}  {show.short(_detail(event.data))}", ""),
+    )
+
+
+def _detail(data: Any) -> str:
+    """What else the event says: a result, a reason, a number."""
+    fields = {key: value for key, value in data.items() if key not in ("name", "prev", "stacktrace")}
+    if len(fields) == 1:
+        ((key, value),) = fields.items()
+        text = value if isinstance(value, str) else show.short(value, 10_000)
+        return text if key in ("returnvalue", "failedReason", "data") else f"{key} {text}"
+    return ", ".join(f"{key} {value}" for key, value in fields.items())
+
+
+def _print_known(at: Output, queue: str, ended: Mapping[str, Outcome]) -> None:
+    """Jobs that ended unseen: their stored outcome instead of their event."""
+    for job_id, outcome in ended.items():
+        state = "completed" if outcome.is_good else "failed"
+        document = {"queue": queue, "jobId": job_id, "state": state, "value": outcome.value}
+        at.line(
+            document, (f"job {job_id} is ", ""), (state, show.style_of(state)), (f": {show.short(outcome.value)}", "")
+        )
+
+
+# The server goes away, and time ------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def _following(seconds: float | None, complaint: str | None) -> AsyncIterator[None]:
-    """Tell of a server that goes away, and end after a while: without complaint that is what was asked for."""
+async def _limited(timeout: str | None, complaint: str | None) -> AsyncIterator[None]:
+    """Report a server that goes away, and end after a while: without complaint that is what was asked for."""
+    limit_s = seconds("--timeout", timeout)
     try:
-        async with asyncio.timeout(seconds) as limit:
-            with _telling_of_the_server():
+        async with asyncio.timeout(limit_s) as limit:
+            with _reporting_the_server():
                 yield
     except TimeoutError:
         if not limit.expired():
             raise
         if complaint is not None:
-            raise TimeUp(f"{complaint} after {seconds:g} s") from None
+            raise TimeUp(f"{complaint} after {limit_s:g} s") from None
 
 
 @contextlib.contextmanager
-def _telling_of_the_server() -> Iterator[None]:
+def _reporting_the_server() -> Iterator[None]:
     """Say on stderr that the server is away, and that it is back.
 
     Not at once: a connection that is rarely used notices long afterwards that it broke, and is back in a moment.
     """
+    from bullpen._kernel import telemetry
+
     loop = asyncio.get_running_loop()
     waiting: asyncio.TimerHandle | None = None
-    is_told = False
+    is_reported = False
 
-    def tell(endpoint: str) -> None:
-        nonlocal is_told
-        is_told = True
-        common.err.print(f"bullpen: {endpoint} is away; waiting for it", markup=False)
+    def report(endpoint: str) -> None:
+        nonlocal is_reported
+        is_reported = True
+        show.warn(f"bullpen: {endpoint} is away; waiting for it")
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
-        nonlocal waiting, is_told
+        nonlocal waiting, is_reported
         if event == "connection.lost" and waiting is None:
-            waiting = loop.call_later(_WORTH_TELLING_S, tell, fields["endpoint"])
+            waiting = loop.call_later(_WORTH_REPORTING_S, report, fields["endpoint"])
         elif event == "connection.back" and waiting is not None:
             waiting.cancel()
             waiting = None
-            if is_told:
-                common.err.print(f"bullpen: {fields['endpoint']} is back", markup=False)
-            is_told = False
+            if is_reported:
+                show.warn(f"bullpen: {fields['endpoint']} is back")
+            is_reported = False
 
     unsubscribe = telemetry.subscribe(on_event)
     try:
@@ -290,50 +357,3 @@ def _telling_of_the_server() -> Iterator[None]:
         unsubscribe()
         if waiting is not None:
             waiting.cancel()
-
-
-# Printing -----------------------------------------------------------------------------------------------------------
-
-
-def _print_event(happening: Happening, *, with_queue: bool, as_json: bool) -> None:
-    if as_json:
-        common.print_line(happening.to_json())
-        return
-    event = happening.event
-    assert event is not None
-    line = Text(common.when(event.timestamp), style="dim")
-    line.append(f"  {happening.queue}" if with_queue else "")
-    style = _STYLES.get(EventName(event.event), "") if event.event in set(EventName) else "magenta"
-    line.append(f"  {printable(event.event):<17}", style=style)
-    line.append(f"  {printable(event.job_id or '-'):<8}  {printable(happening.name or '')}")
-    line.append(f"  {printable(common.short(_detail(event.data)))}")
-    common.out.print(Text(line.plain.rstrip(), spans=line.spans, style=line.style))
-
-
-def _detail(data: Any) -> str:
-    """What else the event tells: a result, a reason, a number."""
-    fields = {key: value for key, value in data.items() if key not in ("name", "prev", "stacktrace")}
-    if len(fields) == 1:
-        ((key, value),) = fields.items()
-        text = value if isinstance(value, str) else seal_words(value) or json.dumps(value, ensure_ascii=False)
-        return text if key in ("returnvalue", "failedReason", "data") else f"{key} {text}"
-    return ", ".join(f"{key} {value}" for key, value in fields.items())
-
-
-def _print_known(queue: str, ended: Mapping[str, Outcome], as_json: bool) -> None:
-    """Jobs that ended unseen: their stored outcome instead of their event."""
-    for job_id, outcome in ended.items():
-        state = "completed" if outcome.is_good else "failed"
-        if as_json:
-            known = {"queue": queue, "jobId": job_id, "state": state, "value": outcome.value}
-            common.print_line(known)
-        else:
-            common.out.print(f"job {job_id} is {state}: {common.short(outcome.value)}", markup=False)
-
-
-def _print_log(line: str, as_json: bool) -> None:
-    if as_json:
-        common.print_line({"line": line})
-    else:
-        common.out.print(printable(line), markup=False)
-        sys.stdout.flush()

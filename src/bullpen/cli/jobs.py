@@ -1,174 +1,191 @@
-"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote, cancel and remove them."""
+"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote, change, cancel and remove them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bullpen.cli import common
-from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, QueueFirst, RedisOption
-from bullpen.errors import JobNotFound, JobStateConflict
-from bullpen.ops.actions import Actions
-from bullpen.ops.explain import IdleCause, JobExplanation, why
-from bullpen.queue import Added, Job, JobState
-from bullpen.queue.browse import list_jobs
+from bullpen._kernel.command_line import command_line
+from bullpen.cli import context, show
+from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, State, duration, one_way, parse_json
+from bullpen.cli.context import OnServer, WrongCommand
+from bullpen.cli.follow import follow_jobs, logs
+from bullpen.cli.show import Column, Record
+from bullpen.cli.tree import Group
 
-app = typer.Typer(
-    cls=QueueFirst,
-    help="List, show, add and change jobs. The queue may stand first: bullpen jobs emails.",
-    no_args_is_help=True,
-)
+if TYPE_CHECKING:
+    from bullpen.queue import Job, Queue
 
-_STATES: list[JobState] = [state for state in JobState if state is not JobState.UNKNOWN]
-StateOption = Annotated[
-    list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.", show_default="all")
-]
+app = Group()
+
+OnFailure = Literal["fail_parent", "continue_parent", "ignore", "remove", "wait"]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.", show_default=False)]
 SomeIdsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs.", show_default=False)
 ]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.", show_default=False)]
 
-
-@app.callback()
-def jobs() -> None:
-    """List, show, add and change jobs. The queue may stand first: bullpen jobs emails."""
+app.command("follow")(follow_jobs)
+app.command()(logs)
 
 
 @app.command("list")
-def list_(
+async def list_(
+    at: OnServer,
     queue: QueueArgument,
-    state: StateOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many jobs of each state.")] = 20,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    state: Annotated[
+        list[State] | None,
+        typer.Option(help="Only jobs in this state; may be repeated.", show_default="all"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many jobs of each state.")] = 20,
 ) -> None:
     """List jobs: what runs next first, of finished ones the newest first."""
-    found = common.wait_for(_list(queue, state or _STATES, limit, redis, prefix))
-    if as_json:
-        common.print_json([{"state": each_state.value, **job.to_json()} for each_state, job in found])
-    elif not found:
-        common.err.print(f"no jobs in {queue!r}" + (" in this state" if state else ""))
-    else:
-        rows = [
-            (job.id, job.name, st.value, job.attempts_made, common.when(job.timestamp), _note(job)) for st, job in found
-        ]
-        common.print_table(("id", "name", "state", "attempts", "added", ""), rows, numbers=["attempts"])
+    from bullpen.queue import JobState
+    from bullpen.queue.browse import list_jobs
+
+    found: list[tuple[str, Job, Any]] = []
+    async with at.queue(queue) as (_, opened):
+        for name in state or State:
+            jobs = await list_jobs(opened, JobState(name), count=limit)
+            counts = [job.children_counts() for job in jobs] if name == JobState.WAITING_CHILDREN else []
+            found += zip([name] * len(jobs), jobs, await asyncio.gather(*counts) or [None] * len(jobs), strict=True)
+    next_step = command_line("jobs list", queue) if state else command_line("jobs add", queue, "NAME")
+    what = f"no jobs in {queue!r}{' in this state' if state else ''}"
+    at.list(JOBS, found, empty=f"{what}; `{next_step}` {'shows all' if state else 'adds one'}")
 
 
-@app.command()
-def show(
+@app.command("show")
+async def show_(
+    at: OnServer,
     queue: QueueArgument,
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
+    job_id: IdArgument,
     opened: Annotated[
         bool, typer.Option("--open", help="Open sealed data and return value with the configured codec.")
     ] = False,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show everything that is stored about one job."""
-    state, job, logs = common.wait_for(_read(queue, job_id, redis, prefix, opened=opened))
-    if as_json:
-        common.print_json({"state": state.value, **job.to_json(), "logs": logs})
-        return
-    common.print_table(("field", "value"), [("state", state.value), *_fields(job)])
-    for title, lines in (("logs", logs), ("stack traces", list(job.stacktrace))):
-        if lines:
-            common.out.print(f"\n{title}:", *lines, sep="\n", markup=False)
+    from bullpen.errors import JobNotFound
+
+    async with at.queue(queue) as (app, found):
+        if opened and app.codec is None:
+            raise WrongCommand("--open needs a codec; set BULLPEN_CODEC_KEYS or BULLPEN_CODEC_STORE")
+        job = await found.get_job(job_id, open=opened)
+        if job is None:
+            raise JobNotFound(queue, job_id)
+        document = {**to_json((await job.state(), job, await job.children_counts())), "logs": await job.logs()}
+    times = {name: show.instant(document.get(name)) for name in ("timestamp", "processedOn", "finishedOn")}
+    people = {} if at.as_json else {name: instant for name, instant in times.items() if instant is not None}
+    at.fields({**document, **people}, without=("logs", "stacktrace"))
+    for title, lines in (("logs", document["logs"]), ("stack traces", document.get("stacktrace"))):
+        if lines and not at.as_json:
+            show.say(f"\n{title}:", *lines)
 
 
 @app.command()
-def add(
+async def add(
+    at: OnServer,
     queue: QueueArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.", show_default=False)],
-    data: Annotated[str, typer.Option(metavar="JSON", help="Its data; - reads it from stdin.")] = "{}",
+    data: Annotated[str, typer.Option(metavar="JSON", help="Its data; @FILE reads a file, - reads stdin.")] = "{}",
     delay: Annotated[
         str | None, typer.Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")
     ] = None,
     priority: Annotated[int | None, typer.Option(help="0 before all others, then 1 to 2097151.")] = None,
     attempts: Annotated[int | None, typer.Option(help="All tries, the first included.", show_default="3")] = None,
     job_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="An id of your own.")] = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    lane: Annotated[str | None, typer.Option(metavar="KEY", help="Whose fair share of the queue it takes.")] = None,
+    deduplication: Annotated[
+        str | None, typer.Option(metavar="ID", help="Add it only if no other job with this id is unfinished.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
+    ] = None,
+    on_failure: Annotated[OnFailure | None, typer.Option(help="What its failure means for the parent.")] = None,
+    new_queue: Annotated[
+        bool, typer.Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+    ] = False,
 ) -> None:
     """Add one job."""
-    options = {
-        "delay": None if delay is None else common.duration("--delay", delay),
+    from bullpen.queue import Added
+
+    options: Any = {
+        "delay": None if delay is None else duration("--delay", delay),
         "priority": priority,
         "attempts": attempts,
         "job_id": job_id,
+        "lane": lane,
+        "deduplication": deduplication,
+        "on_failure": on_failure,
     }
-    job = common.wait_for(_add(queue, name, common.parse_json("--data", data), options, redis, prefix))
-    if as_json:
-        common.print_json({"id": job.id, "added": job.added.value})
-    elif job.added is Added.CREATED:
-        common.out.print(f"added job {job.id} to {queue}", markup=False)
-    else:
+    body = parse_json("--data", data)
+    async with at.new_queue(queue, is_meant=new_queue) as (app, opened):
+        if parent is not None:
+            above, _, parent_id = parent.partition(":")
+            options["parent"] = app.queue(above).key_of(parent_id)
+        job = await opened.add(name, body, **options)
+    if job.added is not Added.CREATED and not at.as_json:
         state = job.blocked_by.state.value if job.blocked_by else "known"
-        raise common.Done(f"job {job.id!r} exists in {queue!r} already and is {state}; nothing was changed")
+        other = job.blocked_by.job_id if job.blocked_by else job.id
+        why = "exists" if job.added is Added.DUPLICATE else f"has the deduplication id {deduplication!r}"
+        raise context.Done(f"job {other!r} {why} in {queue!r} already and is {state}; nothing was changed")
+    at.say({"id": job.id, "added": job.added.value}, f"added job {job.id} to {queue}")
 
 
 @app.command()
-def retry(
+async def retry(
+    at: OnServer,
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most so many.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most so many a second.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most this many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most this many a second.")] = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Put failed jobs back in line with all their attempts. Their dead letters go."""
-    _one_way(ids, everything)
-    if not everything and (limit is not None or rate is not None or dry_run):
-        raise common.WrongCommand("--limit, --rate and --dry-run go with --all")
-    if everything:
-        count = common.wait_for(_retry_all(queue, limit, rate, dry_run, redis, prefix))
-        _tell_count("retried", count, dry_run, as_json)
+    one_way(ids, everything, "jobs")
+    if not everything:
+        if limit is not None or rate is not None or dry_run:
+            raise WrongCommand("--limit, --rate and --dry-run go with --all")
+        await _each(at, "retried", queue, ids, "job.retry", reset=True)
         return
-
-    async def act(actions: Actions, job_id: str) -> None:
-        await actions.do("job.retry", queue, job_id, reset=True)
-
-    _tell("retried", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
+    async with at.acting(queue) as (opened, actions):
+        count = (await opened.counts()).failed
+        count = count if limit is None else min(count, limit)
+        if count and not dry_run:
+            await actions.note("queue.retry-all", queue, "", {"count": count, "rate": rate})
+            count = await _retry_all(opened, count, rate)
+    at.counted("retried", count, dry_run=dry_run)
 
 
 @app.command()
-def promote(
+async def promote(
+    at: OnServer,
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All delayed jobs of the queue, the next ones of its schedulers too.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
+    everything: AllOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
-    """Let delayed jobs run now."""
-    _one_way(ids, everything)
-    if dry_run and not everything:
-        raise common.WrongCommand("--dry-run goes with --all")
-    if everything:
-        _tell_count("promoted", common.wait_for(_promote_all(queue, dry_run, redis, prefix)), dry_run, as_json)
+    """Let delayed jobs run now. --all means also the next jobs of schedules."""
+    one_way(ids, everything, "jobs")
+    if not everything:
+        if dry_run:
+            raise WrongCommand("--dry-run goes with --all")
+        await _each(at, "promoted", queue, ids, "job.promote")
         return
-
-    async def act(actions: Actions, job_id: str) -> None:
-        await actions.do("job.promote", queue, job_id)
-
-    _tell("promoted", common.wait_for(_each(queue, ids or [], redis, prefix, act)), as_json)
+    async with at.acting(queue) as (opened, actions):
+        count = (await opened.counts()).delayed
+        if not dry_run:
+            await actions.note("queue.promote-all", queue, "", {"count": count})
+            count = await opened.promote_all()
+    at.counted("promoted", count, dry_run=dry_run)
 
 
 @app.command()
-def change(
+async def change(
+    at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
     delay: Annotated[
@@ -177,213 +194,111 @@ def change(
     priority: Annotated[
         int | None, typer.Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
     ] = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give jobs that have not begun another delay or priority."""
     if delay is None and priority is None:
-        raise common.WrongCommand("say --delay, --priority or both")
-    wait = None if delay is None else common.duration("--delay", delay)
+        raise WrongCommand("say --delay, --priority or both")
+    if delay is not None:
+        duration("--delay", delay)
+    async with at.acting(queue) as (_, actions):
 
-    async def act(actions: Actions, job_id: str) -> None:
-        if wait is not None:
-            await actions.do("job.delay", queue, job_id, delay=delay)
-        if priority is not None:
-            await actions.do("job.priority", queue, job_id, priority=priority)
+        async def act(job_id: str) -> None:
+            if delay is not None:
+                await actions.do("job.delay", queue, job_id, delay=delay)
+            if priority is not None:
+                await actions.do("job.priority", queue, job_id, priority=priority)
 
-    _tell("changed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+        at.done("changed", *await context.each(ids, act))
 
 
 @app.command()
-def cancel(
+async def cancel(
+    at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
     reason: Annotated[str | None, typer.Option(help="For whoever waits for the result.")] = None,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """End jobs: those that wait fail now, workers are asked to end those that run."""
-
-    async def act(actions: Actions, job_id: str) -> None:
-        await actions.do("job.cancel", queue, job_id, why=reason)
-
-    _tell("cancelled", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+    await _each(at, "cancelled", queue, ids, "job.cancel", why=reason)
 
 
-@app.command()
-def remove(
-    queue: QueueArgument,
-    ids: IdsArgument,
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@app.command(destroys=True)
+async def remove(at: OnServer, queue: QueueArgument, ids: IdsArgument) -> None:
     """Delete jobs for good, with their children if they have any. Running ones are refused."""
-
-    async def act(actions: Actions, job_id: str) -> None:
-        await actions.do("job.remove", queue, job_id)
-
-    _tell("removed", common.wait_for(_each(queue, ids, redis, prefix, act)), as_json)
+    await _each(at, "removed", queue, ids, "job.remove")
 
 
 @app.command()
-def explain(
-    queue: QueueArgument,
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def explain(at: OnServer, queue: QueueArgument, job_id: IdArgument) -> None:
     """Say why a job is not running, and what to do about it."""
+    from bullpen.ops.explain import IdleCause, why
 
-    async def ask() -> JobExplanation:
-        async with common.opened(redis, prefix) as app:
-            await common.must_exist(app, queue)
-            return await why(app.queue(queue), job_id)
-
-    found = common.wait_for(ask())
-    if as_json:
-        common.print_json(found.to_json())
-    else:
-        common.out.print(found.text, markup=False)
-        if found.command:
-            common.out.print(found.command, markup=False)
+    async with at.queue(queue) as (_, opened):
+        found = await why(opened, job_id)
+    at.say(found.to_json(), *filter(None, (found.text, found.command)))
     if found.cause is IdleCause.NOT_HERE:
-        raise common.Done("")
+        raise context.Done("")
 
 
-def _one_way(ids: list[str] | None, everything: bool) -> None:
-    if bool(ids) == everything:
-        raise common.WrongCommand("name the jobs, or say --all")
+async def _each(at: OnServer, verb: str, queue: str, ids: list[str] | None, action: str, **given: Any) -> None:
+    async with at.acting(queue) as (_, actions):
+        at.done(verb, *await context.each(ids or (), lambda job_id: actions.do(action, queue, job_id, **given)))
 
 
-def _tell_count(verb: str, count: int, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        common.print_json({"matched" if dry_run else verb: count, "dryRun": dry_run})
-    else:
-        common.out.print(f"{'would be ' if dry_run else ''}{verb}: {count}")
+async def _retry_all(queue: Queue, wanted: int, rate: float | None) -> int:
+    """Only what has failed by now: with a rate, jobs that fail again meanwhile would come round for ever."""
+    until = await context.server_time(queue)
+    if rate is None:
+        return await queue.retry_all(count=wanted, until=until, reset_attempts=True)
+    done, step = 0, max(1, min(100, int(rate)))
+    while done < wanted:
+        retried = await queue.retry_all(count=min(step, wanted - done), until=until, reset_attempts=True)
+        done += retried
+        if not retried:
+            break
+        if done < wanted:
+            await asyncio.sleep(retried / rate)
+    return done
 
 
-def _tell(verb: str, problems: dict[str, str | None], as_json: bool) -> None:
-    done = [job_id for job_id, problem in problems.items() if problem is None]
-    skipped = {job_id: problem for job_id, problem in problems.items() if problem is not None}
-    if as_json:
-        common.print_json({verb: done, "skipped": skipped})
-    else:
-        common.out.print(f"{verb}: {len(done)}")
-        for problem in skipped.values():
-            common.err.print(problem, markup=False)
-    if skipped:
-        raise common.Done("" if as_json else f"not {verb}: {len(skipped)}")
+# How they are shown -------------------------------------------------------------------------------------------------
 
 
-async def _each(
-    queue: str,
-    ids: list[str],
-    redis: str | None,
-    prefix: str | None,
-    act: Callable[[Actions, str], Awaitable[None]],
-) -> dict[str, str | None]:
-    """Do it to one job after the other; what cannot be done to one keeps nobody else from being done."""
-    problems: dict[str, str | None] = {}
-    async with common.opened(redis, prefix) as app:
-        await common.must_exist(app, queue)  # before anything is written down about a queue that is not there
-        actions = await common.acting(app)
-        for job_id in ids:
-            problems[job_id] = None
-            try:
-                await act(actions, job_id)
-            except (JobNotFound, JobStateConflict) as error:
-                problems[job_id] = str(error)
-    return problems
+def to_json(found: tuple[str, Job, Any]) -> dict[str, Any]:
+    state, job, children = found
+    counts = {} if children is None else {name: count for name, count in asdict(children).items() if count}
+    return {"state": str(state), **job.to_json(), **({"children": counts} if counts else {})}
 
 
-async def _retry_all(
-    queue: str, limit: int | None, rate: float | None, dry_run: bool, redis: str | None, prefix: str | None
-) -> int:
-    async with common.opened(redis, prefix) as app:
-        await common.must_exist(app, queue)
-        opened = app.queue(queue)
-        wanted = (await opened.counts()).failed
-        if limit is not None:
-            wanted = min(wanted, limit)
-        if dry_run or not wanted:
-            return wanted
-        await (await common.acting(app)).note("queue.retry-all", queue, "", {"count": wanted, "rate": rate})
-        # Only what has failed by now: with a rate, jobs that fail again meanwhile would come round for ever.
-        seconds, micros = await app.connection.shared_door(opened.keys.base).call("TIME")
-        until = datetime.fromtimestamp(int(seconds) + int(micros) / 1e6, UTC)
-        if rate is None:
-            return await opened.retry_all(count=wanted, until=until, reset_attempts=True)
-        done, step = 0, max(1, min(100, int(rate)))
-        while done < wanted:
-            retried = await opened.retry_all(count=min(step, wanted - done), until=until, reset_attempts=True)
-            done += retried
-            if not retried:
-                break
-            if done < wanted:
-                await asyncio.sleep(retried / rate)
-        return done
+def _children(job: dict[str, Any]) -> str:
+    counts = job.get("children", {})
+    return f"{sum(counts.values()) - counts.get('pending', 0)}/{sum(counts.values())}" if counts else ""
 
 
-async def _promote_all(queue: str, dry_run: bool, redis: str | None, prefix: str | None) -> int:
-    async with common.opened(redis, prefix) as app:
-        await common.must_exist(app, queue)
-        opened = app.queue(queue)
-        delayed = (await opened.counts()).delayed
-        if dry_run:
-            return delayed
-        await (await common.acting(app)).note("queue.promote-all", queue, "", {"count": delayed})
-        return await opened.promote_all()
+def _parent(job: dict[str, Any]) -> str:
+    above = job.get("parent")
+    return f"{str(above.get('queueKey', '')).rpartition(':')[2]}:{above.get('id')}" if above else ""
 
 
-async def _list(
-    queue: str, states: list[JobState], limit: int, redis: str | None, prefix: str | None
-) -> list[tuple[JobState, Job]]:
-    async with common.opened(redis, prefix) as app:
-        found = [(state, job) for state in states for job in await list_jobs(app.queue(queue), state, count=limit)]
-        if not found:
-            await common.must_exist(app, queue)
-        return found
-
-
-async def _read(
-    queue: str, job_id: str, redis: str | None, prefix: str | None, *, opened: bool = False
-) -> tuple[JobState, Job, list[str]]:
-    async with common.opened(redis, prefix) as app:
-        if opened and app.codec is None:
-            raise common.WrongCommand("--open needs a codec; set BULLPEN_CODEC_KEYS or BULLPEN_CODEC_STORE")
-        job = await app.queue(queue).get_job(job_id, open=opened)
-        if job is None:
-            await common.must_exist(app, queue)
-            raise JobNotFound(queue, job_id)
-        return await job.state(), job, await job.logs()
-
-
-async def _add(queue: str, name: str, data: Any, options: dict[str, Any], redis: str | None, prefix: str | None) -> Job:
-    async with common.opened(redis, prefix) as app:
-        return await app.queue(queue).add(name, data, **options)
-
-
-def _note(job: Job) -> str:
+def _note(job: dict[str, Any]) -> str:
     """The most telling thing about a job: why it failed, what it returned, else its data."""
-    if job.failed_reason:
-        return common.short(job.failed_reason)
-    if job.finished_on:
-        return common.short(job.return_value)
-    return job.record.seal_words or common.short(job.record.raw_data.decode("utf-8", "replace"))
+    if reason := job.get("failedReason"):
+        return show.short(reason)
+    return show.short(job.get("returnvalue") if job.get("finishedOn") else job["data"])
 
 
-def _fields(job: Job) -> list[tuple[str, str]]:
-    times = {"timestamp", "processedOn", "finishedOn"}
-    return [
-        (name, f"{value} ({common.when(value)})" if name in times and value else _whole(value))
-        for name, value in job.to_json().items()
-        if name != "stacktrace"
-    ]
-
-
-def _whole(value: Any) -> str:
-    return common.short(value, limit=10_000)
+JOBS = Record(
+    to_json,
+    (
+        Column("id"),
+        Column("name"),
+        Column("state"),
+        Column("attempts", "attemptsMade", worth=3),
+        Column("added", lambda job: show.instant(job["timestamp"]), worth=2),
+        Column("parent", _parent, worth=4),
+        Column("children", _children, worth=5),
+        Column("lane", worth=6),
+        Column("deduplication", "deduplicationId", worth=7),
+        Column("", _note, least=16),
+    ),
+)

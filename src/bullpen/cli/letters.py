@@ -9,72 +9,39 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import WrongCommand
-from bullpen.cli.run_app import load_app
+from bullpen.cli import show
+from bullpen.cli.context import OnProgram, WrongCommand, answers, brokers_of
 from bullpen.errors import DeadLetterNotFound, JobNotFound
 from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole, Report
 from bullpen.queue import DeadLetter
 from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
 from bullpen.wiring.dead_letters import OUTBOX_STORE
-from bullpen.wiring.servers import CommandLine, obeying
 
-__all__ = [
-    "ProgramOption",
-    "StoredLetters",
-    "app_of",
-    "brokers_of",
-    "letters_of",
-    "name_of_store",
-    "opened",
-    "warn_of_brokers",
-]
+__all__ = ["StoredLetters", "letters_of", "name_of_store", "opened", "warn_of_brokers"]
 
 _SUFFIX = "-dlq"
 
-ProgramOption = Annotated[
-    str | None,
-    typer.Option("--app", metavar="MODULE:APP", help="Program whose workflows keep dead letters on RabbitMQ or Kafka."),
-]
-
-
-def app_of(program: str | None, redis: str | None, prefix: str | None) -> Bullpen:
-    """The named program's app, else the configured one, to be entered."""
-    if program is None:
-        return Bullpen(redis, prefix=prefix)
-    with obeying(CommandLine(redis=redis, prefix=prefix)):
-        return load_app(program)
-
 
 @asynccontextmanager
-async def opened(program: str | None, redis: str | None, prefix: str | None) -> AsyncIterator[Bullpen]:
-    """The same, opened. A server of queues that is configured must answer."""
-    async with app_of(program, redis, prefix) as app:
-        if app.settings.has_redis() or redis is not None or not (brokers_of(app) or app.settings.has_ledger()):
-            wire = await app.connection.open()  # a queue would try again for a minute
-            wire.close()
+async def opened(at: OnProgram) -> AsyncIterator[Bullpen]:
+    """The named program's app, else the configured one. A server of queues that is configured must answer."""
+    async with at.made() as app:
+        if app.settings.has_redis() or at.redis is not None or not (brokers_of(app) or app.settings.has_ledger()):
+            await answers(app)
         if app.settings.messages.transport == "rabbitmq" and app.settings.has_ledger():
-            app.use_messages()  # settings tell where its letters are: nobody needs to name the program for them
+            app.use_messages()  # settings say where its letters are: nobody needs to name the program for them
         yield app
 
 
-def brokers_of(app: Bullpen) -> list[str]:
-    """Where events and orders travel besides Redis, as far as settings say."""
-    named = (app.settings.workflows.transport, app.settings.messages.transport)
-    return sorted({each for each in named if each in ("rabbitmq", "kafka")})
-
-
-def warn_of_brokers(app: Bullpen, program: str | None) -> bool:
-    """Whether there may be letters that only a program can name; told on stderr."""
+def warn_of_brokers(at: OnProgram, app: Bullpen) -> bool:
+    """Whether there may be letters that only a program can name; said on stderr."""
     transport = app.settings.workflows.transport
-    if program is not None or transport not in ("rabbitmq", "kafka"):
+    if at.program is not None or transport not in ("rabbitmq", "kafka"):
         return False
-    common.err.print(
+    show.warn(
         f"dead letters of workflows on {transport} are not looked at: name the program that has them, --app MODULE:APP"
     )
     return True

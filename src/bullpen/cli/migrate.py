@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from bullpen.cli import common
-from bullpen.cli.outbox import DatabaseOption, settings_for
-from bullpen.settings import Settings
+from bullpen.cli import show
+from bullpen.cli.context import DatabaseOption, WrongCommand, open_ledger
 
 
-def migrate(
+async def migrate(
     database: DatabaseOption = None,
     schema: Annotated[str | None, typer.Option(metavar="NAME", help="Schema on PostgreSQL.")] = None,
     tenant_role: Annotated[str | None, typer.Option(metavar="ROLE", help="Role of APIs.")] = None,
@@ -37,36 +36,35 @@ def migrate(
 
     Parts can be added later with another --for; those that are there stay and are brought up to date.
     """
-    settings = settings_for(database, schema, tenant_role, worker_role, service_role)
-    wanted = None if parts is None else [part.strip() for part in parts.split(",") if part.strip()]
-    if wanted == []:
-        raise common.WrongCommand("--for: name one part or several, such as outbox,runs")
-    if print_sql:
-        print(_render(settings, create_roles=create_roles, parts=wanted))
-        return
-    where, there = common.wait_for(_migrate(settings, create_roles=create_roles, parts=wanted))
-    common.out.print(f"the ledger in {where} is up to date: {there}", markup=False)
-
-
-def _render(settings: Settings, *, create_roles: bool, parts: list[str] | None) -> str:
     from bullpen.ledger.migrate import render_sql
+    from bullpen.ledger.parts import PARTS
+    from bullpen.settings import Settings
     from bullpen.wiring.ledger import roles_of
 
-    dialect = "sqlite" if settings.database_url().startswith("sqlite") else "postgresql"
-    return render_sql(
-        "sqlite" if dialect == "sqlite" else "postgresql",
-        schema=settings.ledger.schema,
-        roles=roles_of(settings),
-        create_roles=create_roles,
-        parts=parts,
+    settings = Settings.load(
+        ledger_url=database,
+        ledger_schema=schema,
+        ledger_tenant_role=tenant_role,
+        ledger_worker_role=worker_role,
+        ledger_service_role=service_role,
     )
-
-
-async def _migrate(settings: Settings, *, create_roles: bool, parts: list[str] | None) -> tuple[str, str]:
-    from bullpen.cli.outbox import open_ledger
-    from bullpen.ledger.parts import PARTS
-
+    wanted = None if parts is None else [part.strip() for part in parts.split(",") if part.strip()]
+    if wanted == []:
+        raise WrongCommand("--for: name one part or several, such as outbox,runs")
+    if print_sql:
+        dialect = "sqlite" if settings.database_url().startswith("sqlite") else "postgresql"
+        print(
+            render_sql(
+                "sqlite" if dialect == "sqlite" else "postgresql",
+                schema=settings.ledger.schema,
+                roles=roles_of(settings),
+                create_roles=create_roles,
+                parts=wanted,
+            )
+        )
+        return
     async with open_ledger(settings) as ledger:
-        await ledger.migrate(create_roles=create_roles, parts=parts)
+        await ledger.migrate(create_roles=create_roles, parts=wanted)
         there = await ledger.parts()
-        return ledger.database.address, ", ".join(part for part in PARTS if part in there)
+        names = ", ".join(part for part in PARTS if part in there)
+        show.say(f"the ledger in {ledger.database.address} is up to date: {names}")

@@ -1,275 +1,249 @@
-"""`bullpen outbox`: look at rows, send dead ones back, count what waits."""
+"""`bullpen outbox`: look at rows, send dead ones back, count what waits; destinations."""
 
 from __future__ import annotations
 
-import getpass
-from datetime import datetime
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, WrongCommand
-from bullpen.settings import Settings
+from bullpen.cli import show
+from bullpen.cli.arguments import (
+    AllOption,
+    DryRunOption,
+    LimitOption,
+    TenantOption,
+    YesOption,
+    instant,
+    one_way,
+    parse_json,
+    status,
+)
+from bullpen.cli.context import Done, OnLedger, Output, WrongCommand, ask, whoami
+from bullpen.cli.follow import FollowLedger, follow_row
+from bullpen.cli.show import Column, Record, present
+from bullpen.cli.tree import Group
 
 if TYPE_CHECKING:
-    from bullpen.ledger import Attempt, Ledger, OutboxRow, OutboxStatus
+    from bullpen.ledger import Attempt, Destination, OutboxRow
 
-app = typer.Typer(
-    help="Look at rows of the outbox, send dead or lost ones again, switch destinations off and on.",
-    no_args_is_help=True,
-)
+app = Group()
+destinations = app.group("destinations", "See destinations in trouble; switch one off and on; test it; replay.")
 
-DatabaseOption = Annotated[
-    str | None, typer.Option("--database", metavar="URL", help="Database to use; else what is configured.")
-]
 RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ROW]...", help="Ids of rows.", show_default=False)]
 RowArgument = Annotated[str, typer.Argument(metavar="ROW", help="Id of the row.", show_default=False)]
 TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this integration type.")]
 CodeOption = Annotated[str | None, typer.Option("--code", metavar="CODE", help="Only this error code.")]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Only this tenant.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All dead rows that match the filters.")]
-LimitOption = Annotated[int, typer.Option(min=1, help="At most so many.")]
-
-
-@app.callback()
-def outbox() -> None:
-    """Look at rows of the outbox, send dead or lost ones again, switch destinations off and on."""
+TypeArgument = Annotated[
+    str, typer.Argument(metavar="TYPE", help="Integration type, such as webhook:partnerX.", show_default=False)
+]
 
 
 @app.command("list")
-def list_(
-    status: Annotated[str | None, typer.Option(help="PENDING, CLAIMED, SENT, FAILED or DEAD.")] = None,
+async def list_(
+    at: OnLedger,
+    state: Annotated[str | None, typer.Option("--status", help="PENDING, CLAIMED, SENT, FAILED or DEAD.")] = None,
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List rows, oldest first."""
-    found = common.wait_for(
-        _find(database, status=_status(status), integration_type=integration_type, error_code=code, tenant_id=tenant,
-              limit=limit)
-    )  # fmt: skip
-    if as_json:
-        common.print_json([to_json(row) for row in found])
-    elif not found:
-        common.err.print("no such rows")
-    else:
-        rows = [
-            (
-                row.id,
-                row.integration_type,
-                row.event_type,
-                row.status.value,
-                f"{row.attempts}/{row.max_attempts}",
-                _when(row.due_at),
-                common.short(row.last_error or "", limit=60),
-            )
-            for row in found
-        ]
-        common.print_table(("row", "type", "event", "status", "attempts", "due", "error"), rows)
+    from bullpen.ledger import OutboxStatus
 
-
-@app.command()
-def show(row: RowArgument, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show one row with its payload and every attempt."""
-    found, attempts = common.wait_for(get(database, row))
-    if as_json:
-        common.print_json({**to_json(found), "payload": found.payload, "headers": found.headers,
-                           "attemptLog": [attempt_json(each) for each in attempts]})  # fmt: skip
-        return
-    fields = {**to_json(found), "payload": found.payload, "headers": found.headers}
-    common.print_table(
-        ("field", "value"), [(name, common.short(value, limit=10_000)) for name, value in fields.items()]
-    )
-    if attempts:
-        common.out.print("\nattempts:")
-        rows = [
-            (
-                each.number,
-                each.outcome,
-                each.worker or "",
-                _when(each.finished_at),
-                each.error_code or "",
-                each.error or each.receipt or "",
-            )
-            for each in attempts
-        ]
-        common.print_table(
-            ("number", "outcome", "worker", "ended", "code", "error or receipt"), rows, numbers=["number"]
+    wanted = status(OutboxStatus, state)
+    async with at.ledger() as ledger:
+        found = await ledger.outbox.find(
+            status=wanted, integration_type=integration_type, error_code=code, tenant_id=tenant, limit=limit
         )
+    at.list(ROWS, found, empty="no such rows; `bullpen outbox stats` counts what is not done")
+
+
+@app.command("show")
+async def show_(at: OnLedger, row: RowArgument) -> None:
+    """Show one row with its payload and every attempt."""
+    document = await _read(at, row, with_payload=True)
+    at.fields(document, without=("attemptLog",))
+    if document["attemptLog"] and not at.as_json:
+        show.say("\nattempts:")
+        at.table(ATTEMPTS.columns, document["attemptLog"])
 
 
 @app.command()
-def redrive(
+async def redrive(
+    at: OnLedger,
     rows: RowsArgument = None,
     everything: AllOption = False,
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most so many, the oldest.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most so many a second.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --all: count only, change nothing.")] = False,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most this many, the oldest.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most this many a second.")] = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Send dead rows back with their id and idempotency key; attempts start again."""
-    _one_way(rows, everything)
+    from bullpen.outbox import OutboxDeadLetters
+
+    one_way(rows, everything, "rows")
     filters = {"integration_type": integration_type, "error_code": code, "limit": limit, "rate": rate}
     if rows and (tenant is not None or dry_run or any(value is not None for value in filters.values())):
         raise WrongCommand("filters, --limit, --rate and --dry-run go with --all")
-    done = common.wait_for(_redrive(database, rows, tenant, dry_run=dry_run, **filters))
-    _tell("would be redriven" if dry_run and not as_json else "matched" if dry_run else "redriven", done,
-          len(rows or ()), as_json)  # fmt: skip
+    async with at.ledger() as ledger:
+        if rows:
+            _done(at, "redriven", await ledger.outbox.redrive(rows, by=whoami()), rows)
+            return
+        letters: Any = OutboxDeadLetters(ledger.outbox, tenant_id=tenant)
+        count = await letters.redrive_where(by=whoami(), dry_run=dry_run, **filters)
+    at.say({"matched" if dry_run else "redriven": count}, f"{'would be ' if dry_run else ''}redriven: {count}")
 
 
-@app.command()
-def discard(
-    rows: RowsArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@app.command(destroys=True)
+async def discard(at: OnLedger, rows: RowsArgument = None, yes: YesOption = False) -> None:
     """Delete dead rows for good. Their events stay known, so that a replay does not bring them back."""
     if not rows:
         raise WrongCommand("name the rows")
     if not yes:
-        common.ask(f"Delete {len(rows)} rows for good?")
-    done = common.wait_for(_discard(database, rows))
-    _tell("discarded", done, len(rows), as_json)
+        ask(f"Delete {len(rows)} row{'' if len(rows) == 1 else 's'} for good?")
+    async with at.ledger() as ledger:
+        _done(at, "discarded", await ledger.outbox.discard(rows, by=whoami()), rows)
 
 
 @app.command()
-def confirm(rows: RowsArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+async def confirm(at: OnLedger, rows: RowsArgument = None) -> None:
     """Mark dead rows as sent, because somebody knows that the target has them (UNKNOWN_OUTCOME)."""
     if not rows:
         raise WrongCommand("name the rows")
-    done = common.wait_for(_confirm(database, rows))
-    _tell("confirmed", done, len(rows), as_json)
+    async with at.ledger() as ledger:
+        _done(at, "confirmed", await ledger.outbox.confirm(rows, by=whoami()), rows)
+
+
+def _done(at: Output, verb: str, done: Sequence[Any], wanted: Sequence[str]) -> None:
+    at.say({verb: len(done)}, f"{verb}: {len(done)}")
+    if len(done) < len(wanted):
+        raise at.failed(f"not {verb}: {len(wanted) - len(done)} (unknown, or not DEAD)")
 
 
 @app.command()
-def stats(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+async def stats(at: OnLedger) -> None:
     """Count what is not done, by integration type and status."""
-    found = common.wait_for(_stats(database))
-    if as_json:
-        common.print_json(
-            [
-                {"integrationType": name, "status": status.value, "count": count, "oldestDue": due}
-                for name, status, count, due in found
-            ]
-        )
-    elif not found:
-        common.err.print("nothing waits")
-    else:
-        rows = [(name, status.value, count, _when(due)) for name, status, count, due in found]
-        common.print_table(("type", "status", "rows", "oldest due"), rows, numbers=["rows"])
+    async with at.ledger() as ledger:
+        found = await ledger.outbox.stats()
+    at.list(STATS, found, empty="nothing waits; `bullpen outbox list --status SENT` shows what was sent")
 
 
-# Reaching the ledger ------------------------------------------------------------------------------------------------
+@app.command()
+async def follow(at: FollowLedger, row: RowArgument) -> None:
+    """Print what happens to a row until it is sent; the exit code is 1 if it dies."""
+    await follow_row(at, f"row {row}", lambda: _read(at, row), "SENT", "DEAD")
 
 
-def settings_for(
-    database: str | None,
-    schema: str | None = None,
-    tenant_role: str | None = None,
-    worker_role: str | None = None,
-    service_role: str | None = None,
-) -> Settings:
-    return Settings.load(
-        ledger_url=database,
-        ledger_schema=schema,
-        ledger_tenant_role=tenant_role,
-        ledger_worker_role=worker_role,
-        ledger_service_role=service_role,
-    )
+# Destinations -------------------------------------------------------------------------------------------------------
 
 
-def open_ledger(settings: Settings) -> Ledger:
-    """The configured ledger, to be entered."""
-    from bullpen.wiring.ledger import make_ledger
-
-    return make_ledger(settings)
-
-
-async def _find(database: str | None, **filters: Any) -> list[OutboxRow]:
-    async with open_ledger(settings_for(database)) as ledger:
-        return await ledger.outbox.find(**filters)
+@destinations.command("list")
+async def list_destinations(at: OnLedger) -> None:
+    """List destinations that are switched off, broken, or being tried again; all others are in order."""
+    async with at.ledger() as ledger:
+        found = (await ledger.destinations.troubled()).values()
+    at.list(DESTINATIONS, found, empty="all destinations are in order")
 
 
-async def get(database: str | None, row_id: str) -> tuple[OutboxRow, list[Attempt]]:
-    async with open_ledger(settings_for(database)) as ledger:
+@destinations.command()
+async def disable(
+    at: OnLedger,
+    integration_type: TypeArgument,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; whoever wonders later will read it.")] = "",
+) -> None:
+    """Send nothing to a destination any more. Its rows wait and lose no attempt."""
+    async with at.ledger() as ledger:
+        await ledger.destinations.disable(integration_type, by=whoami(), reason=reason)
+        is_known = await ledger.outbox.find(integration_type=integration_type, limit=1)
+        known = set() if is_known else {row.integration_type for row in await ledger.outbox.find(limit=1_000)}
+    at.say({"disabled": integration_type}, f"disabled: {integration_type}")
+    if not is_known:  # one may also be switched off beforehand
+        near = difflib.get_close_matches(integration_type, known, 3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        show.warn(f"no row has this type yet{hint}")
+
+
+@destinations.command()
+async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
+    """Send to a destination again, and forget that it was broken."""
+    async with at.ledger() as ledger:
+        if not await ledger.destinations.enable(integration_type, by=whoami()):
+            raise Done(f"{integration_type} is in order, there was nothing to enable")
+    at.say({"enabled": integration_type}, f"enabled: {integration_type}")
+
+
+@destinations.command("test")
+async def send_test(
+    at: Output,
+    integration_type: TypeArgument,
+    program: Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="Your program, which has the routes.")],
+    payload: Annotated[
+        str | None, typer.Option(metavar="JSON", help="What to send; @FILE reads a file, - stdin.")
+    ] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Send one test message to a destination now, past the database, and show what it answers."""
+    from bullpen.cli.run_app import load_app
+
+    content = None if payload is None else parse_json("--payload", payload)
+    async with load_app(program) as opened:
+        result: Any = await opened.outbox.send_test(integration_type, content, tenant_id=tenant)
+    answer = {"result": type(result).__name__, **{name: getattr(result, name) for name in result.__slots__}}
+    at.say(answer, " ".join(str(value) for value in answer.values() if value not in ("", None)))
+    if answer["result"] != "Accepted":
+        raise at.failed("the test message was not delivered")
+
+
+@destinations.command()
+async def replay(
+    at: OnLedger,
+    integration_type: TypeArgument,
+    label: Annotated[str, typer.Option(metavar="TEXT", help="Name of this replay; the same again copies nothing.")],
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Stored then or later (ISO 8601, UTC).")] = None,
+    before: Annotated[str | None, typer.Option(metavar="TIME", help="Stored before that (ISO 8601, UTC).")] = None,
+    tenant: TenantOption = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Give copies keys of their own: a target that knows the old takes them.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Look at this many rows at most.")] = None,
+    yes: YesOption = False,
+) -> None:
+    """Send again what was sent to a destination. The sent rows stay as they are; copies of them are delivered."""
+    from bullpen.outbox.replay import replay
+
+    options: Any = {"since": instant("--since", since), "before": instant("--before", before), "tenant_id": tenant}
+    if not yes:
+        ask(f"Send again everything that {integration_type} got in that time?")
+    async with at.ledger() as ledger:
+        with at.bar("sent again", None) as move:
+            count = await replay(
+                *(ledger.outbox,),
+                by=whoami(),
+                integration_type=integration_type,
+                label=label,
+                new_key=new_key,
+                limit=limit,
+                on_progress=move,
+                **options,
+            )
+    at.say({"replayed": count}, f"replayed: {count}")
+
+
+# How they are shown -------------------------------------------------------------------------------------------------
+
+
+async def _read(at: OnLedger, row_id: str, *, with_payload: bool = False) -> dict[str, Any]:
+    async with at.ledger() as ledger:
         row = await ledger.outbox.get(row_id)
         if row is None:
             raise Done(f"there is no row {row_id}")
-        return row, await ledger.outbox.attempts_of(row_id)
-
-
-async def _redrive(database: str | None, rows: list[str] | None, tenant: str | None, **options: Any) -> int:
-    from bullpen.outbox import OutboxDeadLetters
-
-    async with open_ledger(settings_for(database)) as ledger:
-        if rows:
-            return len(await ledger.outbox.redrive(rows, by=whoami()))
-        letters = OutboxDeadLetters(ledger.outbox, tenant_id=tenant)
-        return await letters.redrive_where(by=whoami(), **options)
-
-
-async def _discard(database: str | None, rows: list[str]) -> int:
-    async with open_ledger(settings_for(database)) as ledger:
-        return len(await ledger.outbox.discard(rows, by=whoami()))
-
-
-async def _confirm(database: str | None, rows: list[str]) -> int:
-    async with open_ledger(settings_for(database)) as ledger:
-        return len(await ledger.outbox.confirm(rows, by=whoami()))
-
-
-async def _stats(database: str | None) -> list[tuple[str, OutboxStatus, int, datetime]]:
-    async with open_ledger(settings_for(database)) as ledger:
-        return await ledger.outbox.stats()
-
-
-# Small things -------------------------------------------------------------------------------------------------------
-
-
-def _status(text: str | None) -> OutboxStatus | None:
-    from bullpen.ledger import OutboxStatus
-
-    if text is None:
-        return None
-    try:
-        return OutboxStatus(text.upper())
-    except ValueError:
-        raise WrongCommand(f"no such status {text!r}; there is {', '.join(OutboxStatus)}") from None
-
-
-def _one_way(rows: list[str] | None, everything: bool) -> None:
-    if bool(rows) == everything:
-        raise WrongCommand("name the rows, or say --all")
-
-
-def _tell(verb: str, done: int, wanted: int, as_json: bool) -> None:
-    if as_json:
-        common.print_json({verb: done})
-    else:
-        common.out.print(f"{verb}: {done}")
-    if wanted and done < wanted:
-        raise Done("" if as_json else f"not {verb}: {wanted - done} (unknown, or not DEAD)")
-
-
-def whoami() -> str:
-    """Who asked, for the audit table."""
-    try:
-        return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):  # an account without a name, as in some containers
-        return "cli"
-
-
-def _when(instant: datetime) -> str:
-    return common.when(int(instant.timestamp() * 1000))
+        attempts = await ledger.outbox.attempts_of(row_id)
+    content = {"payload": row.payload, "headers": row.headers} if with_payload else {}
+    return {**to_json(row), **content, "attemptLog": [attempt_json(each) for each in attempts]}
 
 
 def to_json(row: OutboxRow) -> dict[str, Any]:
@@ -280,9 +254,9 @@ def to_json(row: OutboxRow) -> dict[str, Any]:
         "status": row.status.value,
         "attempts": row.attempts,
         "maxAttempts": row.max_attempts,
-        "dueAt": _when(row.due_at),
-        "createdAt": _when(row.created_at),
-        "sentAt": None if row.sent_at is None else _when(row.sent_at),
+        "dueAt": row.due_at,
+        "createdAt": row.created_at,
+        "sentAt": row.sent_at,
         "sourceStreamId": row.source_stream_id,
         "sourceEventId": row.source_event_id,
         "tenantId": row.tenant_id,
@@ -292,7 +266,7 @@ def to_json(row: OutboxRow) -> dict[str, Any]:
         "errorCode": row.error_code,
         "lastError": row.last_error,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return present(fields)
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
@@ -300,9 +274,56 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.number,
         "outcome": attempt.outcome,
         "worker": attempt.worker,
-        "finishedAt": _when(attempt.finished_at),
+        "finishedAt": attempt.finished_at,
         "errorCode": attempt.error_code,
         "error": attempt.error,
         "receipt": attempt.receipt,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return present(fields)
+
+
+def _destination_json(destination: Destination) -> dict[str, Any]:
+    fields = {
+        "integrationType": destination.integration_type,
+        "state": destination.state,
+        "brokenMs": destination.broken_ms if destination.state == "broken" else None,
+        "trips": destination.trips,
+        "disabledBy": destination.disabled_by,
+        "disabledAt": destination.disabled_at,
+        "reason": destination.reason,
+    }
+    return present(fields)
+
+
+ROWS = Record(
+    to_json,
+    (
+        Column("row", "id"),
+        Column("type", "integrationType"),
+        Column("event", "eventType", worth=3),
+        Column("status"),
+        Column("attempts", lambda row: f"{row['attempts']}/{row['maxAttempts']}", worth=2),
+        Column("due", "dueAt", worth=4),
+        Column("error", "lastError", worth=1, least=16),
+    ),
+)
+ATTEMPTS = Record(
+    attempt_json,
+    (
+        *(Column("number"), Column("outcome"), Column("worker", worth=3), Column("ended", "finishedAt", worth=1)),
+        Column("code", "errorCode", worth=2),
+        Column("error or receipt", lambda each: each.get("error") or each.get("receipt"), least=16),
+    ),
+)
+STATS = Record(
+    lambda row: {"integrationType": row[0], "status": row[1].value, "count": row[2], "oldestDue": row[3]},
+    (Column("type", "integrationType"), Column("status"), Column("rows", "count"), Column("oldest due", "oldestDue")),
+)
+DESTINATIONS = Record(
+    _destination_json,
+    (
+        *(Column("type", "integrationType"), Column("state")),
+        Column("for", lambda each: f"{each['brokenMs'] / 1000:.0f} s" if "brokenMs" in each else "", worth=1),
+        *(Column("trips", worth=2), Column("by", "disabledBy", worth=3), Column("reason", least=16)),
+    ),
+)

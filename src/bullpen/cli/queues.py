@@ -1,137 +1,335 @@
-"""`bullpen queues`: which queues there are, how full they are, pause and resume."""
+"""`bullpen queues`: which queues there are and how full they are; pause, limit and empty one."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import JsonOption, PrefixOption, QueueArgument, RedisOption
-from bullpen.ops.pauses import read_pause
-from bullpen.queue.browse import find_queues
+from bullpen._kernel.command_line import command_line
+from bullpen.cli import context
+from bullpen.cli.arguments import DryRunOption, QueueArgument, State, YesOption, duration
+from bullpen.cli.context import OnServer, WrongCommand
+from bullpen.cli.follow import follow_queues
+from bullpen.cli.show import Column, Record, instant, say
+from bullpen.cli.tree import Group
 
-app = typer.Typer(help="List queues with their counts; show, pause and resume one.")
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.queue import LaneSettings, Queue
+
+app = Group()
+lanes = app.group("lanes", "See and change the fair shares of a queue by key: weights, limits, pauses.")
+limits = app.group("limits", "See and change how many jobs of a queue run at once, and how many start per time.")
+app.command("follow")(follow_queues)
 
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
-_COLUMNS = ("queue", "waiting", "prioritized", "delayed", "active", "completed", "failed", "dead letters", "")
-
-
-@app.callback(invoke_without_command=True)
-def queues(
-    context: typer.Context, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
-) -> None:
-    """List the queues of the server with their counts; show, pause and resume one."""
-    if context.invoked_subcommand is None:
-        list_queues(redis, prefix, as_json)
+LaneArgument = Annotated[str, typer.Argument(help="The lane; - for all that say nothing of their own.")]
+ConcurrencyOption = Annotated[str | None, typer.Option(metavar="NUMBER", help="Jobs that run at once; none: no limit.")]
+RateOption = Annotated[
+    str | None, typer.Option(metavar="JOBS/TIME", help="Jobs that start per time: 100/1m; none: no limit.")
+]
+_NONE = "none"
 
 
 @app.command("list")
-def list_queues(redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False) -> None:
+async def list_(at: OnServer) -> None:
     """List all queues under the prefix."""
-    found = common.wait_for(_all(redis, prefix))
-    if as_json:
-        common.print_json(found)
-    elif found:
-        _print(found)
-    else:
-        common.err.print("no queues here yet")
+    async with at.app() as app:
+        with at.patience("looking for queues"):
+            names = await context.queue_names(app)
+        found = [await _describe(app, name) for name in names]
+    at.list(QUEUES, found, empty=context.NO_QUEUES)
 
 
 @app.command()
-def show(
-    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
-) -> None:
+async def show(at: OnServer, queue: QueueArgument) -> None:
     """Show one queue."""
-    found = common.wait_for(_one(queue, redis, prefix))
-    if as_json:
-        common.print_json(found)
-        return
-    _print([found])
-    if (note := found["pause"]) is not None:
-        since = f" at {datetime.fromtimestamp(note['atMs'] / 1000, UTC):%Y-%m-%d %H:%M:%SZ}" if note["atMs"] else ""
+    import msgspec
+
+    from bullpen.ops.pauses import read_pause
+
+    async with at.queue(queue) as (app, opened):
+        found = {**await _describe(app, queue), "pause": msgspec.to_builtins(await read_pause(opened))}
+    at.one(QUEUES, found)
+    if (note := found["pause"]) is not None and not at.as_json:
+        since = f" at {at.when(instant(note['atMs']))}" if note["atMs"] else ""
         why = f": {note['reason']}" if note["reason"] else ""
-        common.out.print(f"paused by {note['by'] or 'another client'}{since}{why}", markup=False)
+        say(f"paused by {note['by'] or 'another client'}{since}{why}")
 
 
 @app.command()
-def pause(
-    queue: QueueArgument,
-    reason: ReasonOption = "",
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def pause(at: OnServer, queue: QueueArgument, reason: ReasonOption = "") -> None:
     """Let workers of all clients take nothing more; running jobs finish."""
-    common.wait_for(_switch(queue, reason, redis, prefix, paused=True))
-    _tell_paused(queue, True, as_json)
+    await _switch(at, queue, reason, paused=True)
 
 
 @app.command()
-def resume(
-    queue: QueueArgument,
-    reason: ReasonOption = "",
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def resume(at: OnServer, queue: QueueArgument, reason: ReasonOption = "") -> None:
     """Let workers take again."""
-    common.wait_for(_switch(queue, reason, redis, prefix, paused=False))
-    _tell_paused(queue, False, as_json)
+    await _switch(at, queue, reason, paused=False)
+
+
+async def _switch(at: OnServer, queue: str, reason: str, *, paused: bool) -> None:
+    async with at.acting(queue) as (_, actions):
+        await actions.do("queue.pause" if paused else "queue.resume", queue, reason=reason)
+    at.say({"queue": queue, "paused": paused}, f"{queue} is {'paused' if paused else 'running'}")
 
 
 @app.command()
-def restore(
-    queue: QueueArgument, redis: RedisOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
-) -> None:
+async def restore(at: OnServer, queue: QueueArgument) -> None:
     """Put jobs back in line that have not finished and that no state lists: they lost their place."""
-
-    async def work() -> int:
-        async with common.opened(redis, prefix) as opened:
-            with common.err.status("looking for jobs without a place"):
-                count = await opened.queue(queue).restore_orphans()
-            if not count:
-                await common.must_exist(opened, queue)
-            return count
-
-    restored = common.wait_for(work())
-    if as_json:
-        common.print_json({"queue": queue, "restored": restored})
-    else:
-        common.out.print(f"restored: {restored}")
+    async with at.queue(queue) as (_, opened):
+        with at.patience("looking for jobs without a place"):
+            restored = await opened.restore_orphans()
+    at.say({"queue": queue, "restored": restored}, f"restored: {restored}")
 
 
-def _tell_paused(queue: str, paused: bool, as_json: bool) -> None:
-    if as_json:
-        common.print_json({"queue": queue, "paused": paused})
-    else:
-        common.out.print(f"{queue} is {'paused' if paused else 'running'}")
+# Deleting many ------------------------------------------------------------------------------------------------------
 
 
-async def _all(redis: str | None, prefix: str | None) -> list[dict[str, Any]]:
-    async with common.opened(redis, prefix) as app:
-        with common.err.status("looking for queues"):
-            names = await find_queues(app.connection, app.prefix)
-        # A dead-letter queue is shown as a number beside the queue it belongs to, unless that one is gone.
-        shown = [name for name in names if not (name.endswith("-dlq") and name.removesuffix("-dlq") in names)]
-        return [await _describe(app, name) for name in shown]
+@app.command(destroys=True)
+async def clean(
+    at: OnServer,
+    queue: QueueArgument,
+    state: Annotated[State, typer.Option(help="Which jobs.")] = State.COMPLETED,
+    older: Annotated[
+        str, typer.Option(metavar="TIME", help="Only those that ended, began or were added so long ago: 90s, 2h, 7d.")
+    ] = "0",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many, the oldest.")] = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Delete jobs of a state that are older than a time. Running ones stay."""
+    from bullpen.queue import JobState
+
+    grace = duration("--older", older)
+
+    async def count(opened: Queue) -> int:
+        if state not in (State.COMPLETED, State.FAILED):
+            found = await _count(opened, state)
+        else:
+            newest = int(((await context.server_time(opened)) - grace).timestamp()) * 1000 + 999
+            door = opened.connection.shared_door(opened.keys.base)
+            found = int(await door.call("ZCOUNT", getattr(opened.keys, state), "-inf", newest))
+        return found if limit is None else min(found, limit)
+
+    async def delete(opened: Queue) -> int:
+        return len(await opened.clean(grace, state=JobState(state), limit=limit))
+
+    detail = {"state": state.value, "older": older, "limit": limit}
+    question = f"Delete at most {{count}} {state} jobs of {queue!r} for good?"
+    await _delete(at, "clean", queue, count, delete, question, detail, yes=yes, dry_run=dry_run)
 
 
-async def _one(queue: str, redis: str | None, prefix: str | None) -> dict[str, Any]:
-    async with common.opened(redis, prefix) as app:
-        await common.must_exist(app, queue)
-        note = await read_pause(app.queue(queue))
-        return {**await _describe(app, queue), "pause": msgspec.to_builtins(note)}
+@app.command(destroys=True)
+async def drain(
+    at: OnServer,
+    queue: QueueArgument,
+    delayed: Annotated[bool, typer.Option("--delayed", help="Delayed jobs too.")] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Delete all jobs that wait. Running and finished ones stay."""
+    states = ("waiting", "prioritized", *(["delayed"] if delayed else []))
+    question = f"Delete {{count}} waiting jobs of {queue!r} for good?"
+    await _delete(
+        at, "drain", queue, lambda opened: _count(opened, *states), lambda opened: opened.drain(delayed=delayed),
+        question, {"delayed": delayed}, yes=yes, dry_run=dry_run,
+    )  # fmt: skip
 
 
-async def _switch(queue: str, reason: str, redis: str | None, prefix: str | None, *, paused: bool) -> None:
-    async with common.opened(redis, prefix) as app:
-        await common.must_exist(app, queue)
-        actions = await common.acting(app)
-        await actions.do("queue.pause" if paused else "queue.resume", queue, reason=reason)
+@app.command(destroys=True)
+async def obliterate(
+    at: OnServer,
+    queue: QueueArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also when jobs are running.")] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Delete a queue with everything in it. Its dead letters are another queue and stay."""
+    question = f"Delete the queue {queue!r} with {{count}} jobs for good?"
+    await _delete(
+        at, "obliterate", queue, _count, lambda opened: opened.obliterate(force=force),
+        question, {"force": force}, yes=yes, dry_run=dry_run,
+    )  # fmt: skip
+
+
+async def _delete(
+    at: OnServer,
+    verb: str,
+    queue: str,
+    count: Callable[[Queue], Awaitable[int]],
+    delete: Callable[[Queue], Awaitable[int]],
+    question: str,
+    detail: dict[str, Any],
+    *,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Count, ask, write it down, do it."""
+    async with at.acting(queue) as (opened, actions):
+        found = await count(opened)
+        if not dry_run and (found or verb == "obliterate"):
+            at.confirm(_plural(question.format(count=found), found), yes=yes)
+        if not dry_run:
+            await actions.note(f"queue.{verb}", queue, "", detail)
+            found = await delete(opened)
+    at.counted(f"{verb.removesuffix('e')}ed", found, dry_run=dry_run)
+
+
+def _plural(question: str, count: int) -> str:
+    return question.replace(" jobs ", " job ") if count == 1 else question
+
+
+async def _count(queue: Queue, *states: str) -> int:
+    """Jobs of these states, or of all."""
+    counts = asdict(await queue.counts())
+    return sum(counts[state.replace("-", "_")] for state in states) if states else sum(counts.values())
+
+
+# Limits -------------------------------------------------------------------------------------------------------------
+
+
+@limits.command("show")
+async def show_limits(at: OnServer, queue: QueueArgument) -> None:
+    """Show the limits that hold for all workers of all clients together."""
+    async with at.queue(queue) as (_, opened):
+        at.fields(await _limits(opened))
+
+
+@limits.command("set")
+async def set_limits(
+    at: OnServer,
+    queue: QueueArgument,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    reason: ReasonOption = "",
+) -> None:
+    """Change what all workers of all clients together may do. What is not given stays."""
+    if concurrency is None and rate is None:
+        raise WrongCommand("say --concurrency, --rate or both")
+    most, per = _read("--concurrency", concurrency, _read_count), _read("--rate", rate, _read_rate)
+    async with at.acting(queue) as (opened, actions):
+        if most is not None:
+            await actions.do("queue.concurrency", queue, reason=reason, most=most)
+        if per is not None:
+            asked = {"most": str(per[0]), "duration": f"{per[1] // timedelta(milliseconds=1)}ms"} if per else {}
+            await actions.do("queue.rate", queue, reason=reason, **asked)
+        at.fields(await _limits(opened))
+
+
+async def _limits(queue: Queue) -> dict[str, Any]:
+    rate = await queue.global_rate_limit()
+    return {
+        "queue": queue.name,
+        "concurrency": await queue.global_concurrency(),
+        "rate": None if rate is None else {"max": rate.max, "durationMs": rate.duration_ms},
+    }
+
+
+def _read(option: str, text: str | None, read: Callable[[str], Any]) -> Any:
+    """None: nothing was said. False: the limit is to go."""
+    if text is None or text == _NONE:
+        return None if text is None else False
+    try:
+        return read(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}", param_hint=f"'{option}'") from None
+
+
+def _read_count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _read_rate(text: str) -> tuple[int, timedelta]:
+    jobs, _, time = text.partition("/")
+    return _read_count(jobs), duration("--rate", time)
+
+
+# Lanes --------------------------------------------------------------------------------------------------------------
+
+
+@lanes.command("list")
+async def list_lanes(at: OnServer, queue: QueueArgument) -> None:
+    """List the lanes that have settings, or jobs that wait or run."""
+    async with at.queue(queue) as (_, opened):
+        found = await opened.lanes.list()
+    at.list(
+        LANES,
+        found,
+        empty=f"no lanes in {queue!r} yet; `{command_line('jobs add', queue, 'NAME', lane='KEY')}` uses one",
+    )
+
+
+@lanes.command("set")
+async def set_lane(
+    at: OnServer,
+    queue: QueueArgument,
+    lane: LaneArgument,
+    weight: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Turns per round, 1 by default; none: as all others.")
+    ] = None,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Jobs that may wait, further adds are refused; none: no limit.")
+    ] = None,
+) -> None:
+    """Change what a lane may do. What is not given stays."""
+    given: dict[str, Any] = {
+        "weight": _read("--weight", weight, float),
+        "concurrency": _read("--concurrency", concurrency, _read_count),
+        "rate": _read("--rate", rate, _read_rate),
+        "size": _read("--size", size, _read_count),
+    }
+    async with at.queue(queue) as (_, opened):
+        _say_lane(at, lane, await opened.lanes.set(_lane(lane), **given))
+
+
+@lanes.command("pause")
+async def pause_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
+    """Let no job of a lane start; those that run finish."""
+    async with at.queue(queue) as (_, opened):
+        await opened.lanes.pause(lane)
+        _say_lane(at, lane, await opened.lanes.get(lane))
+
+
+@lanes.command("resume")
+async def resume_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
+    """Let jobs of a lane start again."""
+    async with at.queue(queue) as (_, opened):
+        await opened.lanes.resume(lane)
+        _say_lane(at, lane, await opened.lanes.get(lane))
+
+
+@lanes.command("remove", destroys=True)
+async def remove_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
+    """Forget what was set for a lane. Its jobs stay."""
+    async with at.queue(queue) as (_, opened):
+        await opened.lanes.remove(_lane(lane))
+        _say_lane(at, lane, await opened.lanes.get(_lane(lane)))
+
+
+def _lane(name: str) -> str | None:
+    return None if name == "-" else name
+
+
+def _say_lane(at: OnServer, lane: str, settings: LaneSettings) -> None:
+    from bullpen.queue.lanes import LaneInfo
+
+    shown = LaneInfo(name=lane, settings=settings).to_json()
+    own = {name: shown[name] for name in ("name", "weight", "concurrency", "rate", "size", "paused")}
+    said = ", ".join(f"{name} {value}" for name, value in own.items() if name != "name" and value not in (None, False))
+    at.say(own, f"lane {lane!r}: {said or 'as all others'}")
+
+
+# How they are shown -------------------------------------------------------------------------------------------------
 
 
 async def _describe(app: Bullpen, name: str) -> dict[str, Any]:
@@ -151,13 +349,35 @@ async def _describe(app: Bullpen, name: str) -> dict[str, Any]:
     }
 
 
-def _print(found: list[dict[str, Any]]) -> None:
-    has_parents = any(each["waitingChildren"] for each in found)
-    columns = (*_COLUMNS[:4], "waiting for children", *_COLUMNS[4:]) if has_parents else _COLUMNS
-    rows = []
-    for each in found:
-        row = [each["queue"], each["waiting"], each["prioritized"], each["delayed"]]
-        row += [each["waitingChildren"]] if has_parents else []
-        row += [each["active"], each["completed"], each["failed"], each["deadLetters"]]
-        rows.append([*row, "paused" if each["paused"] else ""])
-    common.print_table(columns, rows, numbers=columns[1:-1])
+def _rate(lane: dict[str, Any]) -> str:
+    rate = lane["rate"]
+    return "" if rate is None else f"{rate['max']} per {rate['durationMs']} ms"
+
+
+_PAUSED = Column("", lambda each: "paused" if each["paused"] else "")
+QUEUES = Record(
+    lambda each: each,
+    (
+        Column("queue"),
+        Column("waiting"),
+        Column("prioritized", worth=3),
+        Column("delayed", worth=2),
+        Column("parents", lambda each: each["waitingChildren"] or None, worth=5),
+        Column("active"),
+        Column("completed", worth=4),
+        Column("failed"),
+        Column("dead letters", "deadLetters", worth=1),
+        _PAUSED,
+    ),
+)
+LANES = Record(
+    lambda each: each.to_json(),
+    (
+        Column("lane", "name"),
+        *(Column(title) for title in ("waiting", "held", "delayed", "active")),
+        *(Column(title, worth=1) for title in ("weight", "concurrency")),
+        Column("rate", _rate, worth=3),
+        Column("size", worth=2),
+        _PAUSED,
+    ),
+)

@@ -12,41 +12,29 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bullpen._kernel.addresses import show_address
 from bullpen._kernel.logs import get_logger
-from bullpen.app import Bullpen
-from bullpen.cli.common import (
-    Done,
-    HttpPublicOption,
-    LogFormatOption,
-    LogLevelOption,
-    PrefixOption,
-    RedisOption,
-    WrongCommand,
-    speak_as_told,
-    wait_for,
-)
-from bullpen.cli.supervisor import Supervisor
-from bullpen.errors import BullpenError
-from bullpen.ports.bindings import Binding, Kafka, RabbitMQ
-from bullpen.settings import misspelt_variables
-from bullpen.wiring.running import role_of
-from bullpen.wiring.servers import CommandLine, obeying
+from bullpen.cli.arguments import AppArgument
+from bullpen.cli.completion import words
+from bullpen.cli.context import Done, ServiceOnServer, WrongCommand
+
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.ports.bindings import Binding
 
 logger = get_logger("bullpen.run")
 
 _THREADS_END_WITHIN_S: Final = 1.0
 """For all threads together; one that is idle needs no time of its own but its turn on a busy machine."""
+_PARTS: Final = ("worker", "outbox", "projector", "messages", "alerts")
 
 
 def run(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="Where the Bullpen object is; ':app' may be left out.")
-    ],
+    at: ServiceOnServer,
+    target: AppArgument,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
@@ -58,23 +46,20 @@ def run(
             help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
         ),
     ] = None,
-    http_public: HttpPublicOption = False,
     dashboard: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PART", help="Run only this part: worker, outbox, projector, messages or alerts. May be repeated."
+            metavar="PART",
+            help=f"Run only this part: {', '.join(_PARTS)}. May be repeated.",
+            autocompletion=words(*_PARTS),
         ),
     ] = None,
     prune_schedules: Annotated[
-        bool, typer.Option("--prune-schedules", help="Remove schedulers that no task declares any more.")
+        bool, typer.Option("--prune-schedules", help="Remove schedules that no task declares any more.")
     ] = False,
-    log_level: LogLevelOption = "info",
-    log_format: LogFormatOption = "console",
-    redis: RedisOption = None,
-    prefix: PrefixOption = None,
     told: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
     slot: Annotated[int, typer.Option(hidden=True)] = 1,
@@ -83,23 +68,27 @@ def run(
 
     The first signal lets running jobs finish, a second one gives them back, a third one ends at once (exit code 143).
     """
-    speak_as_told(log_level, log_format)
+    from bullpen.wiring.servers import CommandLine, obeying
+
+    at.start_logging()
     # Through the environment as well: for queues that the module makes itself, and for child processes, whose command
     # lines everybody on the machine may read. They are `--told` which of the two came from ours.
-    for variable, value in (("BULLPEN_REDIS_URL", redis), ("BULLPEN_PREFIX", prefix)):
+    for variable, value in (("BULLPEN_REDIS_URL", at.redis), ("BULLPEN_PREFIX", at.prefix)):
         if value is not None:
             os.environ[variable] = value
-    given = [*(told or []), *(["redis"] if redis else []), *(["prefix"] if prefix else [])]
+    given = [*(told or []), *(["redis"] if at.redis else []), *(["prefix"] if at.prefix else [])]
     if processes > 1:
-        options = ["--log-level", log_level, "--log-format", log_format]
+        from bullpen.cli.supervisor import Supervisor
+
+        options = ["--log-level", at.log_level, "--log-format", at.log_format]
         options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
         options += ["--http", http] if http else []
-        options += ["--http-public"] if http_public else []
+        options += ["--http-public"] if at.http_public else []
         options += ["--dashboard", dashboard] if dashboard else []
         options += ["--prune-schedules"] if prune_schedules else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
-        raise typer.Exit(wait_for(Supervisor(["run", target, *options], processes).run()))
+        raise typer.Exit(asyncio.run(Supervisor(["run", target, *options], processes).run()))
     with obeying(
         CommandLine(
             redis=os.environ["BULLPEN_REDIS_URL"] if "redis" in given else None,
@@ -108,11 +97,11 @@ def run(
     ):
         app = load_app(target)
     if http is not None:
-        _serve(app, http, slot, public=http_public)
+        _serve(app, http, slot, public=at.http_public)
     if dashboard is not None and slot == 1:  # one is enough for all processes
         from bullpen.cli.dashboard import make_service
 
-        app.add(make_service(app, dashboard, public=http_public))
+        app.add(make_service(app, dashboard, public=at.http_public))
     _run_here(app, concurrency, lifeline, only or [], prune_schedules=prune_schedules)
 
 
@@ -128,6 +117,8 @@ def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
 
 def load_app(target: str) -> Bullpen:
     """Import the module, from the working directory too, and take the Bullpen out of it."""
+    from bullpen.app import Bullpen
+
     module_name, attribute, module, found = find_object(target)
     if isinstance(found, Bullpen):
         return found
@@ -153,6 +144,8 @@ def find_object(target: str) -> tuple[str, str, Any, Any]:
 
 
 def _import(name: str) -> Any:
+    from bullpen.errors import BullpenError
+
     try:
         return importlib.import_module(name)
     except BullpenError:
@@ -168,6 +161,8 @@ def _import(name: str) -> Any:
 def _run_here(
     app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str], *, prune_schedules: bool
 ) -> None:
+    from bullpen.settings import misspelt_variables
+
     async def main() -> None:
         if lifeline is not None:
             _stop_without(lifeline, app)
@@ -186,6 +181,8 @@ def _run_here(
 
 def _what_runs(app: Bullpen, only: list[str]) -> str:
     """What this process does, in words; raises for parts that the app does not have, before anything is started."""
+    from bullpen.wiring.running import role_of
+
     roles = {role_of(service) for service in app.choose(only)}
     sources = [worker.queue_name for worker in app.workers] if "worker" in roles else []
     sources += ["the outbox"] if "outbox" in roles else []
@@ -197,6 +194,9 @@ def _what_runs(app: Bullpen, only: list[str]) -> str:
 
 def _where(app: Bullpen) -> str:
     """The servers that are used: whoever reads the first line knows whether they are the right ones."""
+    from bullpen._kernel.addresses import show_address
+    from bullpen.wiring.running import role_of
+
     servers = [_redis(app)] if app.uses_redis else []
     roles = {role_of(service) for service in app.services}
     brokers = [
@@ -218,6 +218,8 @@ def _where(app: Bullpen) -> str:
 
 def _addresses(binding: Binding[Any]) -> Iterable[str]:
     """Where a workflow's broker is, if that is another server than that of the queues."""
+    from bullpen.ports.bindings import Kafka, RabbitMQ
+
     match binding:
         case RabbitMQ():
             return [binding.urls] if isinstance(binding.urls, str) else binding.urls

@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bullpen.app import Bullpen
-from bullpen.cli.common import HttpPublicOption, LogFormatOption, LogLevelOption, WrongCommand, speak_as_told, wait_for
-from bullpen.cli.run_app import find_object
+from bullpen.cli.context import Service, WrongCommand
+
+if TYPE_CHECKING:
+    from bullpen.app import Service as RunningService
 
 
-def serve(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:APPLICATION", help="Where the ASGI application is."),
-    ],
+async def serve(
+    at: Service,
+    target: Annotated[str, typer.Argument(metavar="MODULE:APPLICATION", help="Where the ASGI application is.")],
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
-    http_public: HttpPublicOption = False,
-    log_level: LogLevelOption = "info",
-    log_format: LogFormatOption = "console",
 ) -> None:
     """Serve an ASGI application until SIGTERM or Ctrl-C, apart from the workers. It takes no jobs."""
-    speak_as_told(log_level, log_format)
-    wait_for(_serve(_application(target), http, public=http_public))
+    from bullpen.http.serve import HttpService, parse_address
+
+    at.start_logging()
+    stopped = on_signals()
+    service = HttpService(
+        _application(target), *parse_address(http), public=at.http_public, lifespan=True, extra="http"
+    )
+    await run_until(stopped, service)
 
 
 def _application(target: str) -> Any:
+    from bullpen.app import Bullpen
+    from bullpen.cli.run_app import find_object
+
     module_name, name, _, found = find_object(target)
     if isinstance(found, Bullpen) or not callable(found):
         raise WrongCommand(f"{module_name!r} has no ASGI application called {name!r}")
     return found
 
 
-async def _serve(application: Any, address: str, *, public: bool) -> None:
-    from bullpen.http.serve import HttpService, parse_address
-
-    service = HttpService(application, *parse_address(address), public=public, lifespan=True, extra="http")
+def on_signals() -> asyncio.Event:
+    """Set by SIGTERM and Ctrl-C; from before an address is printed: who reads it may stop us at once."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    return stopped
+
+
+async def run_until(stopped: asyncio.Event, service: RunningService) -> None:
+    """Run a service until somebody wants it to stop, or it fails."""
     running = asyncio.create_task(service.run())
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,51 +1,53 @@
-"""`bullpen workflows`: what an application's workflows are, and where their entities are."""
+"""`bullpen workflows`: what an application's workflows are, where their entities are, and how they move."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bullpen._kernel.command_line import command_line
 from bullpen._kernel.printable import printable
-from bullpen.app import Bullpen
-from bullpen.cli import common
-from bullpen.cli.common import Done, JsonOption, WrongCommand
-from bullpen.cli.run_app import load_app
-from bullpen.errors import NotConfigured, word
-from bullpen.ports.entity import HistoryEntry
-from bullpen.workflow.service import Workflow
+from bullpen.cli import show
+from bullpen.cli.arguments import AppArgument, LimitOption, duration, parse_json
+from bullpen.cli.context import Done, Output, WrongCommand
+from bullpen.cli.follow import Polling
+from bullpen.cli.show import Column, Record
+from bullpen.cli.tree import Group
 
-app = typer.Typer(help="List the workflows of an application; show, lint, draw, simulate; look at their entities.")
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.ports.entity import HistoryEntry
+    from bullpen.workflow.service import Workflow
 
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:APP", help="Where the Bullpen object is; ':app' may be left out.")
-]
+    AnyWorkflow = Workflow[Any, Any, Any, Any]
+
+app = Group()
+
 NameArgument = Annotated[str, typer.Argument(metavar="WORKFLOW", help="Name of the workflow.", show_default=False)]
 UrnArgument = Annotated[str, typer.Argument(metavar="URN", help="Name of the entity.", show_default=False)]
 TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Tenant of the entity.")]
-AnyWorkflow = Workflow[Any, Any, Any, Any]
+PayloadOption = Annotated[
+    str | None,
+    typer.Option("--payload", metavar="JSON", help="What comes with the event; @FILE reads a file, - stdin."),
+]
 
 
 @app.command("list")
-def list_(target: TargetArgument, as_json: JsonOption = False) -> None:
+def list_(at: Output, target: AppArgument) -> None:
     """List all workflows with their transports and sources."""
-    rows = [_describe(each) for each in load_app(target).workflows.all]
-    if as_json:
-        common.print_json(rows)
-    elif not rows:
-        common.err.print("the app has no workflows")
-    else:
-        columns = ("workflow", "transport", "sources", "states", "transitions", "findings")
-        shown = [[each[name] if name != "sources" else ", ".join(each[name]) for name in columns] for each in rows]
-        common.print_table(columns, shown, numbers=columns[3:])
+    found = _load(target).workflows.all
+    at.list(WORKFLOWS, found, empty="the app has no workflows; app.workflow(definition) registers one")
 
 
-@app.command()
-def show(target: TargetArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+@app.command("show")
+def show_(at: Output, target: AppArgument, name: NameArgument) -> None:
     """Show the transitions of one workflow."""
-    workflow = find(load_app(target), name)
-    rows = [
+    from bullpen.errors import word
+
+    _, workflow = _find(target, name)
+    moves = [
         {
             "from": [word(state) for state in each.sources],
             "event": [word(event) for event in each.events],
@@ -55,142 +57,210 @@ def show(target: TargetArgument, name: NameArgument, as_json: JsonOption = False
         }
         for each in workflow.definition.transitions
     ]
-    if as_json:
-        states = workflow.definition.states
-        rests = {"idles": [*map(word, states.idles)], "finals": [*map(word, states.finals)]}
-        common.print_json({**_describe(workflow), **rests, "failed": word(states.failed), "moves": rows})
+    if not at.as_json:
+        at.table([Column(title, lambda row, title=title: _joined(row[title])) for title in _MOVE], moves)
         return
-    columns = ("from", "event", "to", "conditions", "actions")
-    common.print_table(columns, [[_joined(each[column]) for column in columns] for each in rows])
+    states = workflow.definition.states
+    rests = {"idles": [*map(word, states.idles)], "finals": [*map(word, states.finals)]}
+    at.say({**_describe(workflow), **rests, "failed": word(states.failed), "moves": moves})
+
+
+_MOVE = ("from", "event", "to", "conditions", "actions")
 
 
 @app.command()
-def lint(target: TargetArgument, as_json: JsonOption = False) -> None:
-    """Tell what is doubtful about the definitions. Ends with 1 when anything is."""
-    found = [(each.name, finding) for each in load_app(target).workflows.all for finding in each.findings]
-    if as_json:
-        common.print_json(
-            [{"workflow": name, "level": one.level, "code": one.code, "text": one.text} for name, one in found]
-        )
-    else:
-        for name, finding in found:
-            common.out.print(f"{name}: {finding}", markup=False)
+def lint(at: Output, target: AppArgument) -> None:
+    """Report what is doubtful about the definitions. The exit code is 1 when anything is."""
+    found = [(each.name, finding) for each in _load(target).workflows.all for finding in each.findings]
+    document = [{"workflow": name, "level": one.level, "code": one.code, "text": one.text} for name, one in found]
+    at.say(document, *(f"{name}: {one}" for name, one in found) if found else ("nothing is doubtful",))
     if found:
-        raise Done("" if as_json else f"{len(found)} findings")
-    if not as_json:
-        common.out.print("nothing is doubtful")
+        raise at.failed(f"{len(found)} findings")
 
 
 @app.command()
 def diagram(
-    target: TargetArgument,
+    target: AppArgument,
     name: NameArgument,
-    picture: Annotated[str, typer.Option("--format", metavar="FORMAT", help="mermaid or svg.")] = "mermaid",
+    form: Annotated[Literal["mermaid", "svg"], typer.Option("--format", help="What to write.")] = "mermaid",
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else to stdout.")] = None,
 ) -> None:
     """Draw the states of one workflow."""
-    if picture not in ("mermaid", "svg"):
-        raise WrongCommand(f"{picture!r} is no format; write mermaid or svg")
-    workflow = find(load_app(target), name)
-    text = workflow.svg() if picture == "svg" else workflow.mermaid()
+    _, workflow = _find(target, name)
+    text = workflow.svg() if form == "svg" else workflow.mermaid()
     if output is None:
         print(printable(text), end="")
     else:
         output.write_text(text, encoding="utf-8")
-        common.err.print(f"written to {output}", markup=False)
+        show.warn(f"written to {output}")
 
 
 @app.command()
 def simulate(
-    target: TargetArgument,
+    at: Output,
+    target: AppArgument,
     name: NameArgument,
     events: Annotated[list[str], typer.Argument(metavar="EVENT...", help="Events in their order.")],
     start: Annotated[str | None, typer.Option("--from", metavar="STATE", help="Where to begin.")] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Follow events through the states. Nothing is done: conditions see a blank entity, no action runs."""
-    workflow = find(load_app(target), name)
-    state = next((each for each in workflow.definition.all_states() if word(each) == start), None)
-    if start is not None and state is None:
-        known = ", ".join(map(word, workflow.definition.all_states()))
-        raise WrongCommand(f"workflow {name!r} has no state {start!r}; there is {known}")
-    told = workflow.simulate([workflow.event(each) for each in events], start=state)
-    if as_json:
-        moves = [
-            {"event": each.event, "from": each.source, "to": each.target, "kind": each.kind} for each in told.moves
-        ]
-        common.print_json({"start": told.start, "moves": moves, "refused": told.refused, "end": told.end})
-    else:
-        common.out.print(str(told), markup=False)
+    _, workflow = _find(target, name)
+    state = None if start is None else _state(workflow, start)
+    found = workflow.simulate([workflow.event(each) for each in events], start=state)
+    moves = [{"event": each.event, "from": each.source, "to": each.target, "kind": each.kind} for each in found.moves]
+    at.say({"start": found.start, "moves": moves, "refused": found.refused, "end": found.end}, found)
 
 
 @app.command()
-def history(
-    target: TargetArgument,
+async def history(
+    at: Output,
+    target: AppArgument,
     name: NameArgument,
     urn: UrnArgument,
     tenant: TenantOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
-    as_json: JsonOption = False,
+    limit: LimitOption = 50,
 ) -> None:
-    """Show how an entity came to its state."""
-    app = load_app(target)
-    workflow = find(app, name)
-
-    async def work() -> list[dict[str, Any]]:
-        async with app:
-            past = await workflow.history(urn, limit=limit, tenant_id=tenant)
-        return [move_json(each) for each in past]
-
-    found = common.wait_for(work())
-    if as_json:
-        common.print_json(found)
-    elif not found:
-        common.err.print("no history of this entity; the store may keep none")
-    else:
-        columns = ("at", "from", "event", "to", "kind", "jobId", "reason")
-        common.print_table(columns, [[each[column] or "" for column in columns] for each in found])
+    """Show how an entity came to its state, the newest moves."""
+    app, workflow = _find(target, name)
+    async with app:
+        past = await workflow.history(urn, limit=limit, tenant_id=tenant)
+    at.list(MOVES, past, empty="no history of this entity; the store may keep none")
 
 
 @app.command()
-def explain(
-    target: TargetArgument,
+async def explain(
+    at: Output,
+    target: AppArgument,
     name: NameArgument,
     urn: UrnArgument,
-    payload: Annotated[
-        str | None, typer.Option("--payload", metavar="JSON", help="Shown to the conditions; '-' reads stdin.")
+    payload: PayloadOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Show where an entity is, how it came there, and what each event would do now."""
+    app, workflow = _find(target, name)
+    shown = None if payload is None else parse_json("--payload", payload)
+    async with app:
+        found = await workflow.explain(urn, shown, tenant_id=tenant)
+    at.say(found.to_json(), found)
+
+
+@app.command()
+async def send(
+    at: Output,
+    target: AppArgument,
+    name: NameArgument,
+    event: Annotated[str, typer.Argument(metavar="EVENT", help="Name of the event.", show_default=False)],
+    urn: UrnArgument,
+    payload: PayloadOption = None,
+    delay: Annotated[str, typer.Option(metavar="TIME", help="Let it come later: 1500 (ms), 90s, 15m, 2h.")] = "0",
+    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="The same key counts once.")] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Let the workflow's transport carry an event; whoever runs the workflow applies it."""
+    content = None if payload is None else parse_json("--payload", payload)
+    later = duration("--delay", delay)
+    app, workflow = _find(target, name)
+    wanted = workflow.event(event)
+    async with app:
+        receipt = await workflow.send(wanted, urn, content, delay=later, idempotency_key=key, tenant_id=tenant)
+    at.say({"id": str(receipt.id)}, f"sent: {receipt.id}")
+
+
+@app.command()
+async def follow(
+    at: Polling,
+    target: AppArgument,
+    name: NameArgument,
+    urn: UrnArgument,
+    until: Annotated[
+        str | None, typer.Option(metavar="STATE", help="End there.", show_default="a final state, or failed")
     ] = None,
     tenant: TenantOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Tell where an entity is, how it came there, and what each event would do now."""
-    app = load_app(target)
-    workflow = find(app, name)
-    shown = None if payload is None else common.parse_json("--payload", payload)
+    """Print the moves of an entity until it has come to its end; the exit code is 1 if that is failed."""
+    from bullpen.errors import EntityNotFound, word
 
-    async def work() -> Any:
-        async with app:
-            return await workflow.explain(urn, shown, tenant_id=tenant)
+    at.check()
+    app, workflow = _find(target, name)
+    states = workflow.definition.states
+    failed = word(states.failed)
+    ends = {*map(word, states.finals), failed} if until is None else {word(_state(workflow, until)), failed}
 
-    told = common.wait_for(work())
-    if as_json:
-        common.print_json(told.to_json())
-    else:
-        common.out.print(str(told), markup=False)
+    async def read() -> tuple[str, list[HistoryEntry]]:
+        entity = await workflow.load(urn, tenant_id=tenant)
+        if entity is None:
+            raise EntityNotFound(workflow.name, urn)
+        status = word(workflow.store.status(entity))  # before its moves: none of them is left out
+        return status, list(await workflow.history(urn, limit=1_000, tenant_id=tenant))
+
+    seen: set[tuple[object, ...]] = set()  # one event may make several moves under one version
+    status = ""
+    steps = at.polled(read, lambda found: found[0] in ends, lambda found: f"{urn} is still {found[0]}")
+    async with app:
+        async for found in steps:
+            status = found[0]
+            for each in found[1]:
+                if (move := (each.version, each.at, each.source, each.target)) not in seen:
+                    seen.add(move)
+                    _print_move(at, move_json(each))
+    if not at.as_json:
+        show.say(f"{urn} is {status}")
+    if status == failed and until != status:
+        line = command_line("workflows explain", target, name, urn)
+        raise at.failed(f"{urn} has failed; `{line}` shows more")
 
 
-def find(app: Bullpen, name: str) -> AnyWorkflow:
+@app.command()
+async def check(at: Output, target: AppArgument) -> None:
+    """Ask the transport of every workflow whether it answers. The exit code is 1 if one does not."""
+    found = []
+    async with (app := _load(target)):
+        for each in app.workflows.all:
+            transport = "" if each.binding is None else each.binding.label
+            healthy = each.client is None or await each.client.is_healthy()
+            problem = "" if healthy else "does not answer"
+            found.append({"workflow": each.name, "transport": transport, "healthy": healthy, "problem": problem})
+    at.list(HEALTH, found, empty="the app has no workflows; app.workflow(definition) registers one")
+    if not all(each["healthy"] for each in found):
+        raise Done("")
+
+
+# Finding ------------------------------------------------------------------------------------------------------------
+
+
+def _load(target: str) -> Bullpen:
+    from bullpen.cli.run_app import load_app
+
+    return load_app(target)
+
+
+def _find(target: str, name: str) -> tuple[Bullpen, AnyWorkflow]:
+    from bullpen.errors import NotConfigured
+
+    app = _load(target)
     for each in app.workflows.all:
         if each.name == name:
-            return each
+            return app, each
     known = ", ".join(each.name for each in app.workflows.all)
     raise NotConfigured(f"the app has no workflow {name!r}; there is {known or 'none'}")
+
+
+def _state(workflow: AnyWorkflow, named: str) -> Any:
+    from bullpen.errors import word
+
+    known = {word(each): each for each in workflow.definition.all_states()}
+    if named not in known:
+        raise WrongCommand(f"workflow {workflow.name!r} has no state {named!r}; there is {', '.join(known)}")
+    return known[named]
+
+
+# How they are shown -------------------------------------------------------------------------------------------------
 
 
 def move_json(each: HistoryEntry) -> dict[str, Any]:
     """One move of an entity."""
     return {
-        "at": each.at.isoformat(timespec="milliseconds"),
+        "at": each.at,
         "from": each.source,
         "event": each.event,
         "to": each.target,
@@ -200,6 +270,12 @@ def move_json(each: HistoryEntry) -> dict[str, Any]:
         "correlationId": each.correlation_id,
         "reason": each.reason,
     }
+
+
+def _print_move(at: Output, move: dict[str, Any]) -> None:
+    reason = f"  {show.short(move['reason'])}" if move["reason"] else ""
+    steps = f"  {move['from']} --{move['event'] or ''}--> {move['to']} ({move['kind']}){reason}"
+    at.line(move, (at.when(move["at"]), "dim"), (steps, ""))
 
 
 def _describe(workflow: AnyWorkflow) -> dict[str, Any]:
@@ -216,3 +292,25 @@ def _describe(workflow: AnyWorkflow) -> dict[str, Any]:
 
 def _joined(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+WORKFLOWS = Record(
+    _describe,
+    (
+        *(Column("workflow"), Column("transport", worth=1)),
+        Column("sources", lambda each: _joined(each["sources"]), least=16),
+        *(Column(title, worth=2) for title in ("states", "transitions")),
+        Column("findings"),
+    ),
+)
+MOVES = Record(
+    move_json,
+    (
+        *(Column("at"), Column("from"), Column("event"), Column("to")),
+        *(Column("kind", worth=2), Column("jobId", worth=3), Column("reason", worth=1, least=16)),
+    ),
+)
+HEALTH = Record(
+    lambda each: each,
+    (Column("workflow"), Column("transport"), Column("answers", lambda each: each["problem"] or "ok")),
+)

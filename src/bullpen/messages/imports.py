@@ -3,7 +3,7 @@
 In: lines of a file with a header. Out: how many were saved, and one problem per bad line; a bad line never keeps a good
 one out. Columns: `id`, `zone`, `channel`, `address` (needed), `name`, `locale`, `tenant_id`, one per kind of occasion
 (`birthday`, with `birthday.send_at` for a time of its own), and `attributes.<name>` for values of templates.
-Elsewhere: saving (`recipients`), the command with its progress bar (`bullpen messages import`).
+Elsewhere: saving (`recipients`), the command with its progress bar (`bullpen messages recipients import`).
 """
 
 from __future__ import annotations

@@ -329,11 +329,11 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
     for name, destination in (await ledger.destinations.troubled()).items():
         if destination.state == "disabled":
             text = f"somebody has switched it off; {_count(waiting[name], 'row')} to deliver"
-            fix = command_line("outbox enable", name)
+            fix = command_line("outbox destinations enable", name)
         else:
             text = f"its breaker is open, for the {destination.trips}. time in a row; "
             text += f"{_count(waiting[name], 'row')} to deliver"
-            fix = "mend the target, or the way to it; bullpen outbox destinations shows when it is tried again"
+            fix = "mend the target, or the way to it; bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
     for sign in await ledger_signs(ledger, _LIMITS):
         level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN

@@ -288,7 +288,7 @@ async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
     late_ms, _ = await SqlMessages(ledger.database).lags_ms()
     if limits.scheduler_late_ms and late_ms >= limits.scheduler_late_ms:
         text = f"the oldest message that is due has waited {late_ms // 1000} s to be queued"
-        fix = "start an app with messages: bullpen run MODULE:APP; bullpen messages health says more"
+        fix = "start an app with messages: bullpen run MODULE:APP; bullpen messages check says more"
         yield Sign("scheduler_late", "messages", late_ms, text, fix)
 
 

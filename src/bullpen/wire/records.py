@@ -319,6 +319,9 @@ class JobRecord:
             "workerId": self.worker_id,
             "failedReason": self.failed_reason,
             "stacktrace": list(self.stacktrace),
+            "parent": self.parent,
+            "lane": self.lane,
+            "deduplicationId": self.deduplication_id,
         }
         answer.update((name, value) for name, value in optional.items() if value)
         if self.has_return_value:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bullpen.cli.demo.play import Report
+from .play import Report
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _MARKS: Final = {"works": ("●", "green"), "killed": ("✗", "red"), "ended": ("○", "dim")}

@@ -11,14 +11,13 @@ import contextlib
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from bullpen.app import Bullpen
-from bullpen.settings import Settings
+from bullpen import Bullpen, Settings
 
 __all__ = ["Line", "tour"]
 
@@ -34,17 +33,15 @@ class Line:
     is_right: bool
 
     def to_json(self) -> dict[str, Any]:
-        return {("isRight" if name == "is_right" else name): value for name, value in asdict(self).items()}
+        return {"system": self.system, "text": self.text, "isRight": self.is_right}
 
 
 async def tour(url: str, prefix: str, directory: Path) -> AsyncIterator[Line]:
     """All at the same time; told in order, each as soon as it is done."""
-    from bullpen.testing.receivers import HttpReceiver
-
     settings = Settings.load(redis_url=url, redis_prefix=prefix, ledger_url=f"sqlite:///{directory / 'ledger.sqlite3'}")
     app = Bullpen(url, prefix=prefix, settings=settings)
     await app.ledger.migrate()
-    async with HttpReceiver() as partner:
+    async with Partner() as partner:
         parts = [_tasks(app), await _workflow(app), _outbox(app, partner), _run(app), _message(app)]
         running = asyncio.create_task(app.run(signals=False))
         works = [asyncio.create_task(part()) for part in parts]
@@ -57,6 +54,39 @@ async def tour(url: str, prefix: str, directory: Path) -> AsyncIterator[Line]:
             await asyncio.wait(works)
             await app.stop()
             await running
+
+
+class Partner:
+    """Somebody who takes webhooks on this machine, and notes their ids."""
+
+    async def __aenter__(self) -> Self:
+        self.ids: list[str] = []
+        self._came = asyncio.Event()
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hooks"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def until(self, count: int) -> list[str]:
+        """The ids, when so many webhooks have come."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while len(self.ids) < count:
+                self._came.clear()
+                await self._came.wait()
+        return self.ids
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the sender has closed the connection
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
+                headers = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if ": " in line)
+                await reader.readexactly(int(headers.get("content-length", 0)))
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                await writer.drain()
+                self.ids.append(headers["webhook-id"])
+                self._came.set()
+        writer.close()
 
 
 def _tasks(app: Bullpen) -> Any:
@@ -119,8 +149,8 @@ async def _workflow(app: Bullpen) -> Any:
     return work
 
 
-def _outbox(app: Bullpen, partner: Any) -> Any:
-    from bullpen.plugins.channels.webhook import Webhook
+def _outbox(app: Bullpen, partner: Partner) -> Any:
+    from bullpen.channels import Webhook
 
     hook = Webhook(partner.url, allow_http=True, allowed_networks=["127.0.0.0/8"])
     app.use_outbox().route("webhook:partner", hook)
@@ -137,8 +167,7 @@ def _outbox(app: Bullpen, partner: Any) -> Any:
                     )
                     if number % 4 == 0:
                         raise ArithmeticError("the business transaction fails")
-        requests = await partner.until(15, within_s=_PATIENCE_S)
-        keys = Counter(request.headers["webhook-id"] for request in requests)
+        keys = Counter(await partner.until(15))
         is_right = len(keys) == 15 and set(keys.values()) == {1}
         return Line("outbox", "20 transactions, 5 rolled back: 15 webhooks, each with an id of its own", is_right)
 
@@ -146,8 +175,7 @@ def _outbox(app: Bullpen, partner: Any) -> Any:
 
 
 def _run(app: Bullpen) -> Any:
-    from bullpen.ledger import RunStatus
-    from bullpen.runs import Run, RunPayload
+    from bullpen.runs import Run, RunPayload, RunStatus
 
     charged: Counter[str] = Counter()
 
@@ -176,8 +204,8 @@ def _run(app: Bullpen) -> Any:
 
 
 def _message(app: Bullpen) -> Any:
+    from bullpen.channels import Message
     from bullpen.messages import Late, Recipient
-    from bullpen.ports.channel import Message
 
     sent: list[datetime] = []
     # Not the next minute, which may begin while we are still preparing.

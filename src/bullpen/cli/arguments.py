@@ -1,0 +1,118 @@
+"""Arguments and options that several commands have, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from bullpen.cli.completion import event_names, queue_names
+from bullpen.cli.context import WrongCommand
+from bullpen.cli.show import short
+
+E = TypeVar("E", bound=StrEnum)
+
+
+class State(StrEnum):
+    """Where jobs are; as `JobState`, which takes long to import."""
+
+    WAITING = "waiting"
+    PRIORITIZED = "prioritized"
+    DELAYED = "delayed"
+    ACTIVE = "active"
+    WAITING_CHILDREN = "waiting-children"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+QueueArgument = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names)
+]
+QueuesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[QUEUE]...", help="Only these; else all.", show_default=False, autocompletion=queue_names),
+]
+AppArgument = Annotated[
+    str, typer.Argument(metavar="MODULE:APP", help="Where your Bullpen object is; ':app' may be left out.")
+]
+AppOption = Annotated[
+    str | None, typer.Option("--app", metavar="MODULE:APP", help="Your program, where it has to say something.")
+]
+TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Only this tenant.")]
+LimitOption = Annotated[int, typer.Option(min=1, help="At most this many.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All that match the filters.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ByOption = Annotated[str | None, typer.Option(metavar="WHO", help="Noted in the audit trail.", show_default="you")]
+EventOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--event", metavar="EVENT", help="Only this kind, such as failed; may be repeated.", autocompletion=event_names
+    ),
+]
+
+
+def one_way(chosen: object, everything: bool, what: str) -> None:
+    """Either some are named, or all are meant; not both, not neither."""
+    if bool(chosen) == everything:
+        raise WrongCommand(f"name the {what}, or say --all")
+
+
+def duration(option: str, text: str) -> timedelta:
+    """`1500` or `1500ms`, `90s`, `15m`, `2h`, `1d`."""
+    from bullpen._kernel.duration import written_ms
+
+    ms = written_ms(text)
+    if ms is None:
+        raise typer.BadParameter(
+            f"{text!r} is no duration; write 1500 (milliseconds), 90s, 15m, 2h or 1d", param_hint=f"'{option}'"
+        )
+    return timedelta(milliseconds=ms)
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """The same as a number; None where nothing was said."""
+    return None if text is None else duration(option, text).total_seconds()
+
+
+def instant(option: str, text: str | None, *, zoned: bool = False) -> datetime | None:
+    """An instant in ISO 8601, in UTC unless it says otherwise or must (`zoned`); None where nothing was said."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or (zoned and found.tzinfo is None):
+        hint = "no instant with a zone; write 2026-05-01T00:00:00Z" if zoned else "no time; write 2030-01-31T12:00"
+        raise typer.BadParameter(f"{text!r} is {hint}", param_hint=f"'{option}'")
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def parse_json(option: str, text: str) -> Any:
+    """JSON from the command line; `-` reads it from stdin, `@FILE` from a file."""
+    if text.startswith("@"):
+        try:
+            return json.loads(Path(text[1:]).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            problem = f"{text[1:]!r} cannot be read as JSON: {error}"
+            raise typer.BadParameter(problem, param_hint=f"'{option}'") from None
+    try:
+        return json.loads(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+
+
+def status(kind: type[E], text: str | None) -> E | None:
+    """One of a ledger's states, in any case of letters."""
+    if text is None:
+        return None
+    try:
+        return kind(text.upper())
+    except ValueError:
+        raise WrongCommand(f"no such status {text!r}; there is {', '.join(kind)}") from None

@@ -1,1 +1,0 @@
-"""`bullpen top`: all queues on one screen, again and again."""
