@@ -7,6 +7,7 @@ presses Tab wants neither to wait nor to read errors.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from typing import Annotated, Any, Final, Literal
 
@@ -29,18 +30,19 @@ def completion(
 
     For zsh the same in ~/.zshrc; for fish: bullpen completion fish > ~/.config/fish/completions/bullpen.fish
     """
-    from typer.completion import get_completion_script
-
     if shell == "zsh":
         print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }")
-    print(get_completion_script(prog_name="bullpen", complete_var=VARIABLE, shell=shell))
+    print(_typer().get_completion_script(prog_name="bullpen", complete_var=VARIABLE, shell=shell))
 
 
 def prepare() -> None:
     """Let the parser know the shells."""
-    from typer.completion import completion_init
+    _typer().completion_init()
 
-    completion_init()
+
+def _typer() -> Any:
+    """Typer's own completion, whose parts it does not list as public."""
+    return importlib.import_module("typer.completion")
 
 
 def words(*known: str) -> Any:

@@ -50,8 +50,10 @@ async def list_(
     async with at.queue(queue) as (_, opened):
         for name in state or State:
             jobs = await list_jobs(opened, JobState(name), count=limit)
-            counts = [job.children_counts() for job in jobs] if name == JobState.WAITING_CHILDREN else []
-            found += zip([name] * len(jobs), jobs, await asyncio.gather(*counts) or [None] * len(jobs), strict=True)
+            counts: list[Any] = [None] * len(jobs)
+            if name is State.WAITING_CHILDREN:
+                counts = await asyncio.gather(*(job.children_counts() for job in jobs))
+            found += zip([name] * len(jobs), jobs, counts, strict=True)
     next_step = command_line("jobs list", queue) if state else command_line("jobs add", queue, "NAME")
     what = f"no jobs in {queue!r}{' in this state' if state else ''}"
     at.list(JOBS, found, empty=f"{what}; `{next_step}` {'shows all' if state else 'adds one'}")

@@ -7,6 +7,7 @@ In: the configured codec and the names of queues. Out: a table, or JSON. Elsewhe
 from __future__ import annotations
 
 from dataclasses import asdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,7 +39,7 @@ async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
         if report.unencrypted_in_store:
             rows.append((name, "(not encrypted)", report.unencrypted_in_store, "in the object store"))
     if rows:
-        at.table([Column(title, lambda row, at=n: row[at]) for n, title in enumerate(_TITLES)], rows)
+        at.table([Column(title, itemgetter(place)) for place, title in enumerate(_TITLES)], rows)
     else:
         at.warn("no sealed payloads; BULLPEN_CODEC_KEYS and BULLPEN_CODEC_STORE seal those to come")
 

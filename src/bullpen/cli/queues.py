@@ -260,11 +260,8 @@ async def list_lanes(at: OnServer, queue: QueueArgument) -> None:
     """List the lanes that have settings, or jobs that wait or run."""
     async with at.queue(queue) as (_, opened):
         found = await opened.lanes.list()
-    at.list(
-        LANES,
-        found,
-        empty=f"no lanes in {queue!r} yet; `{command_line('jobs add', queue, 'NAME', lane='KEY')}` uses one",
-    )
+    line = command_line("jobs add", queue, "NAME", lane="KEY")
+    at.list(LANES, found, empty=f"no lanes in {queue!r} yet; `{line}` uses one")
 
 
 @lanes.command("set")

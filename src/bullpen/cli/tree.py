@@ -206,7 +206,8 @@ class _Command(TyperCommand):
     """A verb, whose help is in our words and not in those of the parser."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [each for each in self.params if each.param_type_name == "argument" and not each.hidden]
+        parameters: list[Any] = self.params
+        arguments = [each for each in parameters if each.param_type_name == "argument" and not each.hidden]
         return ["[OPTIONS]", *(metavar_of(self, each) for each in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -58,7 +58,7 @@ def show_(at: Output, target: AppArgument, name: NameArgument) -> None:
         for each in workflow.definition.transitions
     ]
     if not at.as_json:
-        at.table([Column(title, lambda row, title=title: _joined(row[title])) for title in _MOVE], moves)
+        at.table([Column(title) for title in _MOVE], [{name: _joined(each[name]) for name in _MOVE} for each in moves])
         return
     states = workflow.definition.states
     rests = {"idles": [*map(word, states.idles)], "finals": [*map(word, states.finals)]}
