@@ -22,10 +22,14 @@ from bullpen.http.serve import HttpService
 from bullpen.messages import Messages, MessageSender
 from bullpen.messages.enqueuer import Scheduler
 from bullpen.outbox import DeliveryWorkers, Dispatcher, EventRoutes, Projector
+from bullpen.plugins._consumer import MessagingConsumer
+from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.sources.sql import SqlEvents
+from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.bindings import AnyEvent, AnyTransport
 from bullpen.ports.channel import Accepted, Message
 from bullpen.ports.source import SourceEvent
+from bullpen.ports.transport import Receipt
 from bullpen.queue import Job
 from bullpen.runs import Run, RunMaintenance, RunWorker
 from bullpen.settings import Settings
@@ -125,6 +129,13 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     """An application that nobody asks."""
 
 
+def consumer(_: Bullpen) -> MessagingConsumer[Receipt]:
+    client, reports = MemoryClient(), MessagingReports("Memory")
+    return MessagingConsumer(
+        client.transport, client, "orders", ignore, concurrency=1, ordered=False, timeout_ms=None, reports=reports
+    )
+
+
 MAKERS: dict[type[Any], Callable[[Bullpen], Startable]] = {
     AlertService: lambda app: (app.use_alerts(), found(app, AlertService))[1],
     DeliveryWorkers: lambda app: with_outbox(app).outbox.workers(),
@@ -133,6 +144,7 @@ MAKERS: dict[type[Any], Callable[[Bullpen], Startable]] = {
     MessageSender: lambda app: with_messages(app).sender(),
     MessageService: lambda app: (with_messages(app), found(app, MessageService))[1],
     Messages: with_messages,
+    MessagingConsumer: consumer,
     OutboxService: lambda app: found(with_outbox(app), OutboxService),
     Projector: lambda app: Projector(app.ledger, SqlEvents(app.ledger), routes()),
     ProjectorService: lambda app: (app.projector(routes()), found(app, ProjectorService))[1],

@@ -15,9 +15,10 @@ from bullpen.errors import InvalidOption, LedgerNotReady
 from bullpen.ledger import Ledger, migrate, tables, version
 from bullpen.ledger.messages import SqlMessages
 from bullpen.ledger.parts import PARTS, command_that_makes, steps_for, table_part
+from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.doctor import Level, examine
 from bullpen.ops.exporter import LedgerSource
-from bullpen.ops.signs import Limits, ledger_signs
+from bullpen.ops.signs import ledger_signs
 from bullpen.redis import Connection
 from bullpen.runs import Runs
 from bullpen.settings import Settings
@@ -142,7 +143,7 @@ async def test_roles_are_given_rights_on_what_is_there(
 
     await as_tenant.check()
     await as_service.outbox.enqueue(item())
-    assert await ledger_signs(as_service, Limits()) == []
+    assert await ledger_signs(as_service, SymptomLimits()) == []
 
     await ledger.migrate(parts=["runs"])
     as_tenant.use("runs")

@@ -194,7 +194,8 @@ async def test_what_a_full_queue_refuses_stays_in_the_database_and_leaves_later(
     provider = Provider()
     app.use_messages().channel("email", provider, after_crash="same_key")
     await app.prepare()
-    monkeypatch.setattr(app.use_messages().messaging, "_publish_deadline_s", 2)  # half a minute of waiting for room
+    client: Any = app.use_messages().messaging
+    monkeypatch.setattr(client._publisher, "_deadline_s", 2)  # half a minute of waiting for room
     enqueuer = app.use_messages().enqueuer()
     for first in (0, 60):  # the broker begins to refuse when it has noticed: what is under way by then it still takes
         set_clock(app.ledger, at("2026-03-14 08:00"))

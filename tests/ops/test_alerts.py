@@ -17,9 +17,10 @@ from bullpen import Bullpen, InvalidOption, Job, NotConfigured, Queue, Worker
 from bullpen.app import ROLES as PARTS
 from bullpen.ledger import Ledger, OutboxItem, OutboxRow
 from bullpen.ledger.incidents import IncidentVerdict
+from bullpen.ops.alert_options import AlertTiming, SymptomLimits
 from bullpen.ops.alerts import ALERT_EVENT, Seen, Target, Watcher
-from bullpen.ops.incidents import Telling, judge
-from bullpen.ops.signs import RULES, Limits, Sign, ledger_signs, queue_signs
+from bullpen.ops.incidents import judge
+from bullpen.ops.signs import RULES, Sign, ledger_signs, queue_signs
 from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.redis import Connection
@@ -51,7 +52,7 @@ class Eyes:
 
 
 def watcher(ledger: Ledger, eyes: Eyes, **options: Any) -> Watcher:
-    telling = Telling(resolve_after_ms=0, hold_ms=0)
+    telling = AlertTiming(resolve_after_ms=0, hold_ms=0)
     return Watcher(ledger, eyes, options.pop("targets", [HOOK]), **{"telling": telling, "every_ms": 1_000, **options})
 
 
@@ -148,7 +149,7 @@ async def test_incident_and_message_are_stored_together_or_not_at_all(ledger: Le
     assert turn is not None
 
     def dies_between(known: Any, now: datetime) -> IncidentVerdict:
-        judged = judge(None, SIGN, now, Telling())
+        judged = judge(None, SIGN, now, AlertTiming())
         assert judged.incident is not None
         return IncidentVerdict([judged.incident], [], [cast("OutboxItem", "cannot be stored")])
 
@@ -205,7 +206,7 @@ async def connection(redis_url: str) -> AsyncIterator[Connection]:
     await made.aclose()
 
 
-OFF = Limits(
+OFF = SymptomLimits(
     dead_letters=0,
     queue_late_ms=0,
     no_worker_ms=0,

@@ -16,9 +16,10 @@ import sqlalchemy as sa
 
 from bullpen import Bullpen, Connection, Job, Queue, Worker
 from bullpen.ledger import Ledger, OutboxItem, tables
+from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.doctor import Advice, Level, examine
 from bullpen.ops.exporter import LedgerSource, ServerSource
-from bullpen.ops.signs import RULES, Limits, queue_signs, signs_of_queue
+from bullpen.ops.signs import RULES, queue_signs, signs_of_queue
 from bullpen.outbox import EventRoutes
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.source import SourceEvent
@@ -194,7 +195,7 @@ async def test_announcements_of_dead_rows_need_no_worker(redis_url: str) -> None
     async with Queue("outbox.dead", connection=redis_url) as queue:
         await queue.add("outbox.dead.v1")
         assert "workers" not in worst(await ask(redis_url), "queue outbox.dead")
-        assert [sign async for sign in signs_of_queue(queue, Limits(no_worker_ms=1, queue_late_ms=1))] == []
+        assert [sign async for sign in signs_of_queue(queue, SymptomLimits(no_worker_ms=1, queue_late_ms=1))] == []
 
 
 @pytest.mark.parametrize("rights", [("~bull:mails:*",), ("~*", "-scan"), ("~*", "-lrange", "-client|list")], ids=str)
@@ -367,7 +368,7 @@ async def test_alerts_and_exporter_do_not_wait_for_a_reader_of_announcements(red
     connection = Connection(redis_url)
     async with Queue("outbox.dead", connection=connection) as queue:
         await queue.add("outbox.dead.v1", {"outboxId": "1"})
-        late = Limits(queue_late_ms=1, no_worker_ms=1)
+        late = SymptomLimits(queue_late_ms=1, no_worker_ms=1)
         await asyncio.sleep(0.01)
 
         found = await ask(redis_url)

@@ -21,7 +21,7 @@ import pytest
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Retry
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen.errors import ConnectionLost, InvalidOption, NotTakenNow, PermanentError, PublishFailed, ServerRefused
-from bullpen.plugins import _reports, messaging
+from bullpen.plugins import _consumer, _reports
 from bullpen.plugins.messaging import MessagingClient
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, RabbitMQClient, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._link import translated
@@ -542,7 +542,7 @@ async def test_a_consumer_that_the_broker_no_longer_lets_receive_is_not_healthy(
     make_transport: MakeTransport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker answers every question, and nothing comes: a process that only pings it would call itself ready."""
-    monkeypatch.setattr(messaging, "_DEAF_S", 0.3)
+    monkeypatch.setattr(_consumer, "_DEAF_S", 0.3)
     client, queue = MessagingClient(make_transport(), policy=quick_policy()), unique()
     came = asyncio.Event()
 

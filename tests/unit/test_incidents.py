@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from bullpen.errors import InvalidOption
 from bullpen.ledger.incidents import Incident
-from bullpen.ops.incidents import Judged, News, Telling, judge
-from bullpen.ops.signs import RULES, Limits, QueueNames, Sign
+from bullpen.ops.alert_options import AlertTiming, SymptomLimits
+from bullpen.ops.incidents import Judged, News, judge
+from bullpen.ops.signs import RULES, QueueNames, Sign
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-TELLING = Telling(repeat_ms=60_000, resolve_after_ms=10_000, growth=5, hold_ms=20_000)
+TELLING = AlertTiming(repeat_ms=60_000, resolve_after_ms=10_000, growth=5, hold_ms=20_000)
 
 
 def sign(value: int = 3, rule: str = "dead_letters") -> Sign:
@@ -27,7 +28,7 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def play(*looks: tuple[float, Sign | None], telling: Telling = TELLING) -> list[tuple[float, News]]:
+def play(*looks: tuple[float, Sign | None], telling: AlertTiming = TELLING) -> list[tuple[float, News]]:
     """What is told when, over a series of looks."""
     known: Incident | None = None
     told: list[tuple[float, News]] = []
@@ -103,12 +104,12 @@ def test_rules_have_one_word_in_each_place() -> None:
 
 def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InvalidOption, match="queue_late_ms"):
-        Limits(queue_late_ms=-1)
+        SymptomLimits(queue_late_ms=-1)
     for name in ("repeat_ms", "growth"):
         with pytest.raises(InvalidOption, match=name):
-            Telling(**{name: 0})
+            AlertTiming(**{name: 0})
     with pytest.raises(InvalidOption, match="hold_ms"):
-        Telling(hold_ms=-1)
+        AlertTiming(hold_ms=-1)
 
 
 async def test_queues_are_listed_as_often_as_it_costs_little() -> None:

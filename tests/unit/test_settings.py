@@ -12,6 +12,10 @@ from typing import Any, ClassVar
 import pytest
 
 from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.messages import SchedulerOptions
+from bullpen.ops.alert_options import AlertTiming, SymptomLimits
+from bullpen.outbox import DispatcherOptions
+from bullpen.runs import RunOptions
 from bullpen.settings import RedisSettings, Setting, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -498,3 +502,27 @@ def test_the_environment_and_directory_of_the_process_are_used_unless_given(
 
     assert settings.runs.concurrency == 12
     assert settings.embedded.data_dir == project / ".bullpen"
+
+
+class TestOwners:
+    def test_a_section_inherits_the_options_of_their_owner(self, project: Path) -> None:
+        """Written once: default, limit and meaning stand where they are used."""
+        alerts = load(project, {"BULLPEN_ALERTS_QUEUE_LATE_MS": "5", "BULLPEN_ALERTS_GROWTH": "7"}).alerts
+
+        assert isinstance(alerts, SymptomLimits)
+        assert isinstance(alerts, AlertTiming)
+        assert (alerts.queue_late_ms, alerts.growth, alerts.hold_ms) == (5, 7, AlertTiming().hold_ms)
+        assert refusal(project, {"BULLPEN_ALERTS_GROWTH": "0"}).expected == "a whole number of at least 1"
+
+    @pytest.mark.parametrize(
+        ("section", "owner"), [("outbox", DispatcherOptions), ("messages", SchedulerOptions), ("runs", RunOptions)]
+    )
+    def test_what_an_owner_has_too_has_its_default(self, section: str, owner: type[Any]) -> None:
+        """These owners need a database driver, so their sections cannot inherit from them."""
+        ours = getattr(Settings(), section)
+        shared = {entry.name for entry in dataclasses.fields(owner)} & {
+            entry.name for entry in dataclasses.fields(ours)
+        }
+
+        assert shared
+        assert {name: getattr(ours, name) for name in shared} == {name: getattr(owner(), name) for name in shared}

@@ -162,8 +162,11 @@ class BaseService:
         if self.crash is None:
             self.crash = error
             if not self._runners:  # nobody waits who would hear of it
-                _log.error("%s has failed and does nothing any more", self._name_in_logs, exc_info=error)
+                self._report_crash(error)
         self._stop_soon()
+
+    def _report_crash(self, error: BaseException) -> None:
+        _log.error("%s has failed and does nothing any more", self._name_in_logs, exc_info=error)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

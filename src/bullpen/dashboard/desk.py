@@ -20,6 +20,7 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
 from bullpen.ops.actions import Actions, Actor, AuditRecord
+from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.explain import read_facts
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
@@ -33,7 +34,6 @@ from bullpen.queue.heads import JobHead
 from bullpen.wire.events import QueueEvent
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import JobRecord
-from bullpen.wiring.alerts import limits_of
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -61,7 +61,7 @@ class Desk:
 
     def __init__(self, app: Bullpen) -> None:
         self.app = app
-        self.limits = limits_of(app.settings)
+        self.limits: SymptomLimits = app.settings.alerts
         self._queues: OrderedDict[str, Queue] = OrderedDict()
         self._remembered: OrderedDict[Hashable, tuple[asyncio.Task[Any], float]] = OrderedDict()
         self._sampler: Sampler | None = None

@@ -23,7 +23,8 @@ from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, require
 from bullpen.ledger import Ledger, OutboxItem
 from bullpen.ledger.incidents import Incident, IncidentKey, IncidentVerdict
-from bullpen.ops.incidents import News, Telling, judge
+from bullpen.ops.alert_options import AlertTiming
+from bullpen.ops.incidents import News, judge
 from bullpen.ops.signs import RULES, Sign, Source
 from bullpen.ports.metrics import Metric, Sample
 
@@ -64,14 +65,14 @@ class Watcher:
         look: Callable[[], Awaitable[Seen]],
         targets: Iterable[Target],
         *,
-        telling: Telling | None = None,
+        telling: AlertTiming | None = None,
         every_ms: int = 30_000,
         label: str = "",
     ) -> None:
         """`label` names the installation in every text, such as `production`."""
         ledger.use("alerts")
         self._ledger, self._look, self._targets = ledger, look, list(targets)
-        self._telling, self._every_ms, self._label = telling or Telling(), every_ms, label
+        self._telling, self._every_ms, self._label = telling or AlertTiming(), every_ms, label
 
     def add_target(self, target: Target) -> None:
         """One more place to tell."""

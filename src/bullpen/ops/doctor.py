@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
-from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Limits, Sign, ledger_signs, signs_of_queue
+from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Sign, ledger_signs, signs_of_queue
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
@@ -32,7 +33,7 @@ __all__ = ["Advice", "Level", "examine"]
 
 _SAMPLE: Final = 100
 _WAITING: Final = ("PENDING", "FAILED")
-_LIMITS: Final = Limits()
+_LIMITS: Final = SymptomLimits()
 
 
 class Level(IntEnum):

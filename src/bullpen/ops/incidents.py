@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from bullpen._kernel.duration import check_int
 from bullpen.ledger.incidents import Incident
+from bullpen.ops.alert_options import AlertTiming
 from bullpen.ops.signs import Sign
 
-__all__ = ["Judged", "News", "Telling", "judge"]
+__all__ = ["Judged", "News", "judge"]
 
 
 class News(StrEnum):
@@ -25,26 +25,6 @@ class News(StrEnum):
     OPEN = "open"
     REPEATED = "repeated"
     RESOLVED = "resolved"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
-    """When to tell."""
-
-    repeat_ms: int = 14_400_000
-    """An incident that lasts is told again after so long."""
-    resolve_after_ms: int = 120_000
-    """It is over when no sign of it was seen for so long."""
-    growth: int = 100
-    """Dead letters and dead rows are told again when there are so many more than at the last time."""
-    hold_ms: int = 60_000
-    """A server that is away is told of after so long: restarts and failovers are no incidents."""
-
-    def __post_init__(self) -> None:
-        for name in ("repeat_ms", "growth"):
-            check_int(name, getattr(self, name), minimum=1)
-        for name in ("resolve_after_ms", "hold_ms"):
-            check_int(name, getattr(self, name), minimum=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +39,7 @@ _GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events"})
 _HELD = frozenset({"redis_down"})
 
 
-def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: Telling) -> Judged:
+def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: AlertTiming) -> Judged:
     """What one look means for one incident."""
     is_open = known is not None and known.resolved_at is None
     if known is None or not is_open:
@@ -76,7 +56,7 @@ def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: Tel
     return Judged(seen)
 
 
-def _begin(sign: Sign, number: int, now: datetime, telling: Telling) -> Judged:
+def _begin(sign: Sign, number: int, now: datetime, telling: AlertTiming) -> Judged:
     made = Incident(
         rule=sign.rule,
         subject=sign.subject,
@@ -94,7 +74,7 @@ def _begin(sign: Sign, number: int, now: datetime, telling: Telling) -> Judged:
     return Judged(made) if is_held else _tell(made, News.OPEN, now)
 
 
-def _missing(known: Incident, now: datetime, telling: Telling) -> Judged:
+def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
     if known.told_at is None:
         return Judged(None)
     if now - known.seen_at < _ms(telling.resolve_after_ms):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from bullpen._kernel.command_line import command_line
-from bullpen._kernel.duration import check_int
 from bullpen.errors import BullpenError
+from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.overview import QueueLook
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue import Queue
@@ -29,7 +29,6 @@ __all__ = [
     "ANNOUNCEMENTS",
     "DEAD_SUFFIX",
     "RULES",
-    "Limits",
     "QueueNames",
     "Sign",
     "SignRule",
@@ -86,30 +85,6 @@ RULES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """From when on something is a sign; 0: never."""
-
-    dead_letters: int = 1
-    """So many dead letters in one queue, dead rows in the outbox, or parked events."""
-    queue_late_ms: int = 300_000
-    """The next job of a queue waits so long."""
-    no_worker_ms: int = 120_000
-    """The next job of a queue waits so long, and no worker of any client is connected."""
-    outbox_late_ms: int = 300_000
-    """Rows of the outbox were due so long ago, and nobody has claimed them."""
-    outbox_claimed_ms: int = 300_000
-    """The lease of claimed rows ran out so long ago, and nobody has taken them back."""
-    scheduler_late_ms: int = 300_000
-    """Messages were due so long ago and are not queued."""
-    run_stuck_ms: int = 900_000
-    """Runs have not ended, and nobody has touched them for so long."""
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            check_int(entry.name, getattr(self, entry.name), minimum=0)
-
-
 @dataclass(frozen=True, slots=True)
 class Sign:
     """Something that is so now."""
@@ -153,7 +128,7 @@ class QueueNames:
 async def queue_signs(
     connection: Connection,
     prefix: str,
-    limits: Limits,
+    limits: SymptomLimits,
     stores: Iterable[DeadLetterStore] = (),
     names: Callable[[], Awaitable[list[str]]] | None = None,
 ) -> list[Sign]:
@@ -165,7 +140,7 @@ async def queue_signs(
     return found + await letter_signs(stores, limits)
 
 
-async def letter_signs(stores: Iterable[DeadLetterStore], limits: Limits) -> list[Sign]:
+async def letter_signs(stores: Iterable[DeadLetterStore], limits: SymptomLimits) -> list[Sign]:
     """Signs of stores of dead letters that are no queues of the server."""
     return [
         _dead_letters(store.name, store.name, depth)
@@ -174,7 +149,7 @@ async def letter_signs(stores: Iterable[DeadLetterStore], limits: Limits) -> lis
     ]
 
 
-async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:
+async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[Sign]:
     """Signs of one queue, or of one dead-letter queue."""
     counts = await queue.counts()
     if queue.name.endswith(DEAD_SUFFIX):
@@ -191,7 +166,7 @@ async def signs_of_queue(queue: Queue, limits: Limits) -> AsyncIterator[Sign]:
         yield _late(queue.name, to_do, age_ms, is_paused=await queue.is_paused())
 
 
-def signs_of_look(look: QueueLook, limits: Limits) -> Iterator[Sign]:
+def signs_of_look(look: QueueLook, limits: SymptomLimits) -> Iterator[Sign]:
     """The same for a queue of a snapshot, and of its dead letters, without asking anybody. A paused queue is not late:
     somebody wants it so."""
     if limits.dead_letters and look.dead_letters >= limits.dead_letters:
@@ -231,10 +206,10 @@ def _dead_letters(store: str, named: str, depth: int) -> Sign:
 # Ledger -------------------------------------------------------------------------------------------------------------
 
 
-async def ledger_signs(ledger: Ledger, limits: Limits) -> list[Sign]:
+async def ledger_signs(ledger: Ledger, limits: SymptomLimits) -> list[Sign]:
     """Signs of the parts that the ledger has, by the database's clock."""
     there = await ledger.parts()
-    looks: dict[str, Callable[[Ledger, Limits], AsyncIterator[Sign]]] = {
+    looks: dict[str, Callable[[Ledger, SymptomLimits], AsyncIterator[Sign]]] = {
         "outbox": _outbox_signs,
         "projector": _projector_signs,
         "messages": _message_signs,
@@ -245,7 +220,7 @@ async def ledger_signs(ledger: Ledger, limits: Limits) -> list[Sign]:
     ]
 
 
-async def _outbox_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
     from bullpen.ledger import OutboxStatus
 
     now = await _now(ledger)
@@ -274,7 +249,7 @@ async def _outbox_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
             yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX)
 
 
-async def _projector_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
     parked = await ledger.parked.count()
     if limits.dead_letters and parked >= limits.dead_letters:
         plural = "event is" if parked == 1 else "events are"
@@ -282,7 +257,7 @@ async def _projector_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign
         yield Sign("parked_events", "projector", parked, text, "bullpen projector parked list")
 
 
-async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
     from bullpen.ledger.messages import SqlMessages
 
     late_ms, _ = await SqlMessages(ledger.database).lags_ms()
@@ -292,7 +267,7 @@ async def _message_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
         yield Sign("scheduler_late", "messages", late_ms, text, fix)
 
 
-async def _run_signs(ledger: Ledger, limits: Limits) -> AsyncIterator[Sign]:
+async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
     if not limits.run_stuck_ms:
         return
     idle = await ledger.runs.idle(longer_than_ms=limits.run_stuck_ms, limit=_MOST)

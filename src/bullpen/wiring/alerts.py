@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import fields
 from typing import Any, Final
 
 from bullpen._kernel.logs import get_logger
@@ -20,8 +19,7 @@ from bullpen._kernel.ticker import Ticker
 from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
-from bullpen.ops.incidents import Telling
-from bullpen.ops.signs import Limits, QueueNames, Sign, Source, is_away, ledger_signs, letter_signs, queue_signs
+from bullpen.ops.signs import QueueNames, Sign, Source, is_away, ledger_signs, letter_signs, queue_signs
 from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue.browse import find_queues
@@ -29,7 +27,7 @@ from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.wiring.channels import Channels
 
-__all__ = ["AlertService", "alert_routes", "limits_of", "make_watcher"]
+__all__ = ["AlertService", "alert_routes", "make_watcher"]
 
 logger = get_logger("bullpen.alerts")
 
@@ -37,11 +35,6 @@ _NAME: Final = "bullpen-alerts"
 _RETRY_S: Final = 5.0
 _LEASE_MS: Final = 20_000
 """Shorter than for other messages: when a watcher dies while it sends, the next alert of the rule waits for this."""
-
-
-def limits_of(settings: Settings) -> Limits:
-    """From when on something is a sign."""
-    return Limits(**{entry.name: getattr(settings.alerts, entry.name) for entry in fields(Limits)})
 
 
 def make_watcher(
@@ -52,13 +45,7 @@ def make_watcher(
     stores: Callable[[], Iterable[DeadLetterStore]],
 ) -> Watcher:
     """The configured watch. Nothing is connected yet. `find_connection` gives None where queues are not used."""
-    chosen, limits = settings.alerts, limits_of(settings)
-    telling = Telling(
-        repeat_ms=chosen.repeat_ms,
-        resolve_after_ms=chosen.resolve_after_ms,
-        growth=chosen.growth,
-        hold_ms=chosen.hold_ms,
-    )
+    chosen = limits = settings.alerts
 
     async def list_queues() -> list[str]:
         connection = find_connection()
@@ -83,7 +70,7 @@ def make_watcher(
         return Seen(signs, frozenset(readable))
 
     targets = _targets(settings)
-    return Watcher(ledger, look, targets, telling=telling, every_ms=chosen.every_ms, label=chosen.label or "")
+    return Watcher(ledger, look, targets, telling=chosen, every_ms=chosen.every_ms, label=chosen.label or "")
 
 
 async def _read(source: Source, look: Awaitable[list[Sign]], readable: set[Source]) -> list[Sign]:

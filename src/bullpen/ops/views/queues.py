@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
+from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.overview import Picture, QueueLook
-from bullpen.ops.signs import DEAD_SUFFIX, Limits, Sign, signs_of_look
+from bullpen.ops.signs import DEAD_SUFFIX, Sign, signs_of_look
 from bullpen.ops.words import Word
 
 __all__ = [
@@ -90,7 +91,7 @@ class OverviewView(msgspec.Struct, rename="camel", frozen=True):
     """False: the search for queues has not ended yet."""
 
 
-def queue_row(look: QueueLook, limits: Limits) -> QueueRow:
+def queue_row(look: QueueLook, limits: SymptomLimits) -> QueueRow:
     """One queue of a snapshot."""
     signs = [sign for sign in signs_of_look(look, limits) if sign.rule != "dead_letters"]
     trouble = look.problem or "; ".join(sign.message for sign in signs)
@@ -128,7 +129,7 @@ def queue_row(look: QueueLook, limits: Limits) -> QueueRow:
 
 def overview_view(
     picture: Picture,
-    limits: Limits,
+    limits: SymptomLimits,
     *,
     signs: Iterable[Sign] = (),
     unread: Iterable[str] = (),
