@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
 import bullpen.dashboard
+from bullpen.ledger import OutboxStatus, RunStatus
+from bullpen.ledger.message_records import MessageStatus
 from bullpen.ops.words import Word, duration_text, job_word, message_word, outbox_word, run_word, size_text
+from bullpen.queue import JobState
 
 HERE = Path(bullpen.dashboard.__file__).parent
+DOCS = Path(__file__).parents[2] / "docs"
 TEMPLATES = sorted((HERE / "templates").glob("*.html"))
 CSS = (HERE / "static" / "app.css").read_text()
 
@@ -68,15 +74,36 @@ def test_both_ways_to_dark_are_the_same() -> None:
     assert SYSTEM_DARK == DARK
 
 
-@pytest.mark.requirement("X-19")
-def test_the_words_of_all_stores_have_a_common_one() -> None:
+STORES: dict[str, tuple[type[StrEnum], Callable[[str], Word]]] = {
+    "job": (JobState, job_word),
+    "outbox": (OutboxStatus, outbox_word),
+    "run": (RunStatus, run_word),
+    "message": (MessageStatus, message_word),
+}
+
+
+@pytest.mark.requirement("X-19", "X-20")
+def test_every_state_of_every_store_has_the_common_word_that_the_page_shows() -> None:
+    """One column per store, one row per word; a state that nobody mapped would be shown as unknown."""
+    page = (DOCS / "reference" / "glossary.md").read_text().partition("\n## Common words for states\n")[2]
+    head, _, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row[:1] == "|"]
+    shown = {
+        (store, state): word.strip("`")
+        for word, *cells in rows
+        for store, cell in zip(head[1:], cells, strict=True)
+        for state in re.findall(r"`([\w-]+)`", cell)
+    }
+
+    assert shown == {(store, state): read(state) for store, (kind, read) in STORES.items() for state in kind}
+    assert [state for store, state in shown if shown[store, state] == "unknown"] == ["unknown", "PARKED"]
+
+
+@pytest.mark.requirement("X-19", "X-20")
+def test_a_word_says_what_happens_next_whatever_the_store_calls_it() -> None:
     assert job_word("delayed", attempts_made=1, has_failed=True) is Word.RETRYING
-    assert job_word("delayed") is Word.DELAYED
-    assert job_word("failed") is Word.DEAD
-    assert outbox_word("FAILED") is Word.RETRYING
-    assert run_word("FAILED") is Word.DEAD
-    assert message_word("PARKED") is Word.UNKNOWN
-    assert job_word("nonsense") is Word.UNKNOWN
+    assert (outbox_word("FAILED"), run_word("FAILED")) == (Word.RETRYING, Word.DEAD)
+    assert "for a run the same word means the end" in (DOCS / "guides" / "outbox.md").read_text()
+    assert {read("nonsense") for _, read in STORES.values()} == {Word.UNKNOWN}
 
 
 def test_durations_and_sizes_are_short() -> None:

@@ -100,6 +100,18 @@ async def test_what_is_done_goes_to_the_audit_table(app: Bullpen) -> None:
     assert "for good" in page
 
 
+async def test_the_audit_shows_the_login_of_the_database_beside_the_name(redis_url: str, postgres_url: str) -> None:
+    """The name is what that login said; where both do not fit, somebody sees it here."""
+    async with Bullpen(settings=settings(redis_url, ledger_url=postgres_url)) as app:
+        await app.ledger.audit.write("the chief", "dead_letter.redrive", "q/1", tenant_id=None, detail={})
+        (entry,) = await app.ledger.audit.read()
+        page, listed = await visit(app, ADMIN, "/audit", "/api/v1/audit")
+
+    assert entry.login
+    assert [(each["actor"], each["login"]) for each in listed.json()["entries"]] == [("the chief", entry.login)]
+    assert f"login <bdi>{entry.login}</bdi>" in page.text
+
+
 async def test_without_a_ledger_its_pages_are_not_offered(redis_url: str) -> None:
     async with opened(redis_url) as (http, _):
         assert ">Outbox</a>" not in (await http.get("/")).text

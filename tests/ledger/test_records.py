@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,14 +148,3 @@ def test_only_items_are_taken() -> None:
     connection = sqlite3.connect(":memory:")
     with contextlib.closing(connection), pytest.raises(InvalidOption, match="OutboxItem"):
         Enqueuer().enqueue_many_sync(connection, [{"payload": 1}])  # type: ignore[list-item]  # wrong on purpose
-
-
-@pytest.mark.requirement("X-19", "X-20")
-def test_every_status_has_one_word_that_all_kinds_of_work_share() -> None:
-    """The guide shows the same words, and warns of the one that means something else for a run."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text()
-    table = dict(re.findall(r"^\| `([A-Z]+)` \|.*\| (\w+) \|$", page, re.MULTILINE))
-
-    assert {status.value: status.common for status in OutboxStatus} == table
-    assert OutboxStatus.FAILED.common == "retrying"
-    assert "for a run the same word means the end" in page

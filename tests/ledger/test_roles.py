@@ -392,6 +392,19 @@ def test_the_database_writes_the_audit_and_says_when_and_by_which_login(execute:
     assert execute("tenant", told, recent) == [(True,)]
 
 
+@pytest.mark.parametrize("duty", ["tenant", "worker", "service"])
+@pytest.mark.parametrize("action", ["dead_letter.redrive", "run.dead_letters.read", "run.security"])
+def test_a_false_actor_stands_beside_the_login_that_wrote_it(execute: Execute, duty: str, action: str) -> None:
+    """What queues do the database cannot see, so their lines are the program's own word: whoever holds its login may
+    name anybody, and cannot hide that it was this login."""
+    forged = f"{AUDIT} VALUES ('the chief', '{action}', 'queue/1', 'alice')"
+    lines = f"SELECT actor, login FROM {S}.bullpen_audit WHERE action = '{action}'"
+    role = getattr(ROLES, duty)
+
+    assert execute(duty, forged, lines) == [("the chief", role)]
+    assert execute(duty, f"SET LOCAL ROLE {role}", forged, lines) == [("the chief", role)]
+
+
 def test_whoever_holds_the_login_can_name_any_tenant(execute: Execute) -> None:
     """What row-level security does not guard against, as the guide says: it separates transactions, not people."""
     mine = execute("tenant", f"SELECT DISTINCT tenant_id FROM {S}.bullpen_runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from bullpen import sync
-from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.queue import Job, Queue, QueueEvents
+from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, ServerRefused
+from bullpen.queue import Durability, Job, Queue, QueueEvents
 from bullpen.redis import Connection
 from bullpen.testing import RedisServer, SentinelServers, check_queue, need
 from bullpen.worker import Worker
@@ -190,6 +191,53 @@ async def test_a_planned_failover_loses_nothing_that_was_acknowledged(servers: S
     kept = {job_id.decode() for job_id in heir.command("LRANGE", "bull:planned:wait", 0, -1)}
     lost = [job_id for job_id in acknowledged if job_id not in kept]
     assert (len(lost), len(acknowledged)) == (0, len(acknowledged))
+
+
+@pytest.mark.long
+@pytest.mark.requirement("W-65", "Q-65")
+async def test_no_add_that_both_replicas_have_is_lost_by_failovers(servers: SentinelServers) -> None:
+    """Ids are the caller's, so each that was acknowledged is looked for. Under load: a planned failover, and then the
+    death of the heir, when whichever of the two others is chosen has it. With one replica left nothing is acknowledged;
+    adding goes on when the dead one is back."""
+    acknowledged, unknown, is_over = list[str](), list[str](), False
+
+    async def produce(name: str, queue: Queue) -> None:
+        for number in itertools.count():
+            if is_over:
+                return
+            job_id = f"{name}-{number}"
+            try:
+                await queue.add("mail", job_id=job_id, durability=Durability.replicated(2), add_deadline=2_000)
+                acknowledged.append(job_id)
+            except (ConnectionLost, OutcomeUnknown, DurabilityUnknown):
+                unknown.append(job_id)  # not promised
+
+    async def more() -> None:
+        begun = len(acknowledged)
+        async with asyncio.timeout(40):
+            while len(acknowledged) < begun + 200:  # noqa: ASYNC110 - a list tells nobody
+                await asyncio.sleep(0.05)
+
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [Queue("known", connection=servers.url) for _ in range(4)]
+        queues = [await stack.enter_async_context(queue) for queue in opened]
+        producing = [asyncio.create_task(produce(f"p{at}", queue)) for at, queue in enumerate(queues)]
+        await more()
+        first = servers.primary
+        servers.sentinels[1].command("SENTINEL", "FAILOVER", servers.service)
+        await asyncio.to_thread(servers.wait_for_failover, first)
+        await more()
+        killed = await asyncio.to_thread(servers.kill_primary)
+        await asyncio.to_thread(servers.wait_for_failover, killed)
+        promised = len(acknowledged)
+        await asyncio.to_thread(killed.restart)  # a sentinel makes it a replica
+        await more()
+        is_over = True
+        await asyncio.gather(*producing)
+
+    kept = {raw.decode() for raw in servers.primary.command("LRANGE", "bull:known:wait", 0, -1)}
+    lost = [job_id for job_id in acknowledged if job_id not in kept]
+    assert (lost, promised >= 400, len(acknowledged) >= 600) == ([], True, True)
 
 
 class TestFinding:

@@ -7,6 +7,8 @@ such references to queue B, and whatever our clients then do with A, not a byte 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 import redis
 
 from bullpen._kernel.policy import DeadLetterPolicy as Policy
-from bullpen.errors import PermanentError
-from bullpen.queue import Job, JobState, Queue
-from tests.queue._kit import Kit, nothing
+from bullpen.errors import JobStateConflict, PermanentError
+from bullpen.queue import Deduplication, Flow, Job, JobKey, JobState, Queue
+from bullpen.worker import Worker
+from tests.queue._kit import Gate, Kit, nothing
 
 pytestmark = [pytest.mark.requirement("Q-17")]
 
@@ -121,6 +124,24 @@ class TestDeduplication:
             assert kit.ids("wait") == [] and not kit.has("dn:d")
             await kit.queue().clean(0, state=JobState.COMPLETED)
 
+    @pytest.mark.parametrize(
+        "how",
+        [{"replace": True}, {"ttl": 60_000, "extend": True}, {"reschedule": True}, {"keep_last_if_active": True}, {}],
+        ids=str,
+    )
+    async def test_an_owner_that_the_tenant_made_up(self, kit: Kit, tenant: Tenant, how: dict[str, Any]) -> None:
+        """Whoever adds looks at the owner of the id, and may remove it, put it elsewhere or keep its successor."""
+        queue = kit.queue()
+        for owner in (*references(tenant), f"../{tenant.b_name}:b-delayed", "b-delayed"):
+            tenant.redis.set(tenant.a + "de:d", owner)
+            tenant.redis.zadd(tenant.a + "delayed", {owner: 4096 * 4_000_000_000_000})
+            tenant.redis.lpush(tenant.a + "active", owner)
+
+            rule = Deduplication("d", **how)
+            await unharmed(tenant, lambda rule=rule: queue.add("x", deduplication=rule, delay=60_000))  # type: ignore[misc]
+
+            kit.redis.delete(*kit.redis.scan_iter(tenant.a + "*"))
+
     async def test_a_parent_of_the_same_queue_gets_the_follow_up_as_its_child(self, kit: Kit, tenant: Tenant) -> None:
         """So that it waits for the request that replaced the first one."""
         tenant.write_job("parent", to="waiting-children")
@@ -203,6 +224,45 @@ class TestParents:
                 await unharmed(tenant, lambda act=act, number=number: act(f"{number}"))  # type: ignore[misc]
 
                 assert not kit.redis.zscore(kit.base + "failed", f"{number}")
+
+    @pytest.mark.parametrize("policy", ["fpof", "cpof", "idof", "rdof"])
+    async def test_a_job_that_is_cancelled(self, kit: Kit, tenant: Tenant, policy: str) -> None:
+        queue = kit.queue()
+        for number, parent_key in enumerate(references(tenant)):
+            parent = json.dumps({"id": "x", "queue": tenant.b[:-1], policy: True})
+            tenant.write_job(f"{number}", parentKey=parent_key, parent=parent, deid=parent_key)
+
+            await unharmed(tenant, lambda number=number: queue.cancel(f"{number}", "no"))  # type: ignore[misc]
+
+            assert kit.redis.zscore(kit.base + "failed", f"{number}")
+
+    async def test_a_job_that_leaves_its_parent(self, kit: Kit, tenant: Tenant) -> None:
+        queue = kit.queue()
+        for number, parent_key in enumerate(references(tenant)):
+            tenant.write_job(f"{number}", parentKey=parent_key)
+            job = await queue.get_job(f"{number}")
+            assert job is not None
+
+            await unharmed(tenant, job.leave_parent)
+
+    async def test_a_job_that_another_parent_adopts(self, kit: Kit, tenant: Tenant) -> None:
+        """Whoever adds a child under an id that is stored already looks at the parent it has."""
+        queue = kit.queue()
+        for number, parent_key in enumerate(references(tenant)):
+            tenant.write_job(f"{number}x", to="completed", parentKey=parent_key)
+            own = tenant.write_job("own", to="waiting-children")
+            tenant.redis.sadd(f"{own}:dependencies", tenant.a + "never")
+            at = JobKey("own", tenant.a[:-1])
+
+            async def adopt(number: int = number, at: JobKey = at) -> None:
+                with contextlib.suppress(JobStateConflict):  # it is another's child, who may be alive
+                    await queue.add("x", job_id=f"{number}x", parent=at, on_failure="fail_parent")
+                with contextlib.suppress(JobStateConflict):
+                    await queue.add_flow(
+                        Flow("top", children=[Flow("x", job_id=f"{number}x", queue=kit.name, on_failure="ignore")])
+                    )
+
+            await unharmed(tenant, adopt)
 
     async def test_an_id_that_is_used_again(self, kit: Kit, tenant: Tenant) -> None:
         queue = kit.queue()
@@ -372,3 +432,80 @@ class TestSchedulers:
             tenant.write_job(job_id, rjk=name, opts=json.dumps(opts))
 
         await unharmed(tenant, lambda: kit.drain(nothing, 3))
+
+    @pytest.mark.parametrize("field", ["bprun", "bpopts"])
+    async def test_a_record_whose_own_fields_name_another_queue(self, kit: Kit, tenant: Tenant, field: str) -> None:
+        """The run that must end before the next one, and the options of a paused scheduler's next job."""
+        queue = kit.queue()
+        for number, key in enumerate(references(tenant)):
+            name = f"s{number}"
+            await queue.upsert_scheduler(name, every=3_600_000, overlap="skip")
+            parent = {"id": "b-waiting-children", "queue": tenant.b[:-1]}
+            opts = {"parent": parent, "jobId": key, "repeatJobKey": key, "bplane": key, "de": {"id": key}, "fpof": True}
+            stored = key if field == "bprun" else json.dumps(opts)
+
+            async def act(name: str = name, stored: str = stored) -> None:
+                await queue.pause_scheduler(name)
+                tenant.redis.hset(f"{tenant.a}repeat:{name}", field, stored)
+                await queue.resume_scheduler(name)
+                await queue.run_scheduler(name)
+                await queue.upsert_scheduler(name, every=1_800_000, overlap="skip")
+
+            await unharmed(tenant, act)
+        count = len(list(references(tenant)))
+        await unharmed(tenant, lambda: kit.drain(nothing, count))
+        for number in range(count):
+            await unharmed(tenant, lambda number=number: queue.remove_scheduler(f"s{number}"))  # type: ignore[misc]
+
+
+class TestLanes:
+    async def test_a_lane_that_names_keys_of_another_queue(self, kit: Kit, tenant: Tenant) -> None:
+        """What a lane holds, counts and runs lies beside the jobs, under the name that the job gives."""
+        queue = kit.queue()
+        await queue.lanes.set(None, concurrency=1, size=100, rate=(1_000, 60_000))
+        lanes = [*references(tenant), f"../../{tenant.b_name}:wait", f"x:{tenant.b}wait"]
+        for number, lane in enumerate(lanes):
+            for twice in ("a", "b"):
+                tenant.write_job(f"{number}{twice}", to="prioritized", bplane=lane, priority="1")
+                tenant.redis.zadd(tenant.a + "prioritized", {f"{number}{twice}": 4_294_967_296 + number})
+        tenant.redis.zadd(tenant.a + "marker", {"0": 0})
+
+        await unharmed(tenant, lambda: kit.drain(nothing, 2 * len(lanes)))
+
+        for number, lane in enumerate(lanes):
+            tenant.write_job(f"{number}c", to="delayed", bplane=lane)
+            await unharmed(tenant, lambda number=number: queue.cancel(f"{number}c"))  # type: ignore[misc]
+        await queue.pause()
+        await unharmed(tenant, queue.obliterate)
+
+
+class TestCancels:
+    async def test_requests_in_the_tenants_queue_end_no_job_of_another(self, kit: Kit, tenant: Tenant) -> None:
+        """Both workers live in one process, whose keepalive reads the requests of all its queues; the tenant even knows
+        the token of B's job."""
+        gates = Gate("a"), Gate("b")
+        mine = kit.worker(gates[0], lock=1_000)
+        other = Worker(tenant.b_name, gates[1], connection=kit.url, lock=1_000)
+        failed: list[str] = []
+        for worker in (mine, other):
+            worker.on("failed", lambda job, _reason: failed.append(job.name))
+        kit.redis.delete(tenant.b + "wait")
+        async with Queue(tenant.b_name, connection=kit.url) as queue:
+            job = await queue.add("of b", job_id="same")
+            await kit.queue().add("of a", job_id="same")
+            await mine.start()
+            await other.start()
+            for gate in gates:
+                await gate.reached()
+            tokens = [kit.redis.get(f"{base}same:lock") for base in (tenant.a, tenant.b)]
+
+            for token in tokens:
+                request = {"job": "same", "token": token, "reason": "mine"}
+                tenant.redis.xadd(tenant.a + "bp:cancel:asked", request)  # type: ignore[arg-type]
+            await kit.until(lambda: failed == ["of a"], "the tenant's own job has ended")
+            kit.redis.delete(tenant.a + "bp:cancel:asked")
+            gates[1].open()
+            async with asyncio.timeout(10):
+                assert await job.result() == "b"
+            await other.close()
+            await mine.close()

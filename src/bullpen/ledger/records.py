@@ -55,20 +55,6 @@ class OutboxStatus(StrEnum):
     FAILED = "FAILED"
     DEAD = "DEAD"
 
-    @property
-    def common(self) -> str:
-        """The word that dashboards use for this state of any kind of work. FAILED is tried again here."""
-        return _COMMON_WORDS[self]
-
-
-_COMMON_WORDS: Final = {
-    OutboxStatus.PENDING: "waiting",
-    OutboxStatus.CLAIMED: "active",
-    OutboxStatus.SENT: "done",
-    OutboxStatus.FAILED: "retrying",
-    OutboxStatus.DEAD: "dead",
-}
-
 
 class OutboxFields(TypedDict, total=False):
     """What `Outbox.enqueue` takes besides type, event and payload: the other fields of `OutboxItem`."""

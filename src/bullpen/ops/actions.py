@@ -38,6 +38,8 @@ class AuditRecord:
     subject: str
     tenant_id: str | None
     detail: Any
+    login: str | None = None
+    """Who was logged in, by PostgreSQL's own word; `actor` is whom that login named, and can be wrong."""
 
 
 class Trail(Protocol):

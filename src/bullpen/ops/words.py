@@ -35,19 +35,16 @@ _JOBS: Final = {
     "waiting-children": Word.BLOCKED,
     "completed": Word.DONE,
     "failed": Word.DEAD,
+    "unknown": Word.UNKNOWN,
 }
 _OUTBOX: Final = {
     "PENDING": Word.WAITING,
     "CLAIMED": Word.ACTIVE,
-    "SENDING": Word.ACTIVE,
     "SENT": Word.DONE,
     "FAILED": Word.RETRYING,
     "DEAD": Word.DEAD,
-    "UNKNOWN_OUTCOME": Word.UNKNOWN,
-    "DISCARDED": Word.CANCELLED,
 }
 _RUNS: Final = {
-    "CREATED": Word.WAITING,
     "QUEUED": Word.WAITING,
     "RUNNING": Word.ACTIVE,
     "COMPLETED": Word.DONE,
@@ -55,12 +52,11 @@ _RUNS: Final = {
     "CANCELLED": Word.CANCELLED,
 }
 _MESSAGES: Final = {
-    "PENDING": Word.WAITING,
+    "CREATED": Word.WAITING,
     "QUEUED": Word.WAITING,
     "SENDING": Word.ACTIVE,
     "SENT": Word.DONE,
     "FAILED": Word.DEAD,
-    "UNKNOWN": Word.UNKNOWN,
     "PARKED": Word.UNKNOWN,
     "CANCELLED": Word.CANCELLED,
     "SKIPPED": Word.CANCELLED,

@@ -62,6 +62,7 @@ class AuditTrail:
                 subject=row.subject,
                 tenant_id=row.tenant_id,
                 detail=row.detail,
+                login=getattr(row, "login", None),
             )
             for row in rows
             if (subject is None or row.subject == subject) and (tenant_id is None or row.tenant_id == tenant_id)

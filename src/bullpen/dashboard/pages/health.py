@@ -64,6 +64,7 @@ async def audit(context: Context) -> Page:
         {
             "atMs": int(entry.at.timestamp() * 1000),
             "actor": entry.actor,
+            "login": entry.login or "",
             "action": entry.action,
             "subject": entry.subject,
             "tenant": entry.tenant_id or "",

@@ -88,6 +88,11 @@ def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> Dead
     )
 
 
+def stored_entry(letter: DeadLetterRecord) -> dict[str, Any]:
+    """What is stored of a letter: its entry, and its tenant where only the record names it."""
+    return {**({} if letter.tenant_id is None else {"tenantId": letter.tenant_id}), **letter.entry}
+
+
 def event_of(letter: DeadLetterRecord, *, by: str, edit: Edit | None = None) -> Event:
     """The event to send back: identity kept, attempts reset, and a note of who asked for it and when."""
     shown = letter.data if edit is None else edit.data

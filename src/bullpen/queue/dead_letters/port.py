@@ -40,7 +40,8 @@ def complete_entry(letter: DeadLetterRecord) -> dict[str, Any]:
         "attemptsMade": letter.attempts_made,
         "attemptsStarted": starts_of(letter),
     }
-    return {**known, **({} if letter.cause is None else {"cause": letter.cause}), **letter.entry}
+    perhaps = {"cause": letter.cause, "tenantId": letter.tenant_id}
+    return {**known, **{name: value for name, value in perhaps.items() if value is not None}, **letter.entry}
 
 
 def starts_of(letter: DeadLetterRecord) -> int:

@@ -11,6 +11,7 @@ the harness of every transport.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -158,6 +159,21 @@ class DeadLetterContract:
 
         assert [(one.id, one.failed_at) for one in await letters.store.list()] == [(letter.id, letter.failed_at)]
         assert await letters.store.depth() == 1
+
+    @pytest.mark.requirement("X-6", "X-23")
+    async def test_a_letter_that_is_put_belongs_to_the_tenant_it_names(self, letters: DeadLetterHarness) -> None:
+        """Also one that was made elsewhere and whose entry does not: else its tenant would not see it, and neither
+        would a redrive that is limited to that tenant. Work that failed carries its tenant in its data as well."""
+        await letters.bury(1)
+        (letter,) = await letters.store.list()
+        await letters.store.discard(letter.id)
+
+        data = {**letter.data, "tenantId": "acme"} if isinstance(letter.data, dict) else letter.data
+        entry = {name: value for name, value in letter.entry.items() if name != "tenantId"}
+        await letters.store.put(replace(letter, tenant_id="acme", data=data, entry=entry))
+
+        (kept,) = await letters.store.list()
+        assert kept.tenant_id == "acme"
 
     @pytest.mark.requirement("X-40")
     async def test_an_edited_letter_goes_back_once_with_its_new_payload(self, letters: DeadLetterHarness) -> None:

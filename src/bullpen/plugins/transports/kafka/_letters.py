@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from bullpen._kernel import json
 from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import MessagingReports
-from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, who
+from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, stored_entry, who
 from bullpen.plugins.transports.kafka._records import read_value
 from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.edits import Edit
@@ -35,7 +35,7 @@ class TopicDeadLetters:
         return len(await self._read())
 
     async def put(self, letter: DeadLetterRecord) -> None:
-        value = json.encode(dict(letter.entry), what="dead letter")
+        value = json.encode(stored_entry(letter), what="dead letter")
         await self._transport.door.send(self.name, key=letter.id.encode(), value=value)
 
     async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:

@@ -31,7 +31,7 @@ from bullpen.plugins.transports._encoding import (
     readable,
     tries_to_header,
 )
-from bullpen.plugins.transports._letters import read_letter
+from bullpen.plugins.transports._letters import read_letter, stored_entry
 from bullpen.plugins.transports.rabbitmq._frames import UNREADABLE_HEADER
 from bullpen.ports.dead_letters import DeadLetterRecord
 from bullpen.ports.transport import Delivery, Event
@@ -185,7 +185,7 @@ def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) 
 
 def letter_message(letter: DeadLetterRecord) -> Message:
     return Message(
-        json.encode(dict(letter.entry), what="dead letter"),
+        json.encode(stored_entry(letter), what="dead letter"),
         message_id=letter.id,
         type=f"{letter.name}-failed",
         content_type="application/json",
