@@ -58,7 +58,7 @@ FACES = (
     Face("FailedSetStore", ("dead_letters.failed_set",), "FailedSetStore", "The failed jobs of a queue as letters."),
     Face(
         "QueueFace",
-        ("administration", "browse", "heads", "locate", "maintain", "limits", "schedulers", "flows"),
+        ("administration", "browse", "export", "heads", "locate", "maintain", "limits", "schedulers", "flows"),
         "Administration",
         "All that can be done with a queue but adding to it.",
     ),
@@ -66,6 +66,7 @@ FACES = (
 CLASSES = {
     "administration": "Administration",
     "browse": "Browsing",
+    "export": "Exporting",
     "heads": "Heads",
     "locate": "Locating",
     "maintain": "Maintenance",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.backoff import Backoff
-from bullpen.errors import EventsLost, PermanentError
-from bullpen.queue import Job, Queue, QueueEvents
+from bullpen.errors import EventsLost, InvalidOption, PermanentError
+from bullpen.queue import Job, NewJob, Queue, QueueEvents
 from bullpen.wire.events import QueueEvent
 from tests.conftest import StartServer
 from tests.queue._kit import Failing, Kit, echo, nothing, soon
@@ -312,3 +312,73 @@ class TestGaps:
             events = await take(reader, 40)
 
         assert len(events) == 40
+
+
+class TestCallbacks:
+    """Functions instead of a loop over the events."""
+
+    async def test_functions_are_called_in_the_order_of_the_events(self, kit: Kit) -> None:
+        reader, seen = await kit.reader(), list[tuple[str, str | None]]()
+
+        async def on_completed(event: QueueEvent) -> None:
+            await asyncio.sleep(0)
+            seen.append((event.event, event.job_id))
+
+        reader.on("added", lambda event: seen.append((event.event, event.job_id)))
+        reader.on("completed", on_completed)
+        reader.on("completed:b", lambda event: reader.close())
+        await kit.queue().add_many([NewJob("mail", None, {"job_id": job_id}) for job_id in "ab"])
+        await kit.work(nothing)
+
+        await soon(reader.run())
+
+        assert seen == [("added", "a"), ("added", "b"), ("completed", "a"), ("completed", "b")]
+
+    async def test_once_is_once_and_off_is_off(self, kit: Kit) -> None:
+        reader, queue, seen = await kit.reader(), kit.queue(), list[str]()
+        forgotten = reader.on("tick", lambda event: seen.append("forgotten"))
+        reader.once("tick", lambda event: seen.append("once"))
+        reader.on("tick", lambda event: seen.append("on"))
+        reader.on("end", lambda event: reader.close())
+
+        assert reader.off("tick", forgotten)
+        assert not reader.off("tick", forgotten)
+        for name in ("tick", "tick", "end"):
+            await queue.publish_event(name)
+        await soon(reader.run())
+
+        assert seen == ["once", "on", "on"]
+
+    async def test_what_a_function_raises_harms_nobody(self, kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+        reader, queue, seen = await kit.reader(), kit.queue(), list[str]()
+        reader.on("tick", lambda event: 1 / 0)
+        reader.on("tick", lambda event: seen.append(event.event))
+        reader.on("end", lambda event: reader.close())
+
+        for name in ("tick", "end"):
+            await queue.publish_event(name)
+        await soon(reader.run())
+
+        assert seen == ["tick"]
+        assert "callback for 'tick'" in caplog.text
+
+    async def test_a_loss_is_told_and_reading_goes_on(self, kit: Kit) -> None:
+        queue, told = kit.queue(), list[Any]()
+        reader = await kit.reader(after="0-1")
+        await queue.trim_events(0)
+        reader.on("error", told.append)
+        reader.on("tick", lambda event: told.append(event.event))
+        reader.on("tick", lambda event: reader.close())
+
+        await queue.publish_event("tick")
+        await soon(reader.run())
+
+        assert isinstance(told[0], EventsLost)
+        assert told[1:] == ["tick"]
+
+    async def test_a_wrong_name_is_refused(self, kit: Kit) -> None:
+        reader = await kit.reader()
+        with pytest.raises(InvalidOption, match="event"):
+            reader.on("", print)
+        with pytest.raises(InvalidOption, match="callback"):
+            reader.on("tick", "print")  # type: ignore[type-var]

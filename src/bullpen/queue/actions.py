@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
-from bullpen._kernel.duration import to_ms
+from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, JobNotFound, ServerRefused
 from bullpen.queue.cancel import Cancelled, cancel_call, check_reason, failure_of, read_reply
+from bullpen.queue.changes import JobChanges
 from bullpen.queue.children import PARTS, ChildrenCounts, read_part, remove_pending_children, text
 from bullpen.queue.codec import Codec, Sealer, owner_commands
 from bullpen.queue.job import JobState, Mark
@@ -67,7 +68,15 @@ def is_wrong_type(error: Exception) -> bool:
 class QueueActions(ABC):
     """The operations that a Queue and a running Job share."""
 
-    def __init__(self, keys: QueueKeys, codec: Codec | None) -> None:
+    def __init__(
+        self,
+        keys: QueueKeys,
+        codec: Codec | None = None,
+        *,
+        dead_letter_keys: QueueKeys | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        self._dead_letter_keys, self._clock_offset_ms = dead_letter_keys, clock_offset_ms
         self.sealer = None if codec is None else self._make_sealer(codec, keys)
         """Seals and opens payloads, where a codec is configured."""
         self._keys = keys
@@ -138,6 +147,13 @@ class QueueActions(ABC):
         return self._keys.name
 
     @property
+    def changes(self) -> JobChanges:
+        """What changes jobs of the queue."""
+        keys = self._keys
+        letters = self._dead_letter_keys or QueueKeys(keys.prefix, keys.dead_letter_name())
+        return JobChanges(self, keys, letters, self._clock_offset_ms)
+
+    @property
     def queue_key(self) -> str:
         """`<prefix>:<queue>`."""
         return self._keys.base[:-1]
@@ -201,9 +217,19 @@ class QueueActions(ABC):
         reply, was_repeated = await self.evaluate_noting_repeats("cancel", *call)
         return read_reply(self.name, job_id, reply, was_repeated=was_repeated)
 
-    async def read_logs(self, job_id: str) -> list[str]:
-        lines = await self.command("LRANGE", self._keys.logs(job_id), 0, -1)
-        return [line.decode("utf-8", "replace") for line in lines]
+    async def read_logs(
+        self, job_id: str, start: int = 0, count: int | None = None, *, newest_first: bool = False
+    ) -> list[str]:
+        check_int("start", start, minimum=0)
+        end = -1 if count is None else start + check_int("count", count, minimum=1) - 1
+        bounds = (start, end) if not newest_first else (0 if count is None else -end - 1, -start - 1)
+        lines = await self.command("LRANGE", self._keys.logs(job_id), *bounds)
+        found = [line.decode("utf-8", "replace") for line in lines]
+        return found[::-1] if newest_first else found
+
+    async def clear_logs(self, job_id: str, keep: int) -> None:
+        logs = self._keys.logs(job_id)
+        await (self.command("LTRIM", logs, -keep, -1) if keep else self.command("DEL", logs))
 
     async def count_children(self, job_id: str) -> ChildrenCounts:
         job_key = self._keys.job(job_id)
@@ -266,8 +292,17 @@ class QueueActions(ABC):
 class AsyncActions(QueueActions):
     """On an event loop, through a door."""
 
-    def __init__(self, door: Door, keys: QueueKeys, *, deadline_s: float, codec: Codec | None = None) -> None:
-        super().__init__(keys, codec)
+    def __init__(
+        self,
+        door: Door,
+        keys: QueueKeys,
+        *,
+        deadline_s: float,
+        codec: Codec | None = None,
+        dead_letter_keys: QueueKeys | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        super().__init__(keys, codec, dead_letter_keys=dead_letter_keys, clock_offset_ms=clock_offset_ms)
         self._door = door
         self._deadline_s = deadline_s
         self.results: ResultListener | None = None

@@ -20,6 +20,7 @@ from bullpen.queue.codec import Codec, check_codec
 from bullpen.queue.dead_letters.failed_set import FailedSetStore
 from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.queue.durability import Durability
+from bullpen.queue.export import Exporting
 from bullpen.queue.flows import Flows
 from bullpen.queue.heads import Heads
 from bullpen.queue.job import Job, JobState
@@ -72,7 +73,7 @@ class AdministrationSettings(TypedDict):
     codec: Codec | None
 
 
-class Administration(Browsing, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
+class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
     """A named queue in Redis, as one who looks after it sees it."""
 
     def __init__(self, name: str, **settings: Unpack[AdministrationSettings]) -> None:

@@ -271,8 +271,16 @@ def seal_blocking(sealers: Sequence[Sealer | None], packed: Sequence[PackedJob])
 class BlockingActions(QueueActions):
     """The actions of a queue in a plain thread."""
 
-    def __init__(self, line: BlockingLine, keys: QueueKeys, codec: Codec | None) -> None:
-        super().__init__(keys, codec)
+    def __init__(
+        self,
+        line: BlockingLine,
+        keys: QueueKeys,
+        codec: Codec | None,
+        *,
+        dead_letter_keys: QueueKeys | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        super().__init__(keys, codec, dead_letter_keys=dead_letter_keys, clock_offset_ms=clock_offset_ms)
         self._line = line
 
     @property
@@ -406,7 +414,11 @@ class BlockingAdministration(Administration):
         self.line = BlockingLine(self._connection, self._keys, self._deadline_s)
         self._lines: dict[int, BlockingLine] = {}
         """To other slots of a cluster, for flows that reach there."""
-        self._actions = BlockingActions(self.line, self._keys, self._codec)
+        self._actions = BlockingActions(
+            *(self.line, self._keys, self._codec),
+            dead_letter_keys=self._dead_letter_keys,
+            clock_offset_ms=self._clock_offset_ms,
+        )
         calls = BlockingCalls(self.line, self._keys, SCRIPTS["add_flow"])
         self._sender = _FlowSender(calls, self._connection, self._keys, self._clock_offset_ms)
 

@@ -7,7 +7,7 @@ the coroutine of the same name to its end. Elsewhere: how (`blocking`), what is 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, Unpack
 
@@ -18,7 +18,7 @@ from bullpen.queue.administration import Administration as AsyncAdministration
 from bullpen.queue.administration import JobCounts
 from bullpen.queue.arguments import SchedulerArguments
 from bullpen.queue.blocking import iterate
-from bullpen.queue.browse import Metrics, WorkerInfo
+from bullpen.queue.browse import LogPage, Metrics, WorkerInfo
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.children import Children, ChildrenCounts
 from bullpen.queue.codec import Codec
@@ -35,11 +35,12 @@ from bullpen.queue.dead_letters.operations import DeadLetters as AsyncDeadLetter
 from bullpen.queue.durability import Durability
 from bullpen.queue.flows import BlockedParent, ChildKind, ChildrenPage, Flow, FlowNode
 from bullpen.queue.heads import JobHead
-from bullpen.queue.job import Added, BlockedBy, DataT_co, JobState
+from bullpen.queue.job import Added, BlockedBy, DataT_co, JobState, Progress
 from bullpen.queue.job import Job as AsyncJob
 from bullpen.queue.lanes import LaneInfo, LaneSettings, Nothing, Rate
 from bullpen.queue.lanes import Lanes as AsyncLanes
 from bullpen.queue.locate import Place
+from bullpen.queue.maintain import _PER_STEP
 from bullpen.queue.payloads import PayloadReport, SweepReport
 from bullpen.queue.schedulers import DeclaredScheduler, Reconciled
 from bullpen.redis.client import Connection
@@ -252,7 +253,7 @@ class Job(Generic[DataT_co]):
         """Names as on the wire, unset fields left out, never the lock token."""
         return self._inner.to_json()
 
-    def progress(self, value: int | dict[str, Any] | list[Any] | str | float | bool) -> None:
+    def progress(self, value: Progress) -> None:
         """Report progress: a number from 0 to 100, text, a boolean, a list, or any JSON object."""
         self._run(self._inner.progress(value))
 
@@ -260,8 +261,13 @@ class Job(Generic[DataT_co]):
         """Append a line to the job's log; the oldest beyond `keep_logs` (1000) go. Returns how many are kept."""
         return self._run(self._inner.log(line))
 
-    def logs(self) -> list[str]:
-        return self._run(self._inner.logs())
+    def logs(self, *, start: int = 0, count: int | None = None, newest_first: bool = False) -> list[str]:
+        """Its log lines, oldest first, from line `start` on and at most `count`; `newest_first` counts from the end."""
+        return self._run(self._inner.logs(start=start, count=count, newest_first=newest_first))
+
+    def clear_logs(self, *, keep: int = 0) -> None:
+        """Delete its log lines, all but the newest `keep`."""
+        self._run(self._inner.clear_logs(keep=keep))
 
     def update_data(self, data: Any) -> None:
         """Replace the stored payload; the next run sees it. This object keeps what it was read with."""
@@ -306,6 +312,26 @@ class Job(Generic[DataT_co]):
     def cancel(self, reason: str | None = None) -> Cancelled:
         """End the job wherever it is; see `Queue.cancel`."""
         return self._run(self._inner.cancel(reason))
+
+    def remove(self, *, children: bool = True) -> bool:
+        """Delete the job, and all below it in its flow; see `Queue.remove`."""
+        return self._run(self._inner.remove(children=children))
+
+    def promote(self) -> None:
+        """Let a delayed job run now; see `Queue.promote`."""
+        self._run(self._inner.promote())
+
+    def retry(self, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
+        """Put a failed (or completed) job back in line; see `Queue.retry`."""
+        self._run(self._inner.retry(state=state, reset_attempts=reset_attempts))
+
+    def change_delay(self, delay: int | timedelta) -> None:
+        """Let a delayed job become due after `delay` from now; see `Queue.change_delay`."""
+        self._run(self._inner.change_delay(delay))
+
+    def change_priority(self, priority: int | None = None, *, urgency: int | None = None, lifo: bool = False) -> None:
+        """Give the job another priority or urgency; see `Queue.change_priority`."""
+        self._run(self._inner.change_priority(priority, urgency=urgency, lifo=lifo))
 
     def state(self) -> JobState:
         """Where the job is now."""
@@ -544,6 +570,11 @@ class QueueFace:
         others change their kind meanwhile. Raises JobNotFound."""
         return self._run(self._inner.children_page(_plain(job), kind, cursor=cursor, count=count))
 
+    def jobs_at(self, keys: Iterable[str]) -> list[Job]:
+        """The jobs of these full keys `<prefix>:<queue>:<id>`, in whichever queues they are: those of a page of
+        children, for one. What is gone is left out."""
+        return [Job(one, self._run) for one in self._run(self._inner.jobs_at(keys))]
+
     def blocked_parents(self) -> Iterator[BlockedParent[Job]]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
@@ -728,9 +759,25 @@ class QueueFace:
         """
         return self._run(self._inner.remove_unprocessed_children(_plain(job)))
 
-    def promote_all(self) -> int:
-        """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many."""
-        return self._run(self._inner.promote_all())
+    def update_progress(self, job: str | Job, value: Progress) -> None:
+        """Report progress of a job by its id, as `Job.progress` does. Raises JobNotFound."""
+        self._run(self._inner.update_progress(_plain(job), value))
+
+    def add_log(self, job: str | Job, line: str, *, keep: int | None = None) -> int:
+        """Append a line to the log of a job by its id; the oldest beyond `keep` (its own `keep_logs`, else 1000) go.
+        Returns how many are kept. Raises JobNotFound."""
+        return self._run(self._inner.add_log(_plain(job), line, keep=keep))
+
+    def clear_logs(self, job: str | Job, *, keep: int = 0) -> None:
+        """Delete the log lines of a job, all but the newest `keep`. A job that is gone has none."""
+        self._run(self._inner.clear_logs(_plain(job), keep=keep))
+
+    def promote_all(self, *, count: int | None = None) -> int:
+        """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
+
+        With `count` at most so many, those that would be due first.
+        """
+        return self._run(self._inner.promote_all(count=count))
 
     def retry_all(
         self,
@@ -765,30 +812,30 @@ class QueueFace:
         """
         return self._run(self._inner.clean(grace, state=state, limit=limit))
 
-    def obliterate(self, *, force: bool = False) -> int:
+    def obliterate(self, *, force: bool = False, count: int = _PER_STEP) -> int:
         """Delete the queue with everything in it. Returns how many jobs that were.
 
         The queue is paused first, and stays so when this fails. With running jobs it raises JobStateConflict unless
         `force`: their workers then find their jobs gone. Parents in other queues are released. Dead letters are
-        another queue and stay.
+        another queue and stay. `count` jobs are deleted per step (1 to 10000): smaller steps hold up the server less.
         """
-        return self._run(self._inner.obliterate(force=force))
+        return self._run(self._inner.obliterate(force=force, count=count))
 
     def trim_events(self, most: int) -> int:
         """Cut the event stream to about `most` entries now. Returns how many went."""
         return self._run(self._inner.trim_events(most))
 
-    def remove_orphans(self, *, restorable: bool = False) -> int:
+    def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
         A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too.
+        deleted too. With `limit` at most so many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
         server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
         looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
         """
-        return self._run(self._inner.remove_orphans(restorable=restorable))
+        return self._run(self._inner.remove_orphans(restorable=restorable, limit=limit))
 
     def restore_orphans(self) -> int:
         """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
@@ -825,6 +872,25 @@ class QueueFace:
         """
         return self._run(self._inner.position_at(state, epoch_ms, newest_first=newest_first))
 
+    def publish_event(self, event: str, fields: Mapping[str, Any] | None = None, *, max_len: int | None = None) -> str:
+        """Write an event of your own into the queue's stream and return its id: every `QueueEvents`, Node's too, gets
+        it.
+
+        Texts travel as they are, numbers and all else as JSON text. The names of BullMQ's own events are refused: who
+        waits for results would believe them. The stream is trimmed to the queue's bound, or to about `max_len`. Not
+        repeated: raises ConnectionLost when the reply is lost; then it may have been written.
+        """
+        return self._run(self._inner.publish_event(event, fields, max_len=max_len))
+
+    def prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
+        """Job counts by state and the totals of finished jobs in Prometheus' text format, under the names and labels
+        of Node's `exportPrometheusMetrics`; `labels` stand on each line.
+
+        The totals count while a worker keeps metrics (`metrics_minutes`, in Node `metrics`). The numbers under
+        bullpen's own names are those of `bullpen.ops`.
+        """
+        return self._run(self._inner.prometheus_metrics(labels))
+
     def jobs(
         self,
         states: JobState | Iterable[JobState] | None = None,
@@ -843,6 +909,17 @@ class QueueFace:
             for one in self._run(self._inner.jobs(states, start=start, count=count, newest_first=newest_first))
         ]
 
+    def job_ids(
+        self,
+        states: JobState | Iterable[JobState] | None = None,
+        *,
+        start: int = 0,
+        count: int = 100,
+        newest_first: bool = False,
+    ) -> list[str]:
+        """As `jobs`, but only their ids: the server reads no hashes. An id may be of a job that is gone."""
+        return self._run(self._inner.job_ids(states, start=start, count=count, newest_first=newest_first))
+
     def iter_jobs(
         self, states: JobState | Iterable[JobState] | None = None, *, newest_first: bool = False
     ) -> Iterator[Job]:
@@ -852,6 +929,18 @@ class QueueFace:
         that changes its state meanwhile may be met in both or in neither.
         """
         return (Job(one, self._run) for one in iterate(self._inner.iter_jobs(states, newest_first=newest_first)))
+
+    def logs(self, job: str | Job, *, start: int = 0, count: int = 100, newest_first: bool = False) -> LogPage:
+        """A page of a job's log: lines from `start` on, oldest first, or with `newest_first` counted from the end."""
+        return self._run(self._inner.logs(_plain(job), start=start, count=count, newest_first=newest_first))
+
+    def count_delayed(self, *, before: datetime | None = None) -> int:
+        """How many jobs are delayed; with `before`, how many of them are due before that instant."""
+        return self._run(self._inner.count_delayed(before=before))
+
+    def is_maxed(self) -> bool:
+        """Whether as many jobs run now as the queue's global concurrency allows. False where there is no such limit."""
+        return self._run(self._inner.is_maxed())
 
     def meta(self) -> dict[str, str]:
         """What clients wrote about the queue itself: `version` (the library that wrote last), limits, `paused`."""
@@ -895,6 +984,11 @@ class QueueFace:
         Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
         """
         return self._run(self._inner.workers())
+
+    def listeners(self) -> list[WorkerInfo] | None:
+        """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
+        does not let us know. They have no names."""
+        return self._run(self._inner.listeners())
 
     @property
     def name(self) -> str:

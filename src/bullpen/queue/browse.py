@@ -8,9 +8,9 @@ Elsewhere: one job by its id and counts (`queue`), schedulers (`schedulers`), de
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bullpen._kernel.duration import check_int
@@ -22,8 +22,8 @@ from bullpen.queue.children import PARTS, Children, ChildrenCounts, read_part
 from bullpen.queue.job import Job, JobState
 from bullpen.queue.places import lines_of
 from bullpen.redis.client import Connection, Door
-from bullpen.wire.keys import QueueKeys
-from bullpen.wire.options import MAX_PRIORITY
+from bullpen.wire.keys import QueueKeys, client_name
+from bullpen.wire.options import MAX_PRIORITY, to_epoch_ms
 from bullpen.wire.records import JobRecord, read_int
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "Browsing",
     "Children",
     "ChildrenCounts",
+    "LogPage",
     "Metrics",
     "WorkerInfo",
     "find_queues",
@@ -45,6 +46,7 @@ _HASHES_PER_PAGE: Final = 100
 _STORED_STATES: Final = tuple(state for state in JobState if state is not JobState.UNKNOWN)
 
 
+_SCORE_PER_MS: Final = 4_096
 _IN_LINE = (JobState.WAITING, JobState.PRIORITIZED)
 
 
@@ -66,7 +68,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker of any client, seen through its connection to the server."""
+    """A worker of any client, or another one who uses the queue, seen through its connection to the server."""
 
     name: str
     """Empty for workers without a name."""
@@ -75,6 +77,15 @@ class WorkerInfo:
     idle_s: int
     fields: dict[str, str] = field(repr=False)
     """All that the server tells of the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some lines of a job's log."""
+
+    lines: tuple[str, ...]
+    total: int
+    """How many lines there are in all."""
 
 
 async def _server_now_ms(actions: QueueActions) -> int:
@@ -115,6 +126,27 @@ class Browsing(QueuePart):
             start = max(0, start - length)
         return found
 
+    async def job_ids(
+        self,
+        states: JobState | Iterable[JobState] | None = None,
+        *,
+        start: int = 0,
+        count: int = 100,
+        newest_first: bool = False,
+    ) -> list[str]:
+        """As `jobs`, but only their ids: the server reads no hashes. An id may be of a job that is gone."""
+        check_int("start", start, minimum=0)
+        check_int("count", count, minimum=1)
+        actions, found = self._ready(), list[bytes]()
+        lines = [line for state in _check_states(states) for line in lines_of(self._keys, state)]
+        lengths = await actions.commands([(line.length, line.key) for line in lines])
+        for line, length in zip(lines, lengths, strict=True):
+            if start < length and len(found) < count:
+                wanted = min(length - start, count - len(found))
+                found += await line.page(actions, start, wanted, newest_first=newest_first)
+            start = max(0, start - length)
+        return [raw.decode("utf-8", "surrogateescape") for raw in found]
+
     async def iter_jobs(
         self, states: JobState | Iterable[JobState] | None = None, *, newest_first: bool = False
     ) -> AsyncIterator[Job]:
@@ -131,6 +163,26 @@ class Browsing(QueuePart):
                         for job in await _read(actions, keys, ids[first : first + _HASHES_PER_PAGE]):
                             if job is not None:
                                 yield job
+
+    async def logs(self, job: str | Job, *, start: int = 0, count: int = 100, newest_first: bool = False) -> LogPage:
+        """A page of a job's log: lines from `start` on, oldest first, or with `newest_first` counted from the end."""
+        actions, job_id = self._ready(), id_of(job)
+        lines = await actions.read_logs(job_id, start, count, newest_first=newest_first)
+        return LogPage(tuple(lines), int(await actions.command("LLEN", self._keys.logs(job_id))))
+
+    async def count_delayed(self, *, before: datetime | None = None) -> int:
+        """How many jobs are delayed; with `before`, how many of them are due before that instant."""
+        if before is None:
+            return int(await self._ready().command("ZCARD", self._keys.delayed))
+        bound = f"({to_epoch_ms('before', before) * _SCORE_PER_MS}"
+        return int(await self._ready().command("ZCOUNT", self._keys.delayed, "-inf", bound))
+
+    async def is_maxed(self) -> bool:
+        """Whether as many jobs run now as the queue's global concurrency allows. False where there is no such limit."""
+        limit, active = await self._ready().commands(
+            [("HGET", self._keys.meta, "concurrency"), ("LLEN", self._keys.active)]
+        )
+        return limit is not None and active >= read_int(limit) > 0
 
     async def meta(self) -> dict[str, str]:
         """What clients wrote about the queue itself: `version` (the library that wrote last), limits, `paused`."""
@@ -243,27 +295,35 @@ class Browsing(QueuePart):
 
         Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
         """
-        keys = self._keys
+        unnamed = client_name(self._keys.prefix, self._keys.name)
+        return await self._clients(lambda name: name == unnamed or name.startswith(f"{unnamed}:w:"), len(unnamed) + 3)
+
+    async def listeners(self) -> list[WorkerInfo] | None:
+        """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
+        does not let us know. They have no names."""
+        listener = client_name(self._keys.prefix, self._keys.name) + ":qe"
+        return await self._clients(lambda name: name == listener, len(listener))
+
+    async def _clients(self, is_meant: Callable[[str], bool], name_from: int) -> list[WorkerInfo] | None:
         try:
             raw = await self._ready().command("CLIENT", "LIST")
         except ServerRefused:
             return None
-        unnamed = f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
         found = []
         for line in raw.decode("utf-8", "replace").splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))
             connection_name = fields.get("name", "")
-            if connection_name == unnamed or connection_name.startswith(f"{unnamed}:w:"):
+            if is_meant(connection_name):
                 found.append(
                     WorkerInfo(
-                        name=connection_name[len(unnamed) + 3 :],
+                        name=connection_name[name_from:],
                         address=fields.get("addr", ""),
                         age_s=read_int(fields.get("age", "0")),
                         idle_s=read_int(fields.get("idle", "0")),
                         fields=fields,
                     )
                 )
-        return sorted(found, key=lambda worker: (worker.name, worker.address))
+        return sorted(found, key=lambda client: (client.name, client.address))
 
 
 async def find_queues(connection: Connection, prefix: str) -> list[str]:

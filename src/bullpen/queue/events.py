@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from bullpen._kernel import json
 from bullpen._kernel.ids import check_queue_name
@@ -29,6 +30,7 @@ from bullpen.errors import (
     NotJson,
     QueueClosed,
     ServerRefused,
+    require,
 )
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.codec import Sealer
@@ -44,6 +46,8 @@ from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.scripts import SCRIPTS
 
 logger = get_logger("bullpen.events")
+
+EventCallback = TypeVar("EventCallback", bound=Callable[[Any], Any])
 
 _BLOCK_MS = 5_000
 _WITHIN_S = _BLOCK_MS / 1000 + 2.0
@@ -200,7 +204,7 @@ class QueueEvents:
 
     Entering waits until the position is fixed: events of jobs added afterwards are seen. Raises EventsLost when the
     stream was trimmed before it was read (raise `events_max_len`, or read faster); iterate again to go on with what
-    is there.
+    is there. Instead of iterating, give functions to `on` and `await events.run()`.
     """
 
     def __init__(
@@ -216,6 +220,8 @@ class QueueEvents:
         self._door = Door(connection_for(connection, base), client_name(self._keys.prefix, queue) + ":qe", key=base)
         self._stream = EventStream(self._door, self._keys.events, after)
         self._waiting: list[QueueEvent] = []
+        self._callbacks: dict[str, list[tuple[Callable[[Any], Any], bool]]] = {}
+        """By name; True: for the next time only."""
 
     async def __aenter__(self) -> Self:
         await self._stream.start()
@@ -228,6 +234,63 @@ class QueueEvents:
 
     def close(self) -> None:
         self._door.close()
+
+    def on(self, event: str, callback: EventCallback) -> EventCallback:
+        """Let `run` call `callback` for each event of this name: one of BullMQ's, or one's own.
+
+        `completed:42` means the events of that name of job 42; `error` gets an EventsLost where events were trimmed
+        unread. Callbacks may be async: `run` waits for one before it calls the next. What they raise is logged.
+        """
+        return self._listen(event, callback, once=False)
+
+    def once(self, event: str, callback: EventCallback) -> EventCallback:
+        """As `on`, for the next such event only."""
+        return self._listen(event, callback, once=True)
+
+    def off(self, event: str, callback: Callable[..., Any]) -> bool:
+        """Call it no more, however often it was given to `on` or `once`. False when it was not."""
+        listed = self._callbacks.pop(event, [])
+        left = [one for one in listed if one[0] != callback]
+        if left:
+            self._callbacks[event] = left
+        return len(left) < len(listed)
+
+    def _listen(self, event: str, callback: EventCallback, *, once: bool) -> EventCallback:
+        require("event", isinstance(event, str) and event != "", "the name of an event", event)
+        require("callback", callable(callback), "a function", callback)
+        self._callbacks.setdefault(event, []).append((callback, once))
+        return callback
+
+    async def run(self) -> None:
+        """Read until closed, and call what was given to `on` and `once`, in the order of the events."""
+        while True:
+            lost, events = await self.page()
+            if lost:
+                await self._call("error", self._loss())
+            elif not events:
+                return
+            for event in events:
+                await self._call(event.event, event)
+                if event.job_id is not None:
+                    await self._call(f"{event.event}:{event.job_id}", event)
+
+    async def _call(self, name: str, told: QueueEvent | EventsLost) -> None:
+        for callback, is_once in tuple(self._callbacks.get(name, ())):
+            if is_once:
+                self.off(name, callback)
+            try:
+                result = callback(told)
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:
+                logger.exception("callback for %r of the events of queue %r failed", name, self._keys.name)
+
+    def _loss(self) -> EventsLost:
+        return EventsLost(
+            f"events of queue {self._keys.name!r} were trimmed before they were read; "
+            "the stream is too short for this reader. Iterate again to go on",
+            queue=self._keys.name,
+        )
 
     async def page(self) -> tuple[bool, list[QueueEvent]]:
         """For readers of many events: (were some trimmed unread before these?, all that are there now).
@@ -254,11 +317,7 @@ class QueueEvents:
                 raise StopAsyncIteration from None
             self._waiting = [QueueEvent.parse(entry_id, fields) for entry_id, fields in reversed(entries)]
             if lost:
-                raise EventsLost(
-                    f"events of queue {self._keys.name!r} were trimmed before they were read; "
-                    "the stream is too short for this reader. Iterate again to go on",
-                    queue=self._keys.name,
-                )
+                raise self._loss()
         return self._waiting.pop()
 
 

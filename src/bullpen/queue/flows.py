@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast
 
 from bullpen._kernel import tracing
-from bullpen._kernel.duration import check_int
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ids import check_queue_name, random_id
 from bullpen.errors import DurabilityUnknown, JobNotFound, require
 from bullpen.queue.actions import QueueActions
@@ -382,6 +382,18 @@ class Flows(QueuePart):
         key = f"{self._keys.job(job_id)}:{part.suffix}"
         after, flat = await actions.command(part.scan, key, cursor or "0", "COUNT", count)
         return ChildrenPage(part.read(actions.open_children(kind, flat)), None if after == b"0" else after.decode())
+
+    async def jobs_at(self, keys: Iterable[str]) -> list[Job]:
+        """The jobs of these full keys `<prefix>:<queue>:<id>`, in whichever queues they are: those of a page of
+        children, for one. What is gone is left out."""
+        found: list[Job] = []
+        for key in check_texts("keys", keys):
+            base, job_id = await split_key(self._ready(), key)
+            actions = self._actions_of(_keys_of(base))
+            stored = await actions.read(job_id)
+            if stored is not None:
+                found.append(Job(actions, stored[1]))
+        return found
 
     async def blocked_parents(self) -> AsyncIterator[BlockedParent]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.

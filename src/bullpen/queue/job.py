@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from bullpen._kernel import json, tracing
+from bullpen._kernel.duration import check_int
 from bullpen._kernel.tuples import maker
 from bullpen.errors import BullpenError
 from bullpen.queue.arguments import NewJobArguments
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import typing_extensions
 
     from bullpen.queue.blocking_faces import Job as BlockingJob
+    from bullpen.queue.changes import JobChanges
 
     DataT_co = typing_extensions.TypeVar("DataT_co", covariant=True, default=Any)
 else:
@@ -111,15 +113,23 @@ class JobActions(Protocol):
     async def update_data(self, job_id: str, data: bytes) -> None: ...
     async def state_of(self, job_id: str) -> JobState: ...
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any: ...
-    async def read_logs(self, job_id: str) -> list[str]: ...
+    async def read_logs(
+        self, job_id: str, start: int = 0, count: int | None = None, *, newest_first: bool = False
+    ) -> list[str]: ...
+    async def clear_logs(self, job_id: str, keep: int) -> None: ...
     async def remove_unprocessed_children(self, job_id: str) -> int: ...
     async def remove_deduplication(self, job_id: str, deduplication_id: str) -> bool: ...
     async def count_children(self, job_id: str) -> ChildrenCounts: ...
     async def read_children(self, job_id: str, kind: str) -> list[bytes]: ...
     async def leave_parent(self, job_id: str) -> bool: ...
     async def cancel(self, job_id: str, reason: str | None) -> Cancelled: ...
+    @property
+    def changes(self) -> JobChanges:
+        """What changes jobs of the queue."""
 
 
+Progress = int | float | bool | str | dict[str, Any] | list[Any]
+"""A number from 0 to 100, text, a boolean, a list, or any JSON object."""
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 """Waits for a coroutine, from where nothing can be awaited, and returns what it returned."""
 
@@ -351,7 +361,7 @@ class Job(Generic[DataT_co]):
         """Names as on the wire, unset fields left out, never the lock token."""
         return self.record.to_json()
 
-    async def progress(self, value: int | dict[str, Any] | list[Any] | str | float | bool) -> None:
+    async def progress(self, value: Progress) -> None:
         """Report progress: a number from 0 to 100, text, a boolean, a list, or any JSON object."""
         await self._actions.update_progress(self.id, check_progress(value))
 
@@ -360,8 +370,13 @@ class Job(Generic[DataT_co]):
         keep = self.opts.keep_logs
         return await self._actions.add_log(self.id, line, DEFAULT_KEEP_LOGS if keep is None else keep)
 
-    async def logs(self) -> list[str]:
-        return await self._actions.read_logs(self.id)
+    async def logs(self, *, start: int = 0, count: int | None = None, newest_first: bool = False) -> list[str]:
+        """Its log lines, oldest first, from line `start` on and at most `count`; `newest_first` counts from the end."""
+        return await self._actions.read_logs(self.id, start, count, newest_first=newest_first)
+
+    async def clear_logs(self, *, keep: int = 0) -> None:
+        """Delete its log lines, all but the newest `keep`."""
+        await self._actions.clear_logs(self.id, check_int("keep", keep, minimum=0))
 
     async def update_data(self, data: Any) -> None:
         """Replace the stored payload; the next run sees it. This object keeps what it was read with."""
@@ -409,6 +424,28 @@ class Job(Generic[DataT_co]):
     async def cancel(self, reason: str | None = None) -> Cancelled:
         """End the job wherever it is; see `Queue.cancel`."""
         return await self._actions.cancel(self.id, reason)
+
+    async def remove(self, *, children: bool = True) -> bool:
+        """Delete the job, and all below it in its flow; see `Queue.remove`."""
+        return await self._actions.changes.remove(self.id, children=children)
+
+    async def promote(self) -> None:
+        """Let a delayed job run now; see `Queue.promote`."""
+        await self._actions.changes.promote(self.id)
+
+    async def retry(self, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
+        """Put a failed (or completed) job back in line; see `Queue.retry`."""
+        await self._actions.changes.retry(self.id, state=state, reset_attempts=reset_attempts)
+
+    async def change_delay(self, delay: int | timedelta) -> None:
+        """Let a delayed job become due after `delay` from now; see `Queue.change_delay`."""
+        await self._actions.changes.change_delay(self.id, delay)
+
+    async def change_priority(
+        self, priority: int | None = None, *, urgency: int | None = None, lifo: bool = False
+    ) -> None:
+        """Give the job another priority or urgency; see `Queue.change_priority`."""
+        await self._actions.changes.change_priority(self.id, priority, urgency=urgency, lifo=lifo)
 
     async def state(self) -> JobState:
         """Where the job is now."""

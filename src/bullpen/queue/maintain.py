@@ -1,4 +1,4 @@
-"""Look after a queue and its jobs: change, promote, retry, remove, drain, clean, obliterate.
+"""Look after a queue and its jobs: drain, clean, obliterate, and what is done to one job (`changes`) by its id.
 
 In: a queue and what shall happen. Out: how many jobs it happened to, or an error that says why not. Each change is
 one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
@@ -9,25 +9,26 @@ Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`bullpen.queue.de
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, ServerRefused, require
-from bullpen.queue.actions import QueueActions
+from bullpen.errors import InvalidOption, JobStateConflict
 from bullpen.queue.base import QueuePart, id_of
 from bullpen.queue.cancel import Cancelled
-from bullpen.queue.children import children_of, remove_pending_children, split_key
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.changes import check_finished
+from bullpen.queue.children import remove_pending_children
+from bullpen.queue.job import Job, JobState, Progress
 from bullpen.queue.job_logs import JobLogs, read_dropped
 from bullpen.queue.orphans import find_orphans, remove_orphans
-from bullpen.wire.options import DEFAULT_OPTIONS, make_options
+from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
+from bullpen.wire.records import check_progress
 
 __all__ = ["Maintenance"]
 
 _PER_STEP: Final = 500
 """Jobs that one call moves or removes: each takes 10 to 20 µs of the server's time. The scripts know it too."""
-_NO_JOB, _LOCKED, _WRONG_STATE, _CURRENT_ITERATION, _TOO_LARGE = -1, -2, -3, -8, -20
 _NOT_PAUSED, _HAS_ACTIVE = -1, -2
 _CLEANABLE: Final = {
     JobState.COMPLETED: ("completed",),
@@ -37,7 +38,6 @@ _CLEANABLE: Final = {
     JobState.WAITING: ("wait", "paused"),
     JobState.ACTIVE: ("active",),
 }
-_FINISHED: Final = (JobState.FAILED, JobState.COMPLETED)
 
 
 class Maintenance(QueuePart):
@@ -50,13 +50,7 @@ class Maintenance(QueuePart):
 
         Raises JobNotFound, or JobStateConflict when it is not delayed (any more).
         """
-        job_id, keys = id_of(job), self._keys
-        reply = await self._ready().evaluate(
-            "change_delay",
-            [keys.job(job_id), keys.delayed],
-            [keys.base, self._clock_offset_ms, job_id, to_ms("delay", delay)],
-        )
-        self._must_be_done(reply, job_id, "is not delayed")
+        await self._ready().changes.change_delay(id_of(job), delay)
 
     async def change_priority(
         self, job: str | Job, priority: int | None = None, *, urgency: int | None = None, lifo: bool = False
@@ -66,24 +60,11 @@ class Maintenance(QueuePart):
         A job that waits moves to the end of its new class, or with `lifo` to the front; one that does not wait
         keeps its place and has the new priority when it comes to wait. Raises JobNotFound.
         """
-        given = {name: value for name, value in (("priority", priority), ("urgency", urgency)) if value is not None}
-        require("priority", len(given) == 1, "either priority or urgency", given)
-        job_id, keys = id_of(job), self._keys
-        reply = await self._ready().evaluate(
-            "change_priority",
-            [keys.job(job_id), keys.wait, keys.paused, keys.prioritized],
-            [keys.base, job_id, make_options(DEFAULT_OPTIONS, **given).wire_priority, "1" if lifo else ""],
-        )
-        self._must_be_done(reply, job_id, "")
+        await self._ready().changes.change_priority(id_of(job), priority, urgency=urgency, lifo=lifo)
 
     async def promote(self, job: str | Job) -> None:
         """Let a delayed job run now. Raises JobNotFound, or JobStateConflict when it is not delayed (any more)."""
-        job_id, keys = id_of(job), self._keys
-        reply, was_repeated = await self._ready().evaluate_noting_repeats(
-            "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
-        )
-        if not (was_repeated and reply == _WRONG_STATE):  # else our first copy did it
-            self._must_be_done(reply, job_id, "is not delayed")
+        await self._ready().changes.promote(id_of(job))
 
     async def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
         """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
@@ -91,15 +72,7 @@ class Maintenance(QueuePart):
         Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
         JobStateConflict when it is not in that state (any more).
         """
-        job_id, keys = id_of(job), self._keys
-        finished = _check_finished(state)
-        reply, was_repeated = await self._ready().evaluate_noting_repeats(
-            "retry",
-            [keys.job(job_id), getattr(keys, finished)],
-            [keys.base, job_id, finished, "1" if reset_attempts else "", self._dead_letter_keys.base],
-        )
-        if not (was_repeated and reply == _WRONG_STATE):
-            self._must_be_done(reply, job_id, f"is not {finished}")
+        await self._ready().changes.retry(id_of(job), state=state, reset_attempts=reset_attempts)
 
     async def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
         """End a job wherever it is, with a reason for whoever waits for its result.
@@ -120,44 +93,7 @@ class Maintenance(QueuePart):
         job that a scheduler made last (remove the scheduler instead). A flow too large for one step is removed job
         by job from the top: then it may end half way, with the error of a job that began to run.
         """
-        job_id, keys, actions = id_of(job), self._keys, self._ready()
-        reply, was_repeated = await actions.evaluate_noting_repeats(
-            "remove",
-            [keys.job(job_id)],
-            [keys.base, self._clock_offset_ms, job_id, "1" if children else "", "", ""],
-        )
-        match reply:
-            case -2:
-                self._refuse(job_id, "is running, or one of the jobs it waits for is")
-            case -8:
-                self._refuse(job_id, "was made last by a job scheduler, which would stop without it")
-            case -20:
-                return await self._remove_tree(actions, job_id)
-        return bool(reply) or was_repeated
-
-    async def _remove_tree(self, actions: QueueActions, job_id: str) -> bool:
-        """Parents before children, so that no parent is released in between."""
-        top = self._keys.job(job_id)
-        below = [(child, top) async for child in children_of(actions, top)]
-        removed = await self.remove(job_id, children=False)
-        while below:
-            key, parent = below.pop()
-            base, child_id = await split_key(actions, key)
-            try:
-                named = await actions.command("HGET", key, "parentKey")
-            except ServerRefused:  # no job at all, or one of somebody whose keys we may not read
-                continue
-            if named != parent.encode("utf-8", "surrogateescape"):
-                continue  # whoever wrote the list does not own this job, and what it names is not our business
-            children = [(child, key) async for child in children_of(actions, key)]
-            reply, was_repeated = await actions.evaluate_noting_repeats(
-                "remove", [key], [base, self._clock_offset_ms, child_id, "", "", parent]
-            )
-            if reply == 1 or was_repeated:
-                below += children
-            if reply == _LOCKED:
-                self._refuse(job_id, f"was removed, but not {key!r} below it, which began to run")
-        return removed
+        return await self._ready().changes.remove(id_of(job), children=children)
 
     async def remove_unprocessed_children(self, job: str | Job) -> int:
         """Delete the children that a job still waits for, with all below them; those that run, and those that failed
@@ -169,18 +105,40 @@ class Maintenance(QueuePart):
             self._ready(), self._keys.job(id_of(job)), clock_offset_ms=self._clock_offset_ms
         )
 
+    async def update_progress(self, job: str | Job, value: Progress) -> None:
+        """Report progress of a job by its id, as `Job.progress` does. Raises JobNotFound."""
+        await self._ready().update_progress(id_of(job), check_progress(value))
+
+    async def add_log(self, job: str | Job, line: str, *, keep: int | None = None) -> int:
+        """Append a line to the log of a job by its id; the oldest beyond `keep` (its own `keep_logs`, else 1000) go.
+        Returns how many are kept. Raises JobNotFound."""
+        actions, job_id = self._ready(), id_of(job)
+        if keep is None:
+            own = WireOptions.parse(await actions.command("HGET", self._keys.job(job_id), "opts")).keep_logs
+            keep = DEFAULT_KEEP_LOGS if own is None else own
+        return await actions.add_log(job_id, line, check_int("keep", keep, minimum=0))
+
+    async def clear_logs(self, job: str | Job, *, keep: int = 0) -> None:
+        """Delete the log lines of a job, all but the newest `keep`. A job that is gone has none."""
+        await self._ready().clear_logs(id_of(job), check_int("keep", keep, minimum=0))
+
     # ---- many jobs --------------------------------------------------------------------------------------------
 
-    async def promote_all(self) -> int:
-        """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many."""
+    async def promote_all(self, *, count: int | None = None) -> int:
+        """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
+
+        With `count` at most so many, those that would be due first.
+        """
         keys, promoted = self._keys, 0
+        left = math.inf if count is None else check_int("count", count, minimum=1)
         logs = JobLogs(keys.name)
-        while True:
-            step, jobs, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base])
+        while promoted < left:
+            most = int(min(_PER_STEP, left - promoted))
+            step, jobs, dropped = await self._ready().evaluate("promote_all", [keys.delayed], [keys.base, most])
             promoted += int(jobs)
             if dropped:
                 logs.dropped(read_dropped(dropped))
-            if step < _PER_STEP:  # else jobs that are delayed anew would be promoted for ever
+            if step < most:  # else jobs that are delayed anew would be promoted for ever
                 break
         return promoted
 
@@ -197,7 +155,7 @@ class Maintenance(QueuePart):
         Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
         at most `count`.
         """
-        keys, finished = self._keys, _check_finished(state)
+        keys, finished = self._keys, check_finished(state)
         left = _PER_STEP if count is None else check_int("count", count, minimum=1)
         until_ms: int | str = "" if until is None else _epoch_ms("until", until)
         retried, more = 0, 1
@@ -261,20 +219,21 @@ class Maintenance(QueuePart):
                 is_first = ""
         return removed
 
-    async def obliterate(self, *, force: bool = False) -> int:
+    async def obliterate(self, *, force: bool = False, count: int = _PER_STEP) -> int:
         """Delete the queue with everything in it. Returns how many jobs that were.
 
         The queue is paused first, and stays so when this fails. With running jobs it raises JobStateConflict unless
         `force`: their workers then find their jobs gone. Parents in other queues are released. Dead letters are
-        another queue and stay.
+        another queue and stay. `count` jobs are deleted per step (1 to 10000): smaller steps hold up the server less.
         """
+        check_int("count", count, minimum=1, maximum=10_000)
         keys, removed, more = self._keys, 0, 1
         await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [keys.base])
         while more:
             reply = await self._ready().evaluate(
                 "obliterate",
                 [keys.meta, keys.active, keys.repeat],
-                [keys.base, self._clock_offset_ms, "1" if force else ""],
+                [keys.base, self._clock_offset_ms, "1" if force else "", count],
             )
             if reply in (_NOT_PAUSED, _HAS_ACTIVE):
                 why = "was resumed by somebody meanwhile" if reply == _NOT_PAUSED else "has running jobs"
@@ -292,11 +251,11 @@ class Maintenance(QueuePart):
         check_int("most", most, minimum=0)
         return int(await self._ready().command("XTRIM", self._keys.events, "MAXLEN", "~", most))
 
-    async def remove_orphans(self, *, restorable: bool = False) -> int:
+    async def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
         A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too.
+        deleted too. With `limit` at most so many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
         server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
@@ -308,6 +267,7 @@ class Maintenance(QueuePart):
             clock_offset_ms=self._clock_offset_ms,
             and_ours=False,
             mode="all" if restorable else "delete",
+            limit=None if limit is None else check_int("limit", limit, minimum=1),
         )
 
     async def restore_orphans(self) -> int:
@@ -324,24 +284,6 @@ class Maintenance(QueuePart):
         """Ids of jobs that no state lists, among the first `count` jobs that a scan meets. Changes nothing."""
         check_int("count", count, minimum=1)
         return await find_orphans(self._ready(), self._keys, count=count)
-
-    # ---- answers ----------------------------------------------------------------------------------------------
-
-    def _must_be_done(self, reply: int, job_id: str, otherwise: str) -> None:
-        if reply == _NO_JOB:
-            raise JobNotFound(self._keys.name, job_id)
-        if reply == _WRONG_STATE:
-            self._refuse(job_id, otherwise)
-
-    def _refuse(self, job_id: str, why: str) -> NoReturn:
-        raise JobStateConflict(
-            f"job {job_id!r} of queue {self._keys.name!r} {why}", queue=self._keys.name, job_id=job_id
-        )
-
-
-def _check_finished(state: Any) -> str:
-    require("state", state in _FINISHED, "JobState.FAILED or JobState.COMPLETED", state)
-    return str(JobState(state).value)
 
 
 def _epoch_ms(option: str, instant: Any) -> int:

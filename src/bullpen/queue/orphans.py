@@ -33,6 +33,7 @@ A search that is interrupted leaves marks and nothing else; nobody reads them, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, Literal, TypeVar
 
@@ -60,9 +61,16 @@ puts them back and deletes nothing."""
 
 
 async def remove_orphans(
-    actions: QueueActions, keys: QueueKeys, *, clock_offset_ms: int, and_ours: bool, mode: Mode = "all"
+    actions: QueueActions,
+    keys: QueueKeys,
+    *,
+    clock_offset_ms: int,
+    and_ours: bool,
+    mode: Mode = "all",
+    limit: int | None = None,
 ) -> int:
-    """With `and_ours` also what other parts of bullpen keep beside the jobs, but the audit trail: the queue is gone.
+    """With `and_ours` also what other parts of bullpen keep beside the jobs, but the audit trail: the queue is gone. At
+    most `limit`.
 
     Raises JobStateConflict when lines moved so much that some suspects could not be judged; all others are done then.
     """
@@ -78,7 +86,7 @@ async def remove_orphans(
             case kind if kind is not None:
                 others.append((kind, rest))
     await _acquit_listed(actions, keys, suspects)
-    court = _Court(actions, keys, clock_offset_ms, mode)
+    court = _Court(actions, keys, clock_offset_ms, mode, limit)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             await court.judge(suspects)
@@ -127,9 +135,12 @@ async def _is_nowhere(actions: QueueActions, keys: QueueKeys, job_id: str) -> bo
 class _Court:
     """Judges suspects. `deleted` counts keys of all kinds, and jobs that were put back."""
 
-    def __init__(self, actions: QueueActions, keys: QueueKeys, clock_offset_ms: int, mode: Mode) -> None:
+    def __init__(
+        self, actions: QueueActions, keys: QueueKeys, clock_offset_ms: int, mode: Mode, limit: int | None
+    ) -> None:
         self._actions, self._keys, self._clock_offset_ms, self._mode = actions, keys, clock_offset_ms, mode
         self._search = new_token()
+        self._limit = math.inf if limit is None else limit
         self.deleted = 0
 
     async def judge(self, suspects: set[str]) -> None:
@@ -168,8 +179,10 @@ class _Court:
 
     async def delete(self, candidates: Sequence[tuple[str, str]], *, not_met: bool = False) -> tuple[set[str], str]:
         """Returns the ids that are marked now and the key of the line in which jobs wait."""
-        keys, marked, lines = self._keys, set[str](), set[str]()
-        for page in _pages(candidates, _PER_STEP):
+        keys, marked, lines, first = self._keys, set[str](), set[str](), 0
+        while first < len(candidates) and self.deleted < self._limit:
+            page = candidates[first : first + int(min(_PER_STEP, self._limit - self.deleted))]
+            first += len(page)
             deleted, waiting, paused, marked_now = await self._actions.evaluate(
                 "remove_orphans",
                 [keys.meta, keys.wait, keys.paused, keys.active],

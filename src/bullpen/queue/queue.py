@@ -156,7 +156,13 @@ class Queue(Administration):
             # First use, or first use in another loop (a test, a new asyncio.run): connections belong to one loop.
             self._loop = loop
             self._door: Door = self._connection.shared_door(self._keys.base)
-            self._actions = AsyncActions(self._door, self._keys, deadline_s=self._deadline_s, codec=self._codec)
+            self._actions = AsyncActions(
+                *(self._door, self._keys),
+                deadline_s=self._deadline_s,
+                codec=self._codec,
+                dead_letter_keys=self._dead_letter_keys,
+                clock_offset_ms=self._clock_offset_ms,
+            )
             self._adder = Adder(
                 self._door,
                 self._keys,

@@ -106,6 +106,7 @@ _TABLE = (
     Script("update_progress", keys=("job", "meta", "events"), args=("job_id", "progress")),
     Script("update_data", keys=("job",), args=("data",)),
     Script("add_log", keys=("job", "logs"), args=("line", "keep")),
+    Script("publish_event", keys=("events",), args=("base", "max_len")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
     Script("read_heads", keys=("meta",), args=("base", "most_bytes")),
     Script("seek", keys=("job", "line"), args=("base", "job_id", "passed")),
@@ -195,7 +196,7 @@ _TABLE = (
         args=("base", "job_id", "priority", "lifo"),
     ),
     Script("promote", keys=("job", "delayed"), args=("base", "job_id")),
-    Script("promote_all", keys=("delayed",), args=("base",)),
+    Script("promote_all", keys=("delayed",), args=("base", "most")),
     Script(
         "retry",
         keys=("job", "finished"),
@@ -216,7 +217,7 @@ _TABLE = (
         keys=("state_key",),
         args=("base", "clock_offset", "state", "grace_ms", "start", "most", "is_first"),
     ),
-    Script("obliterate", keys=("meta", "active", "repeat"), args=("base", "clock_offset", "force")),
+    Script("obliterate", keys=("meta", "active", "repeat"), args=("base", "clock_offset", "force", "most")),
     Script(
         "remove_orphans",
         keys=("meta", "wait", "paused", "active"),

@@ -11,7 +11,7 @@ import { createInterface } from 'node:readline';
 import IORedis from 'ioredis';
 
 const {
-  DelayedError, FlowProducer, Queue, QueueEvents, UnrecoverableError, WaitingChildrenError, WaitingError, Worker,
+  DelayedError, FlowProducer, Queue, QueueEvents, QueueEventsProducer, UnrecoverableError, WaitingChildrenError, WaitingError, Worker,
 } = await import(process.argv[3] ?? 'bullmq');
 const url = process.argv[2];
 const say = (message) => process.stdout.write(JSON.stringify(message) + '\n');
@@ -231,6 +231,12 @@ const ops = {
   changePriority: async (r) => (await jobOf(r)).changePriority(r.opts),
   updateData: async (r) => (await jobOf(r)).updateData(r.data),
   log: async (r) => (await jobOf(r)).log(r.line),
+  clearLogs: async (r) => (await jobOf(r)).clearLogs(r.keep),
+  publishEvent: async (r) => {
+    const producer = new QueueEventsProducer(r.queue, { connection: shared });
+    await producer.publishEvent(r.args, r.maxEvents);
+    await producer.close();
+  },
   waitUntilFinished: async (r) => {
     const listener = listeners.get(`${r.prefix ?? 'bull'}:${r.queue}`);
     if (!listener) throw new Error('startQueueEvents first');
@@ -242,8 +248,8 @@ const ops = {
 
 // Ops that are one call of a Queue method with the positional arguments `args`.
 const queueMethods = [
-  'clean', 'count', 'drain', 'getCountsPerPriority', 'getDeduplicationJobId', 'getGlobalConcurrency', 'getJobCounts', 'getJobLogs',
-  'getJobScheduler', 'getJobSchedulers', 'getMeta', 'getMetrics', 'getRanges', 'getVersion', 'getWorkers', 'getWorkersCount', 'isPaused',
+  'clean', 'count', 'drain', 'exportPrometheusMetrics', 'getCountsPerPriority', 'getDeduplicationJobId', 'getDelayedCount', 'getGlobalConcurrency', 'getJobCounts', 'getJobLogs',
+  'getJobScheduler', 'getJobSchedulers', 'getMeta', 'getMetrics', 'getQueueEvents', 'getRanges', 'getVersion', 'getWorkers', 'getWorkersCount', 'isMaxed', 'isPaused',
   'obliterate', 'pause', 'promoteJobs', 'rateLimit', 'removeDeduplicationKey', 'removeGlobalConcurrency', 'removeGlobalRateLimit',
   'removeJobScheduler', 'removeOrphanedJobs', 'resume', 'retryJobs', 'setGlobalConcurrency', 'setGlobalRateLimit', 'trimEvents',
 ];

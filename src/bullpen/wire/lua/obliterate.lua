@@ -4,16 +4,15 @@
   is gone the queue's own keys go, the limiter included.
 
   KEYS   1 meta   2 active   3 repeat
-  ARGV   1 base   2 clock_offset   3 force ("1" or "")
+  ARGV   1 base   2 clock_offset   3 force ("1" or "")   4 most (jobs per step)
   Reply  { more (0 or 1), number of jobs removed }, or -1 the queue is not paused, -2 jobs are running and force was not given
 ]]
 --#include lib/clock
 --#include lib/removal
 
 local meta_key, active_key, repeat_key = KEYS[1], KEYS[2], KEYS[3]
-local base, force = ARGV[1], ARGV[3] == "1"
+local base, force, most_per_call = ARGV[1], ARGV[3] == "1", tonumber(ARGV[4])
 local now_ms = server_now(ARGV[2])
-local MOST_PER_CALL = 500
 
 -- After the last step there is no meta any more: a repeated call finds nothing to do.
 if redis.call("EXISTS", meta_key) == 1 and redis.call("HEXISTS", meta_key, "paused") == 0 then return -1 end
@@ -21,7 +20,7 @@ if not force and redis.call("LLEN", active_key) > 0 then return -2 end
 
 local removed = 0
 local function obliterate(state, is_list)
-  local state_key, left = base .. state, MOST_PER_CALL - removed
+  local state_key, left = base .. state, most_per_call - removed
   local ids
   if is_list then
     ids = redis.call("LRANGE", state_key, 0, left - 1)
@@ -42,7 +41,7 @@ local function obliterate(state, is_list)
     if fields[1] and split_key(fields[1]) ~= base then on_child_removed(fields[1], job_key, now_ms) end
   end
   removed = removed + #ids
-  return removed < MOST_PER_CALL
+  return removed < most_per_call
 end
 
 for _, state in ipairs({ "active", "wait", "paused" }) do
@@ -52,10 +51,10 @@ for _, state in ipairs({ "delayed", "prioritized", "waiting-children", "complete
   if not obliterate(state, false) then return { 1, removed } end
 end
 
-local schedulers = redis.call("ZRANGE", repeat_key, 0, MOST_PER_CALL - 1)
+local schedulers = redis.call("ZRANGE", repeat_key, 0, most_per_call - 1)
 for _, scheduler_id in ipairs(schedulers) do redis.call("DEL", base .. "repeat:" .. scheduler_id) end
-redis.call("ZREMRANGEBYRANK", repeat_key, 0, MOST_PER_CALL - 1)
-if #schedulers == MOST_PER_CALL then return { 1, removed } end
+redis.call("ZREMRANGEBYRANK", repeat_key, 0, most_per_call - 1)
+if #schedulers == most_per_call then return { 1, removed } end
 
 for _, suffix in ipairs({ "events", "id", "pc", "marker", "meta", "metrics:completed", "metrics:completed:data", "metrics:failed",
   "metrics:failed:data", "stalled", "stalled-check", "limiter", "delay", "priority", "bp:lanes:held" }) do

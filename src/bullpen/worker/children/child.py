@@ -36,6 +36,7 @@ from bullpen.errors import (
     RateLimited,
 )
 from bullpen.queue.cancel import Cancelled
+from bullpen.queue.changes import JobChanges
 from bullpen.queue.children import ChildrenCounts
 from bullpen.queue.job import Handler, Job, JobState, Mark
 from bullpen.wire.records import JobRecord
@@ -71,8 +72,14 @@ class ParentActions(ABC):
     async def state_of(self, job_id: str) -> JobState:
         return JobState(await self._ask("state_of"))
 
-    async def read_logs(self, job_id: str) -> list[str]:
-        return list(await self._ask("read_logs"))
+    async def read_logs(
+        self, job_id: str, start: int = 0, count: int | None = None, *, newest_first: bool = False
+    ) -> list[str]:
+        lines = list(await self._ask("read_logs"))
+        return (lines[::-1] if newest_first else lines)[start:][:count]
+
+    async def clear_logs(self, job_id: str, keep: int) -> None:
+        await self._ask("clear_logs", keep)
 
     async def remove_unprocessed_children(self, job_id: str) -> int:
         return int(await self._ask("remove_unprocessed_children"))
@@ -91,6 +98,10 @@ class ParentActions(ABC):
 
     async def cancel(self, job_id: str, reason: str | None) -> Cancelled:
         raise BullpenError("a handler cannot cancel its own job; raise PermanentError")
+
+    @property
+    def changes(self) -> JobChanges:
+        raise BullpenError("a handler in a child process cannot change its own job so; raise DelayJob or the like")
 
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")

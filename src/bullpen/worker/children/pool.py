@@ -74,6 +74,7 @@ _ACTIONS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
         "update_data": (bytes,),
         "state_of": (),
         "read_logs": (),
+        "clear_logs": (int,),
         "remove_unprocessed_children": (),
         "remove_deduplication": (str,),
         "count_children": (),
