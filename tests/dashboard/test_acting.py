@@ -305,8 +305,9 @@ async def test_all_failed_jobs_are_retried_once(redis_url: str, queue_name: str)
         for number in range(3):
             await fail_one(redis_url, queue, {"n": number})
         async with opened(redis_url) as (http, dashboard):
-            assert "Retry all 3" in (await http.get(f"/queues/{queue_name}/retry-all")).text
-            sent = await http.post(f"/queues/{queue_name}/retry-all", data={"most": "2"}, headers=SAME)
+            path = f"/queues/{queue_name}/matching/retry?state=failed"
+            assert "Retry 3 failed jobs" in (await http.get(path)).text
+            sent = await http.post(path, data={"most": "2"}, headers=SAME)
             found = await ended(dashboard, sent.headers["location"].rpartition("/")[2])
         assert found.done == 2  # type: ignore[attr-defined]
         counts = await queue.counts()

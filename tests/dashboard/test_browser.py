@@ -142,7 +142,7 @@ async def test_rows_never_move_and_selection_and_typing_stay(
         await expect(page.locator("tr.gone")).to_have_count(1)
         await expect(page.locator(f'input[value="{jobs[1].id}"]')).to_be_checked()
         await expect(page.locator("#f-text")).to_have_value("half typed")
-        await expect(page.locator("#selected")).to_have_text("1 selected:")
+        await expect(page.locator("#selected")).to_have_text("1 selected")
         await page.locator("#offer a").click()
         await expect(page.locator("tr[data-row]")).to_have_count(3)
         await expect(page.locator("#offer")).to_be_hidden()
@@ -167,12 +167,12 @@ async def test_a_failed_job_is_retried_by_hand(
         job = await fail_one(redis_url, queue)
         await page.goto(f"{served.url}/queues/{queue_name}/jobs/{job.id}")
         await expect(page.locator("#why-text")).to_contain_text("It failed finally")
-        await page.locator(".head .actions").get_by_role("link", name="Retry…").click()
+        await page.get_by_role("link", name="Retry…").click()
         await expect(page.locator("h1")).to_contain_text("test-shop")
         await page.get_by_label("Reason").fill("partner is back")
         await page.get_by_role("button", name="Retry").click()
         await expect(page.locator("#note")).to_contain_text("is back in line")
-        await expect(page.locator(".facts .chip")).to_contain_text("waiting")
+        await expect(page.locator("h1 .chip")).to_contain_text("waiting")
         assert (await queue.counts()).waiting == 1
 
 
@@ -187,7 +187,7 @@ async def test_a_group_is_redriven_and_its_progress_is_seen(
         await page.get_by_role("link", name="Redrive…").click()
         await page.get_by_role("button", name="Redrive 3").click()
         await expect(page.locator("#done")).to_have_text("3", timeout=20_000)
-        await expect(page.locator(".facts .chip")).to_contain_text("completed", timeout=20_000)
+        await expect(page.locator("h1 .chip")).to_contain_text("done", timeout=20_000)
         assert await queue.dead_letters.depth() == 0
 
 
@@ -245,7 +245,7 @@ async def test_keys_lead_through_the_pages(browser: Browser, served: Served, red
         await page.wait_for_url(f"**/queues/{queue_name}")
         await page.keyboard.press("j")
         await page.keyboard.press("x")
-        await expect(page.locator("#selected")).to_have_text("1 selected:")
+        await expect(page.locator("#selected")).to_have_text("1 selected")
         await page.keyboard.press("?")
         await expect(page.locator("#help")).to_be_visible()
         await page.keyboard.press("Escape")
@@ -285,4 +285,4 @@ async def test_an_id_is_copied(browser: Browser, served: Served, redis_url: str,
         await queue.add("job", {}, job_id="copy-me")
         await page.goto(f"{served.url}/queues/{queue_name}/jobs/copy-me")
         await page.locator("h1 .copy").click()
-        await expect(page.locator("h1 .copy")).to_have_text("copied")
+        await expect(page.locator("h1 .copy")).to_have_attribute("data-done", "copied")

@@ -114,7 +114,7 @@ async def test_a_token_lets_in(redis_url: str, queue_name: str) -> None:
         # a change needs the token of the session as well
         assert (await http.post(f"/queues/{queue_name}/act/pause", headers=SAME)).status_code == 403
         page = (await http.get(f"/queues/{queue_name}/act/pause")).text
-        csrf = re.search(r'name="csrf" value="([0-9a-f]{64})"', page)
+        csrf = re.search(r'name="csrf" value="([0-9a-f]{128})"', page)
         assert csrf is not None
         sent = await http.post(f"/queues/{queue_name}/act/pause", data={"csrf": csrf[1]}, headers=SAME)
         assert sent.status_code == 303
@@ -221,6 +221,8 @@ async def test_every_route_asks_for_its_permission(redis_url: str, queue_name: s
                 answer = await http.request(route.method, path, headers=SAME)
                 if principal is None:
                     assert answer.status_code in ((401,) if not route.open else (200, 404)), path
+                elif principal.tenants and route.pattern == "/":
+                    assert answer.headers["location"] == "/dead-letters"
                 elif (principal.tenants and not route.for_tenants and not route.open) or not principal.may(
                     route.permission
                 ):
@@ -229,6 +231,33 @@ async def test_every_route_asks_for_its_permission(redis_url: str, queue_name: s
                     assert answer.status_code not in (401, 500), (path, answer.text)
                     if route.permission is Permission.SEE:
                         assert answer.status_code != 403, path
+
+
+@pytest.mark.requirement("W-78")
+async def test_somebody_of_a_tenant_begins_at_a_page_that_he_may_see(redis_url: str) -> None:
+    """And his menu offers no page that would refuse him."""
+    async with opened(redis_url, access=As(ROLES["tenant"])) as (http, _):
+        first = await http.get("/")
+        page = (await http.get(first.headers["location"])).text
+        offered = set(re.findall(r'<li><a href="([^"]+)"', page))
+        answers = [(await http.get(path)).status_code for path in sorted(offered)]
+        refused = (await http.get("/queues")).text
+
+    assert first.headers["location"] == "/dead-letters"
+    assert offered == {"/dead-letters", "/settings"}
+    assert set(answers) == {200}
+    assert 'href="/dead-letters"' in refused, "a page that refuses has the menu too"
+    assert 'id="find"' not in page
+
+
+async def test_somebody_of_several_tenants_chooses_one(redis_url: str) -> None:
+    async with opened(redis_url, access=As(Visitor("t", Role.OPERATOR, ("t1", "t2")))) as (http, _):
+        page = (await http.get("/dead-letters")).text
+        other = (await http.get("/dead-letters?tenant=t2")).text
+
+        assert '<a href="/dead-letters?tenant=t1" aria-current="page">' in page
+        assert '<a href="/dead-letters?tenant=t2" aria-current="page">' in other
+        assert (await http.get("/dead-letters?tenant=t3")).status_code == 403
 
 
 async def test_what_only_admins_may_do(redis_url: str, queue_name: str) -> None:
@@ -247,7 +276,7 @@ async def test_a_viewer_sees_sizes_and_no_payloads(redis_url: str, queue_name: s
             for path in ("", f"/jobs/{job.id}"):
                 for base in ("", "/api/v1"):
                     assert "thing-inside" not in (await http.get(f"{base}/queues/{queue_name}{path}")).text
-            assert (await http.get(f"/queues/{queue_name}/jobs/{job.id}/data")).status_code == 403
+            assert (await http.get(f"/queues/{queue_name}/jobs/{job.id}/raw/data")).status_code == 403
         async with opened(redis_url, access=As(Visitor("v", Role.VIEWER, payloads=True))) as (http, _):
             assert "find-me" in (await http.get(f"/queues/{queue_name}/jobs/{job.id}")).text
 

@@ -10,32 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import msgspec
 
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.scrub import scrub
 from bullpen.app import Bullpen
 from bullpen.dashboard import access as who
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, PageRequest, Receive, Send, join, read_request
-from bullpen.dashboard.access import Access, Permission, Visitor
+from bullpen.dashboard.access import Access, Permission
 from bullpen.dashboard.desk import Desk
+from bullpen.dashboard.frame import first_page, frame_of, is_part
 from bullpen.dashboard.guard import SAFE_METHODS, Rates, check_host, check_origin, check_token, security_headers
-from bullpen.dashboard.render import STATIC, find_zone, render
-from bullpen.errors import (
-    BullpenError,
-    DeadLetterNotFound,
-    InvalidOption,
-    JobNotFound,
-    JobStateConflict,
-    SchedulerNotFound,
-)
-from bullpen.ops.actions import Actor
+from bullpen.dashboard.packing import gzipped, pack, reads_gzip
+from bullpen.dashboard.problems import as_problem
+from bullpen.dashboard.render import STATIC, render
+from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
+from bullpen.errors import BullpenError, InvalidOption
 from bullpen.ops.doctor import Advice
 from bullpen.settings import DashboardSettings
 
@@ -43,103 +35,8 @@ __all__ = ["Context", "Dashboard", "Page", "PageRoute", "make_access", "make_das
 
 logger = get_logger("bullpen.dashboard")
 
-_FLASH: Final = "bullpen_note"
 _TELLING: Final = ("text", "error")
 """Filters that look into payloads: whoever may not see them could ask letter by letter."""
-_ZONE, _THEME = "bullpen_zone", "bullpen_theme"
-
-
-@dataclass(slots=True)
-class Page:
-    """What a route shows: the view is its JSON, the template draws it."""
-
-    template: str
-    view: Any
-    title: str
-    nav: str = ""
-    stream: str | None = None
-    """The topic that tells when the page is out of date: a queue, or "" for all."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """What only the template needs."""
-    status: int = 200
-
-
-Handler = Callable[["Context"], Awaitable["Page | PageAnswer"]]
-
-
-@dataclass(frozen=True, slots=True)
-class PageRoute:
-    """One address. Words in braces are any text."""
-
-    pattern: str
-    handler: Handler
-    permission: Permission = Permission.SEE
-    method: str = "GET"
-    for_tenants: bool = False
-    """Whether somebody who may see only some tenants may ask."""
-    open: bool = False
-    """Whether somebody unknown may ask."""
-
-    def match(self, segments: tuple[str, ...]) -> dict[str, str] | None:
-        parts = [part for part in self.pattern.split("/") if part]
-        if len(parts) != len(segments):
-            return None
-        found: dict[str, str] = {}
-        for part, given in zip(parts, segments, strict=True):
-            if part.startswith("{"):
-                found[part.strip("{}")] = given
-            elif part != given:
-                return None
-        return found
-
-
-class Context:
-    """One request on its way through a route."""
-
-    def __init__(self, dashboard: Dashboard, request: PageRequest, principal: Visitor, request_id: str) -> None:
-        self.dashboard, self.request, self.principal, self.id = dashboard, request, principal, request_id
-        self.desk = dashboard.desk
-        self.path: dict[str, str] = {}
-        self.query = request.query
-        self.cookies: list[str] = []
-
-    def url(self, *parts: str, **query: str | int | None) -> str:
-        """The address of a page."""
-        return join(self.request.base, *parts, **query)
-
-    @property
-    def payloads(self) -> bool:
-        return self.principal.may(Permission.PAYLOADS)
-
-    @property
-    def actor(self) -> Actor:
-        return Actor(
-            self.principal.name,
-            "api" if self.request.is_api else "dashboard",
-            self.principal.role.value,
-            self.request.client,
-            self.id,
-        )
-
-    def number(self, name: str, default: int = 0, *, most: int = 10_000_000_000) -> int:
-        """A number of the query; the default for what is none."""
-        text = self.query.get(name, "")
-        return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 16 else default
-
-    async def once(self, what: str, work: Callable[[], Awaitable[list[str]]]) -> list[str]:
-        """Do what this request asks for. The same form, or the same `Idempotency-Key`, does it once."""
-        nonce = self.request.headers.get("idempotency-key") or (await self.request.form()).get("nonce", "")
-        if not nonce:
-            return await work()
-        return await self.desk.do_once.do(f"{self.principal.name}\n{what}\n{nonce}", work)
-
-    def redirect(self, to: str, note: str = "", undo: str = "") -> PageAnswer:
-        """Show another page, with a note of what was done."""
-        cookies = list(self.cookies)
-        if note:
-            told = urllib.parse.quote(msgspec.json.encode([note, undo]).decode())
-            cookies.append(f"{_FLASH}={told}; Path=/; Max-Age=60; HttpOnly; SameSite=Lax")
-        return PageAnswer(303, headers={"location": to}, cookies=cookies)
 
 
 class Dashboard:
@@ -152,7 +49,6 @@ class Dashboard:
         self.desk = Desk(app)
         self.rates = Rates()
         self.routes = ROUTES
-        self._pages = {route.pattern.strip("/") or "overview" for route in ROUTES if route.method == "GET"}
         self.hosts = {each.strip().lower() for each in (settings.hosts or "").split(",") if each.strip()}
         self.any_host = False
         """Set where the host application has checked the name."""
@@ -174,16 +70,17 @@ class Dashboard:
         except (PageProblem, ValueError):
             await PageAnswer(400, b"bad request", "text/plain").send(send, self.headers, head_only=False)
             return
+        context = Context(self, request, request_id)
         try:
-            answer = await self._answer(request, scope, request_id)
+            answer = await self._answer(context, scope)
         except PageProblem as problem:
-            answer = self._problem(request, problem, request_id)
+            answer = self._problem(context, problem)
         except Exception:  # the page says that it was our mistake, the log says which
             logger.exception("dashboard: request %s to %s failed", request_id, request.path[:200])
             told = PageProblem(500, "This page could not be made. The log of the dashboard says why.")
-            answer = self._problem(request, told, request_id)
+            answer = self._problem(context, told)
         headers = {**self.headers, "x-request-id": request_id}
-        await answer.send(send, headers, head_only=request.method == "HEAD", receive=receive)
+        await pack(answer, request).send(send, headers, head_only=request.method == "HEAD", receive=receive)
 
     async def start(self) -> None:
         """Run bulk actions from now on, those too that another process left. `bullpen dashboard` and the lifespan of a
@@ -208,28 +105,29 @@ class Dashboard:
 
     # ---- one request ------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: PageRequest, scope: Mapping[str, Any], request_id: str) -> PageAnswer:
+    async def _answer(self, context: Context, scope: Mapping[str, Any]) -> PageAnswer:
+        request = context.request
         check_host(request, self.hosts, any_host=self.any_host)
         if request.segments[:1] == ("static",) and request.method in SAFE_METHODS:
             return self._static(request)
-        route, path = self._route(request)
         principal = await self.access.principal(request, scope)
+        if principal is not None:
+            context.principal = principal
+        route, context.path = self._route(request)
         if principal is None and not route.open:
             return self._ask_to_log_in(request)
         self.rates.count(request.client if principal is None else principal.name)
-        context = Context(self, request, principal or Visitor("nobody"), request_id)
-        context.path = path
         if request.method not in SAFE_METHODS:
             await self._check_change(context)
         if principal is not None and not route.open:
+            if principal.tenants and not request.segments and not request.is_api:
+                return context.redirect(context.url(first_page(self, principal)))
             await self._check_permission(context, route)
         try:
             found = await route.handler(context)
         except BullpenError as error:
-            raise _as_problem(error) from None
-        if isinstance(found, Page):
-            return self._draw(context, found)
-        return found
+            raise as_problem(error) from None
+        return self._draw(context, found) if isinstance(found, Page) else found
 
     def _route(self, request: PageRequest) -> tuple[PageRoute, dict[str, str]]:
         method = "GET" if request.method == "HEAD" else request.method
@@ -286,76 +184,36 @@ class Dashboard:
         found = STATIC.files.get(request.segments[-1]) if len(request.segments) == 3 else None
         if found is None:
             raise PageProblem(404, "There is no such file.")
-        content, content_type = found
-        return PageAnswer(200, content, content_type, {"cache-control": "public, max-age=31536000, immutable"})
+        answer = PageAnswer(200, found.content, found.content_type)
+        answer.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return gzipped(answer, found.packed) if reads_gzip(request) else answer
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
+    @property
+    def has_ledger(self) -> bool:
+        return self.app.made_ledger is not None or self.app.settings.has_ledger()
+
     def _draw(self, context: Context, page: Page) -> PageAnswer:
-        if context.request.is_api:
-            return PageAnswer(page.status, msgspec.json.encode(page.view), JSON, cookies=context.cookies)
         cookies = list(context.cookies)
-        note, undo = "", ""
-        if _FLASH in context.request.cookies:
-            note, undo = _read_flash(context.request.cookies[_FLASH])
-            cookies.append(f"{_FLASH}=; Path=/; Max-Age=0; HttpOnly; SameSite=Lax")
+        if context.request.is_api:
+            return PageAnswer(page.status, msgspec.json.encode(page.view), JSON, cookies=cookies)
+        if FLASH in context.request.cookies and not is_part(context.request):
+            cookies.append(f"{FLASH}=; Path=/; Max-Age=0; HttpOnly; SameSite=Lax")
         if isinstance(self.access, who.SessionAccess) and (younger := self.access.renewed(context.request)):
             cookies.append(who.session_cookie(context.request, younger))
-        values = {
-            **self._frame(context.request, context.principal),
-            "view": page.view,
-            "page": page,
-            "title": page.title,
-            "context": context,
-            "note": note,
-            "undo": undo,
-            "csrf": self.access.csrf(context.request),
-            "nonce": secrets.token_urlsafe(12),
-            "payloads_shown": context.payloads,
-            "now_ms": int(time.time() * 1000),
-            **page.values,
-        }
+        values = {**frame_of(context, page), "view": page.view, **page.values}
         return PageAnswer(page.status, render(page.template, values), cookies=cookies)
 
-    def _problem(self, request: PageRequest, problem: PageProblem, request_id: str) -> PageAnswer:
-        if request.is_api:
-            body = {"type": "about:blank", "title": problem.text, "status": problem.status, "requestId": request_id}
+    def _problem(self, context: Context, problem: PageProblem) -> PageAnswer:
+        if context.request.is_api:
+            body = {"type": "about:blank", "title": problem.text, "status": problem.status, "requestId": context.id}
             if problem.hint:
                 body["detail"] = problem.hint
             return PageAnswer(problem.status, msgspec.json.encode(body), "application/problem+json", problem.headers)
-        values = {
-            **self._frame(request, Visitor("")),
-            "problem": problem,
-            "title": f"{problem.status}",
-            "request_id": request_id,
-            "note": "",
-            "undo": "",
-            "csrf": "",
-            "page": Page("", None, ""),
-        }
-        return PageAnswer(problem.status, render("problem.html", values), headers=problem.headers)
-
-    def _frame(self, request: PageRequest, principal: Visitor) -> dict[str, Any]:
-        """What every page has around it."""
-        theme = request.cookies.get(_THEME, "")
-        zone_name = urllib.parse.unquote(request.cookies.get(_ZONE, ""))
-        return {
-            "url": lambda *parts, **query: join(request.base, *parts, **query),
-            "static": lambda name: join(request.base, "static", STATIC.version, name),
-            "principal": principal,
-            "may": lambda permission: principal.may(Permission(permission)) and not self._is_fixed(permission),
-            "settings": self.settings,
-            "theme": theme if theme in ("light", "dark") else "",
-            "zone": find_zone(zone_name),
-            "zone_name": zone_name if zone_name and str(find_zone(zone_name)) == zone_name else "UTC",
-            "has_login": self.access.has_login,
-            "pages": self._pages,
-            "has_ledger": self.app.made_ledger is not None or self.app.settings.has_ledger(),
-            "request": request,
-        }
-
-    def _is_fixed(self, permission: str) -> bool:
-        return self.settings.read_only and permission in (Permission.ACT, Permission.ADMIN)
+        page = Page("problem.html", None, f"{problem.status}", values={"problem": problem})
+        values = {**frame_of(context, page), "view": None, **page.values}
+        return PageAnswer(problem.status, render(page.template, values), headers=dict(problem.headers))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -407,24 +265,3 @@ def make_access(settings: DashboardSettings) -> Access:
                 operators=settings.operator_groups or "",
             )
     return who.LocalAccess()
-
-
-def _as_problem(error: BullpenError) -> PageProblem:
-    text = scrub(str(error))
-    text = text[:1].upper() + text[1:]
-    match error:
-        case JobNotFound() | SchedulerNotFound() | DeadLetterNotFound():
-            return PageProblem(404, text)
-        case JobStateConflict():
-            return PageProblem(409, text)
-        case InvalidOption():
-            return PageProblem(422, text)
-    return PageProblem(503 if "Lost" in type(error).__name__ else 409, text)
-
-
-def _read_flash(raw: str) -> tuple[str, str]:
-    try:
-        note, undo = msgspec.json.decode(urllib.parse.unquote(raw), type=tuple[str, str])
-    except (msgspec.DecodeError, ValueError):
-        return "", ""
-    return note[:1_000], undo if undo.startswith("/") and not undo.startswith("//") else ""

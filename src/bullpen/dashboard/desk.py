@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import scrub
 from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
@@ -21,19 +20,14 @@ from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
 from bullpen.ops.actions import Actions, Actor, AuditRecord
 from bullpen.ops.alert_options import SymptomLimits
-from bullpen.ops.explain import read_facts
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
 from bullpen.ops.overview import Picture, QueueLook
 from bullpen.ops.pauses import PauseNote, read_pause
-from bullpen.ops.signs import DEAD_SUFFIX, Sign, ledger_signs
-from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view, shown_preview
-from bullpen.ops.views.queues import OPERATIONS, OverviewView, overview_view, verdict_of
-from bullpen.queue import JobState, Queue
-from bullpen.queue.heads import JobHead
-from bullpen.wire.events import QueueEvent
+from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.views.queues import OPERATIONS
+from bullpen.queue import Queue
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.records import JobRecord
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -48,11 +42,6 @@ _REMEMBERED_S: Final = 0.5
 _PATIENCE_S: Final = 2.0
 _MOST_QUEUES: Final = 500
 _MOST_REMEMBERED: Final = 2_000
-_WALKED: Final = 2_000
-"""Jobs that one request reads to find those that fit a filter."""
-_PER_WALK: Final = 500
-_EVENTS_READ: Final = 400
-_LOG_LINES: Final = 1_000
 PER_PAGE: Final = 50
 
 
@@ -94,6 +83,12 @@ class Desk:
                 self.app.connection, self.app.prefix, self.actions, self.app.dead_letters, self.forget
             )
         return self._operations
+
+    @property
+    def known_dead_letters(self) -> int | None:
+        """How many there were in the newest snapshot; None before the first. Asks nobody."""
+        latest = None if self._sampler is None else self._sampler.latest
+        return None if latest is None else sum(look.dead_letters for look in latest.looks)
 
     def queue(self, name: str) -> Queue:
         """A queue of the server, made when it is first named. Raises PageProblem for what can be no name."""
@@ -167,35 +162,6 @@ class Desk:
         picture = await self.snapshot()
         return next((each for each in picture.looks if each.queue == name), QueueLook(name))
 
-    async def overview(self, *, name: str = "", order: str = "trouble", most: int = 100) -> OverviewView:
-        """All queues with a verdict. Never raises for a part that is away: that is the verdict."""
-        signs, unread = await self._ledger_signs()
-        try:
-            picture = await self.snapshot()
-        except PageProblem as problem:
-            down = Sign("redis_down", str(self.app.connection.address), 1, problem.text, "bullpen doctor")
-            return OverviewView(int(time.time() * 1000), verdict_of([down, *signs], unread), (), 0, is_complete=False)
-        return overview_view(
-            picture,
-            self.limits,
-            signs=signs,
-            unread=unread,
-            name=name,
-            order=order,
-            most=most,
-            is_complete=self.sampler.is_complete,
-        )
-
-    async def _ledger_signs(self) -> tuple[list[Sign], list[str]]:
-        async def ask() -> tuple[list[Sign], list[str]]:
-            try:
-                ledger = await self.ledger()
-                return ([] if ledger is None else await self.within(ledger_signs(ledger, self.limits), "ledger")), []
-            except PageProblem as problem:
-                return [], [problem.text]
-
-        return await self.once("ledger signs", ask, for_s=5.0)
-
     async def ledger(self) -> Ledger | None:
         """The ledger, if there is one and its tables are made."""
         from bullpen.wiring.dead_letters import installed_ledger, ready_ledger
@@ -203,104 +169,6 @@ class Desk:
         if self.app.made_ledger is None and not self.app.settings.has_ledger():
             return None
         return await self.within(ready_ledger(installed_ledger(lambda: self.app.ledger)), "ledger")
-
-    async def counts(self, name: str) -> dict[str, int]:
-        """How many jobs of a queue are in each state, and its dead letters; one round trip."""
-
-        async def ask() -> dict[str, int]:
-            queue = await self.must_exist(name)
-            counts, dead = await asyncio.gather(queue.counts(), queue.dead_letters.depth())
-            found = {state.value: getattr(counts, state.name.lower()) for state in JobState if state.value != "unknown"}
-            return {**found, "dead": dead}
-
-        return await self.within(self.once(("counts", name), ask))
-
-    async def jobs(
-        self,
-        name: str,
-        state: JobState,
-        *,
-        start: int = 0,
-        count: int = PER_PAGE,
-        job_name: str = "",
-        text: str = "",
-        payloads: bool = True,
-    ) -> JobsView:
-        """A page of jobs. With a filter, the jobs that fit among the next thousands, and how many were read."""
-        queue = self.queue(name)
-        newest_first = state in (JobState.COMPLETED, JobState.FAILED)
-        total = (await self.counts(name))[state.value]
-
-        async def page(first: int, most: int) -> list[JobHead]:
-            return await self.within(
-                self.once(
-                    ("heads", name, state, first, most),
-                    lambda: queue.heads(state, start=first, count=most, newest_first=newest_first),
-                )
-            )
-
-        wanted: list[JobHead] = []
-        position = start
-        if not job_name and not text:
-            wanted = await page(start, count)
-            position = start + count
-        while (job_name or text) and position < total and position - start < _WALKED and len(wanted) < count:
-            heads = await page(position, _PER_WALK)
-            for head in heads:
-                position += 1
-                if _fits(head, job_name, text):
-                    wanted.append(head)
-                    if len(wanted) == count:
-                        break
-            if not heads:
-                position = total
-        rows = tuple(job_row(head, state, payloads=payloads) for head in wanted)
-        return JobsView(
-            queue=name,
-            state=state.value,
-            start=start,
-            count=count,
-            total=total,
-            jobs=rows,
-            looked_at=min(position, total) - min(start, total),
-            next_start=position if position < total else None,
-        )
-
-    async def job(self, name: str, job_id: str, *, payloads: bool) -> JobView:
-        """One job with all that is known. Raises PageProblem 404 with what is known of one that is gone."""
-        queue = self.queue(name)
-
-        async def ask() -> tuple[Any, list[QueueEvent], list[str], int]:
-            facts = await read_facts(queue, job_id)
-            if facts.record is None:
-                return facts, [], [], 0
-            keys, door = queue.keys, self.app.connection.shared_door(queue.keys.base)
-            lines, total, first, last = await door.call_many(
-                [
-                    ("LRANGE", keys.logs(job_id), -_LOG_LINES, -1),
-                    ("LLEN", keys.logs(job_id)),
-                    ("XRANGE", keys.events, max(0, facts.record.timestamp - 1), "+", "COUNT", _EVENTS_READ),
-                    ("XREVRANGE", keys.events, "+", max(0, facts.record.timestamp - 1), "COUNT", _EVENTS_READ),
-                ]
-            )
-            for reply in (lines, total, first, last):
-                if isinstance(reply, Exception):
-                    raise reply
-            entries = dict([*first, *last])
-            events = [QueueEvent.parse(entry_id, entries[entry_id]) for entry_id in sorted(entries, key=_entry_order)]
-            mine = [event for event in events if event.job_id == job_id]
-            return facts, mine, [line.decode("utf-8", "replace") for line in lines], total
-
-        facts, events, logs, total = await self.within(self.once(("job", name, job_id), ask))
-        record: JobRecord | None = facts.record
-        if record is None:
-            await self.must_exist(name)
-            raise PageProblem(
-                404,
-                f"There is no job {job_id!r} in {name!r}: it was removed by hand or by retention, or never added here.",
-                hint=command_line("queues show", name),
-            )
-        return job_view(facts, record, events, logs, total, payloads=payloads)
 
     async def console(self, tenant_id: str | None = None) -> DeadLetterConsole:
         """The dead letters of everything. Which queues have any is known from the snapshot: nobody walks over keys."""
@@ -358,19 +226,3 @@ async def _as_coroutine(ask: Callable[[], Awaitable[T]]) -> T:
 
 def _is_away(error: BullpenError) -> bool:
     return isinstance(error, ConnectionLost | EmbeddedError | LedgerNotReady)
-
-
-def _fits(head: JobHead, job_name: str, text: str) -> bool:
-    record = head.record
-    if job_name and record.name != job_name:
-        return False
-    if not text:
-        return True
-    wanted = text.lower()
-    texts = (shown_preview(head, "data"), shown_preview(head, "failedReason"), record.id)
-    return any(wanted in each.lower() for each in texts)
-
-
-def _entry_order(entry_id: bytes) -> tuple[int, int]:
-    ms, _, number = entry_id.partition(b"-")
-    return int(ms), int(number or b"0")

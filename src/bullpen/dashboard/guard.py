@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import secrets
 import time
 from collections.abc import Collection
 from typing import Final
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 from bullpen.dashboard._web import PageProblem, PageRequest
 
-__all__ = ["SAFE_METHODS", "Rates", "check_host", "check_origin", "check_token", "security_headers"]
+__all__ = ["SAFE_METHODS", "Rates", "check_host", "check_origin", "check_token", "masked", "security_headers"]
 
 SAFE_METHODS: Final = ("GET", "HEAD")
 _LOCAL_NAMES: Final = ("localhost",)
@@ -70,9 +71,25 @@ def check_origin(request: PageRequest) -> None:
         raise PageProblem(403, "This change was asked for by another site, and was refused.")
 
 
+def masked(token: str) -> str:
+    """The token of a session as a form carries it: different each time, so that no size tells of it."""
+    raw = bytes.fromhex(token)
+    pad = secrets.token_bytes(len(raw))
+    return (pad + bytes(one ^ other for one, other in zip(raw, pad, strict=True))).hex()
+
+
+def _unmasked(text: str) -> str:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        return ""
+    half = len(raw) // 2
+    return bytes(one ^ other for one, other in zip(raw[:half], raw[half:], strict=False)).hex()
+
+
 def check_token(expected: str, given: str) -> None:
     """Refuse a change without the token of the session."""
-    if expected and not hmac.compare_digest(expected, given):
+    if expected and not hmac.compare_digest(expected, _unmasked(given)):
         raise PageProblem(403, "This form is too old, or not from this session. Go back, reload, and send it again.")
 
 

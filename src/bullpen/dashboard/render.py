@@ -6,11 +6,15 @@ characters visible; Jinja escapes the rest. No template has a script, a handler 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
+from itertools import islice
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -29,6 +33,7 @@ except ImportError:  # the extra is asked for where the dashboard is made
 __all__ = [
     "STATIC",
     "Static",
+    "age",
     "clock",
     "find_zone",
     "iso",
@@ -40,38 +45,44 @@ __all__ = [
     "render",
     "shown",
     "spark",
+    "to_ms",
 ]
 
-ICONS: Final = {
-    "waiting": "○",
-    "delayed": "◷",
-    "active": "▶",
-    "blocked": "⧉",
-    "retrying": "↻",
-    "done": "✓",
-    "dead": "✕",
-    "unknown": "?",
-    "cancelled": "⊘",
-    "paused": "‖",
-}
-VERDICT_ICONS: Final = {"well": "✓", "attention": "▲", "broken": "✕", "unknown": "?"}
 _OPEN_NODES: Final = 200
-_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_MOST_NODES: Final = 1_000
+_MOST_CHILDREN: Final = 200
+_DEEPEST: Final = 60
+_LONGEST_TEXT: Final = 2_000
+_TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    content: bytes
+    content_type: str
+    packed: bytes
+    """The content, compressed."""
 
 
 class Static:
-    """Files that browsers keep: their address changes with their content."""
+    """Files that browsers keep: their address changes with their content. The style sheets of all subjects are one
+    file, because a browser shows nothing before it has them all; scripts stay apart."""
 
     def __init__(self) -> None:
         folder = resources.files("bullpen.dashboard") / "static"
+        found = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+        sheets = {entry.name: entry.read_bytes() for entry in (folder / "css").iterdir()}
+        found["app.css"] = b"".join(sheets[name] for name in sorted(sheets))
         self.files = {
-            entry.name: (entry.read_bytes(), _TYPES[f".{entry.name.rpartition('.')[2]}"])
-            for entry in folder.iterdir()
-            if f".{entry.name.rpartition('.')[2]}" in _TYPES
+            name: StaticFile(content, _TYPES[name.rpartition(".")[2]], gzip.compress(content, 9, mtime=0))
+            for name, content in found.items()
+            if name.rpartition(".")[2] in _TYPES
         }
+        self.scripts = tuple(sorted(name for name in self.files if name.endswith(".js") and name != "main.js"))
+        """What the first script loads: browsers may fetch them at once."""
         digest = hashlib.sha256()
         for name in sorted(self.files):
-            digest.update(name.encode() + b"\0" + self.files[name][0])
+            digest.update(name.encode() + b"\0" + self.files[name].content)
         self.version = digest.hexdigest()[:12]
 
 
@@ -94,16 +105,13 @@ def _environment() -> jinja2.Environment:
         "rate": rate,
         "duration": duration_text,
         "size": size_text,
+        "age": age,
         "iso": iso,
+        "to_ms": to_ms,
         "json_tree": json_tree,
         "json_text": json_text,
     }
-    environment.globals |= {
-        "icons": ICONS,
-        "verdict_icons": VERDICT_ICONS,
-        "spark": spark,
-        "command_line": command_line,
-    }
+    environment.globals |= {"spark": spark, "command_line": command_line}
     return environment
 
 
@@ -124,8 +132,8 @@ def shown(text: object) -> str:
 
 
 def number(value: float | None) -> str:
-    """Thousands are separated by thin spaces."""
-    return "–" if value is None else f"{value:,}".replace(",", "\u202f")
+    """As texts of other places write it: 1,404."""
+    return "–" if value is None else f"{value:,}"
 
 
 def rate(value: float | None) -> str:
@@ -133,6 +141,24 @@ def rate(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.1f}" if value < 100 else number(round(value))
+
+
+def age(ms: int, now_ms: int, bare: bool = False) -> str:
+    """How long ago an instant was, or in how long it comes; bare: the duration alone."""
+    passed = now_ms - ms
+    if abs(passed) < 1_000:
+        return "0 s" if bare else "now"
+    if bare:
+        return duration_text(abs(passed))
+    return f"{duration_text(passed)} ago" if passed > 0 else f"in {duration_text(-passed)}"
+
+
+def to_ms(text: str) -> int:
+    """The instant of an ISO 8601 text; 0 for what is none."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0
 
 
 def iso(ms: int) -> str:
@@ -160,50 +186,100 @@ def json_text(value: Any) -> str:
     return printable(json.dumps(value, ensure_ascii=False, indent=2))
 
 
+@dataclass(slots=True)
+class _Node:
+    """A part of JSON that is drawn."""
+
+    value: Any
+    key: str | None = None
+    """Its name in an object; None: it stands in a list."""
+    place: int = 0
+    depth: int = 0
+    children: list[_Node] = field(default_factory=list)
+    left_out: int = 0
+    is_open: bool = False
+
+
 def json_tree(value: Any) -> Markup:
-    """JSON that can be folded without a script; deeper parts are folded once two hundred nodes are open."""
-    left = _OPEN_NODES
-
-    def node(item: Any, depth: int) -> Markup:
-        nonlocal left
-        left -= 1
-        match item:
-            case dict() if item and depth < 60:
-                parts = [
-                    Markup('<li><span class="json-key">{}</span>: {}</li>').format(
-                        json_string(key), node(each, depth + 1)
-                    )
-                    for key, each in item.items()
-                ]
-                return fold("{", "}", len(item), parts, depth)
-            case list() if item and depth < 60:
-                parts = [Markup("<li>{}</li>").format(node(each, depth + 1)) for each in item]
-                return fold("[", "]", len(item), parts, depth)
-            case str():
-                return Markup('<span class="json-text">{}</span>').format(json_string(item))
-        return Markup('<span class="json-value">{}</span>').format(json_text(item))
-
-    def fold(begin: str, end: str, count: int, parts: list[Markup], depth: int) -> Markup:
-        is_open = Markup(" open") if depth < 2 and left > 0 else Markup("")
-        return Markup(
-            '<details class="json"{}><summary>{}<span class="json-more"> {} {} </span></summary><ul>{}</ul>{}</details>'
-        ).format(is_open, begin, count, "item" if count == 1 else "items", Markup("").join(parts), end)
-
-    return node(value, 0)
+    """JSON that can be folded without a script. About two hundred nodes are open, the outer ones first; a page gets at
+    most a thousand, and says how many are left out."""
+    root = _Node(value)
+    nodes, queue = 1, deque([root])
+    in_order = [root]
+    while queue:
+        node = queue.popleft()
+        found = _children(node)
+        room = min(_MOST_CHILDREN, _MOST_NODES - nodes) if node.depth < _DEEPEST else 0
+        node.children, node.left_out = found[:room], max(0, _size(node.value) - room)
+        nodes += len(node.children)
+        in_order += node.children
+        queue += node.children
+    shown = 1
+    for node in in_order:
+        if node.children and (node is root or shown + len(node.children) <= _OPEN_NODES):
+            node.is_open, shown = True, shown + len(node.children)
+    return _draw_json(root, "")
 
 
-def spark(values: Sequence[int]) -> Markup:
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
+
+
+def _children(node: _Node) -> list[_Node]:
+    match node.value:
+        case dict():
+            pairs = enumerate(islice(node.value.items(), _MOST_CHILDREN))
+            return [_Node(each, str(key), place, node.depth + 1) for place, (key, each) in pairs]
+        case list():
+            return [_Node(each, None, place, node.depth + 1) for place, each in enumerate(node.value[:_MOST_CHILDREN])]
+    return []
+
+
+def _draw_json(node: _Node, comma: str) -> Markup:
+    """Without its folds the text is JSON again: it can be copied."""
+    value = node.value
+    if not isinstance(value, dict | list) or not value:
+        return Markup("{}{}").format(_draw_value(value), comma)
+    begin, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    items = [
+        Markup('<li data-key="{}">{}{}</li>').format(
+            each.place if each.key is None else each.key,
+            "" if each.key is None else Markup('<span class="json-key">{}</span>: ').format(json_string(each.key)),
+            _draw_json(each, "," if each is not node.children[-1] else ""),
+        )
+        for each in node.children
+    ]
+    if node.left_out:
+        items.append(Markup('<li class="json-cut json-more">… {} more</li>').format(number(node.left_out)))
+    count = f" {number(len(value))} {'item' if len(value) == 1 else 'items'} "
+    return Markup(
+        '<details class="json"{}><summary>{}<span class="json-more">{}{}</span></summary><ul>{}</ul>{}{}</details>'
+    ).format(Markup(" open") if node.is_open else "", begin, count, end, Markup("").join(items), end, comma)
+
+
+def _draw_value(value: Any) -> Markup:
+    if isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            told = f"… {number(len(value) - _LONGEST_TEXT)} more characters"
+            return Markup('<span class="json-text">{}</span><span class="json-cut json-more">{}</span>').format(
+                json_string(value[:_LONGEST_TEXT]), told
+            )
+        return Markup('<span class="json-text">{}</span>').format(json_string(value))
+    return Markup('<span class="json-value">{}</span>').format(json_text(value))
+
+
+def spark(values: Sequence[float], unit: str = "hours", kind: str = "dead") -> Markup:
     """A line of bars, with the numbers as its title."""
-    most, width = max([*values, 1]), 4
+    most, width = max([*values, 1e-9]), 4 if len(values) <= 30 else 2
     bars = [
-        Markup('<rect x="{}" y="{}" width="3" height="{}"/>').format(place * width, 20 - height, height)
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"/>').format(place * width, 20 - height, width - 1, height)
         for place, value in enumerate(values)
         if (height := round(20 * value / most) or (1 if value else 0))
     ]
-    told = f"{sum(values)} in {len(values)} hours, at most {max([*values, 0])} in one"
+    told = f"{number(round(sum(values)))} in {len(values)} {unit}, at most {number(round(max([*values, 0])))} in one"
     return Markup(
-        '<svg class="spark" role="img" viewBox="0 0 {} 20" width="{}" height="20"><title>{}</title>{}</svg>'
-    ).format(len(values) * width, len(values) * width, told, Markup("").join(bars))
+        '<svg class="spark spark-{}" role="img" viewBox="0 0 {} 20" width="{}" height="20"><title>{}</title>{}</svg>'
+    ).format(kind, len(values) * width, len(values) * width, told, Markup("").join(bars))
 
 
 def json_string(text: str) -> Markup:

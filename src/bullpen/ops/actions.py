@@ -242,12 +242,12 @@ async def _priority(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
 
 
 async def _pause(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
-    await pause_queue(queue, by=given["by"], reason=given["reason"])
+    await pause_queue(queue, by=given["by"], reason=given["reason"], group=bool(given.get("group")))
     return f"{queue.name} is paused. Jobs that run finish."
 
 
-async def _resume(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
-    await resume_queue(queue)
+async def _resume(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
+    await resume_queue(queue, group=bool(given.get("group")))
     return f"{queue.name} is running again."
 
 

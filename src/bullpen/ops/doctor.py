@@ -19,6 +19,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Sign, ledger_signs, signs_of_queue
+from bullpen.ops.words import duration_text
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
@@ -210,7 +211,7 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
         text = f"{_count(waiting, 'job')} {_wait(waiting)} and no worker is connected"
-        text += f"; the next has waited {age_ms // 1000} s"
+        text += f"; the next has waited {duration_text(age_ms)}"
         yield Advice(Level.BROKEN, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
     elif not workers and counts.delayed:
         text = f"{_count(counts.delayed, 'delayed job')}, and no worker is connected"

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError
-from bullpen.ops.overview import Overview, Picture
+from bullpen.ops.overview import Overview, Picture, QueueLook
+from bullpen.ops.recent import RecentHour, WaitSample, sample_waits
 from bullpen.queue.events import QueueEvents
 from bullpen.redis import Connection
+from bullpen.wire.keys import QueueKeys
 
 __all__ = ["ALL_QUEUES", "Hub", "Sampler", "Subscription"]
 
@@ -30,6 +33,7 @@ ALL_QUEUES: Final = ""
 _FRESH_S: Final = 1.0
 _FIRST_SEARCH_S: Final = 2.0
 _SAMPLE_EVERY_S: Final = 1.0
+_WAITS_EVERY_S: Final = 10.0
 _RETRY_S: Final = 1.0
 
 
@@ -37,10 +41,16 @@ class Sampler:
     """Snapshots of all queues, shared by all who ask."""
 
     def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection, self._prefix = connection, prefix
         self._overview = Overview(connection, prefix)
+        self._hour, self._waits = RecentHour(), dict[str, WaitSample]()
+        self._sampling: asyncio.Task[None] | None = None
+        self._sample_at = 0.0
         self._taking: asyncio.Task[Picture] | None = None
         self._searching: asyncio.Task[None] | None = None
         self._fresh_until = 0.0
+        self.latest: Picture | None = None
+        """The newest one, however old it is."""
 
     @property
     def is_complete(self) -> bool:
@@ -59,6 +69,14 @@ class Sampler:
         """Something was changed here: the next one is taken anew."""
         self._fresh_until = 0.0
 
+    @property
+    def waits(self) -> Mapping[str, WaitSample]:
+        """How long jobs of the busiest queues waited lately."""
+        return self._waits
+
+    def done_per_minute(self, queue: str, picture: Picture) -> tuple[float, ...]:
+        return self._hour.done_per_minute(queue, picture)
+
     async def _take(self) -> Picture:
         if self._overview.search_due_s == 0 and (self._searching is None or self._searching.done()):
             self._searching = asyncio.create_task(self._overview.search(), name="bullpen search")
@@ -66,12 +84,23 @@ class Sampler:
         if not self._overview.is_complete and self._searching is not None:
             # The first one waits a moment for the names. With millions of keys it takes longer, and pages say so.
             await asyncio.wait([self._searching], timeout=_FIRST_SEARCH_S)
-        picture = await self._overview.read()
+        picture = self.latest = await self._overview.read()
         self._fresh_until = time.monotonic() + _FRESH_S
+        self._hour.note(picture)
+        if time.monotonic() >= self._sample_at and (self._sampling is None or self._sampling.done()):
+            self._sample_at = time.monotonic() + _WAITS_EVERY_S
+            self._sampling = asyncio.create_task(self._sample_waits(picture), name="bullpen waits")
+            self._sampling.add_done_callback(_note_failure)
         return picture
 
+    async def _sample_waits(self, picture: Picture) -> None:
+        """Beside the snapshots, which do not wait for it."""
+        busy = sorted(picture.looks, key=lambda look: -sum(self._hour.done_per_minute(look.queue, picture)[-5:]))
+        names = [QueueKeys(self._prefix, look.queue) for look in busy if look.completed or look.failed]
+        self._waits = await sample_waits(self._connection, names, picture.at_ms)
+
     async def aclose(self) -> None:
-        for task in (self._taking, self._searching):
+        for task in (self._taking, self._searching, self._sampling):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, BullpenError, OSError):
@@ -181,10 +210,15 @@ class Hub:
         before: object = None
         while True:
             picture = await self._sampler.snapshot()
-            if (now := [each.to_json() for each in picture.looks]) != before:
+            if (now := [_seen(each, picture.at_ms) for each in picture.looks]) != before:
                 before = now
                 topic.bump()
             await asyncio.sleep(_SAMPLE_EVERY_S)
+
+
+def _seen(look: QueueLook, at_ms: int) -> QueueLook:
+    """What makes a page out of date: since when a job waits, not for how long, which a browser counts by itself."""
+    return replace(look, oldest_ms=None if look.oldest_ms is None else at_ms - look.oldest_ms, worker_idle_s=None)
 
 
 async def _ended(task: asyncio.Task[None] | None) -> None:
@@ -200,4 +234,4 @@ def _has_failed(task: asyncio.Task[Picture]) -> bool:
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("dashboard: queues cannot be searched for now: %s", error)
+        logger.warning("dashboard: queues cannot be looked through now: %s", error)

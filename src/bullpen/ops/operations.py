@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +22,9 @@ from bullpen.errors import BullpenError, DeadLetterNotFound, InvalidOption, Perm
 from bullpen.ops.actions import Actions, Actor
 from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole
 from bullpen.ops.views.queues import OPERATIONS
+from bullpen.ops.words import counted
 from bullpen.queue import Job, JobState, Queue
+from bullpen.queue.heads import HeadFilter
 from bullpen.redis import Connection
 from bullpen.worker import Worker
 
@@ -32,6 +35,12 @@ logger = get_logger("bullpen.operations")
 _MOST_FAILURES: Final = 20
 _REPORT_EVERY_S: Final = 0.5
 _MOST_IDS: Final = 1_000
+_MOST_CHOSEN: Final = 100_000
+"""Jobs that one operation with a filter acts on."""
+_MOST_WALKED: Final = 100_000_000
+_WALKED_PER_STEP: Final = 5_000
+_VERBS: Final = {"retry": "Retry", "promote": "Run now", "remove": "Remove", "pause": "Pause", "resume": "Resume"}
+_LABELS: Final = {"waiting": "ready", "waiting-children": "blocked", "completed": "done"}
 _KEEP: Final = 1_000
 _LOOK_EVERY_S: Final = 30.0
 """How soon an operation goes on whose process died while others run."""
@@ -41,21 +50,32 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     """What was asked for, as it is stored."""
 
     kind: str
-    """`jobs`, `retry-all`, `redrive` or `discard`."""
+    """`jobs`, `matching`, `queues`, `redrive` or `discard`."""
     by: str
     via: str = "dashboard"
     role: str = ""
     reason: str = ""
     queue: str = ""
     verb: str = ""
-    """With `jobs`: the action on each."""
+    """With `jobs`, `matching` and `queues`: the action on each."""
     ids: list[str] = []
+    """Jobs, queues or entries that were chosen one by one."""
+    state: str = ""
+    """With `matching`: of the jobs."""
+    text: str = ""
+    """With `matching`: in their id, data or error."""
+    attempts: int = 0
+    """With `matching`: made so many or more."""
+    since: str = ""
+    """Only what was added, or ended, then or later; ISO 8601."""
     store: str = ""
     name: str = ""
     error: str = ""
     fingerprint: str = ""
+    label: str = ""
+    """What people call the cause or the filter."""
     until: str = ""
-    """Only what failed before; ISO 8601."""
+    """Only what was there before; ISO 8601."""
     total: int = 0
     """How many fitted when it was confirmed."""
     most: int = 0
@@ -65,14 +85,40 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     """Somebody wants it to end."""
 
     @property
+    def is_filtered(self) -> bool:
+        return bool(self.name or self.text or self.attempts or self.since)
+
+    @property
     def title(self) -> str:
+        verb = _VERBS.get(self.verb, self.verb)
         match self.kind:
             case "jobs":
-                return f"{self.verb} {len(self.ids)} jobs of {self.queue}"
-            case "retry-all":
-                return f"retry all failed jobs of {self.queue}"
-        what = f" like {self.fingerprint}" if self.fingerprint else ""
-        return f"{self.kind} dead letters of {self.store or 'all stores'}{what}"
+                return f"{verb} {counted(len(self.ids), 'job')} of {self.queue}"
+            case "matching":
+                state = _LABELS.get(self.state, self.state)
+                return f"{verb} {'matching' if self.label else 'all'} {state} jobs of {self.queue}"
+            case "queues":
+                return f"{verb} {counted(len(self.ids), 'queue')}"
+        what = f": {self.label}" if self.label else " of one cause" if self.fingerprint else ""
+        return f"{self.kind.capitalize()} dead letters of {self.store or 'all stores'}{what}"
+
+    @property
+    def about(self) -> str:
+        """What is done to what, in a sentence."""
+        match self.kind:
+            case "jobs":
+                return f"{counted(len(self.ids), 'job')} that were chosen one by one"
+            case "matching":
+                return self.label or f"all that were {_LABELS.get(self.state, self.state)} when it was confirmed"
+            case "queues":
+                return ", ".join(self.ids[:10]) + (f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else "")
+        what = self.label or (f"of the cause {self.fingerprint}" if self.fingerprint else "all")
+        return f"dead letters {what}, as they were when it was confirmed"
+
+    @property
+    def link(self) -> tuple[str, ...]:
+        """The page of what it is done to, as parts of an address."""
+        return ("queues", self.queue) if self.queue else ()
 
 
 class OperationView(msgspec.Struct, rename="camel", frozen=True):
@@ -91,6 +137,12 @@ class OperationView(msgspec.Struct, rename="camel", frozen=True):
     skipped: int
     failed: dict[str, str]
     error: str = ""
+    about: str = ""
+    """What is done to what."""
+    link: tuple[str, ...] = ()
+    """The page of that, as parts of an address."""
+    rate: float = 0.0
+    """At most so many a second; 0: as fast as it goes."""
 
     @property
     def is_open(self) -> bool:
@@ -223,9 +275,13 @@ class Operations:
         pace = _Pace(self._queue, job, operation, self._changed)
         match operation.kind:
             case "jobs":
-                await self._jobs(operation, pace)
-            case "retry-all":
+                await self._jobs(operation, operation.ids[pace.passed :], pace)
+            case "matching" if operation.verb == "retry" and not operation.is_filtered:
                 await self._retry_all(operation, pace)
+            case "matching":
+                await self._matching(operation, pace)
+            case "queues":
+                await self._queues(operation, pace)
             case "redrive" | "discard":
                 await self._letters(operation, pace)
             case _:
@@ -233,10 +289,10 @@ class Operations:
         await pace.report(last=True)
         return pace.state()
 
-    async def _jobs(self, operation: Operation, pace: _Pace) -> None:
+    async def _jobs(self, operation: Operation, ids: Iterable[str], pace: _Pace) -> None:
         actions = await self._make_actions(_actor(operation))
         extra: dict[str, Any] = {"reset": True} if operation.verb == "retry" else {}
-        for job_id in operation.ids[pace.passed :]:
+        for job_id in ids:
             if not await pace.next():
                 return
             try:
@@ -245,9 +301,50 @@ class Operations:
             except BullpenError as error:
                 pace.note_failure(job_id, error)
 
-    async def _retry_all(self, operation: Operation, pace: _Pace) -> None:
-        from datetime import datetime
+    async def _matching(self, operation: Operation, pace: _Pace) -> None:
+        """All that fit, up to a bound, before the first is touched: what comes back later must not be met again. A
+        process that goes on with it looks anew; what was done no longer fits."""
+        state, most = JobState(operation.state), (operation.most or operation.total) - pace.done
+        by_place = state in (JobState.COMPLETED, JobState.FAILED)
+        since, until = _ms(operation.since), _ms(operation.until)
+        wanted = HeadFilter(
+            name=operation.name,
+            text=operation.text,
+            attempts=operation.attempts or None,
+            since_ms=None if by_place else since,
+            until_ms=None if by_place else until,
+        )
+        async with Queue(operation.queue, connection=self._connection, prefix=self._prefix) as queue:
+            first = await queue.position_at(state, until, newest_first=True) if by_place and until else 0
+            last = await queue.position_at(state, since, newest_first=True) if by_place and since else _MOST_WALKED
+            chosen, position = list[str](), first
+            while len(chosen) < most and position < last:
+                found = await queue.find(
+                    state,
+                    wanted,
+                    start=position,
+                    count=min(_MOST_CHOSEN, most) - len(chosen),
+                    most=min(_WALKED_PER_STEP, last - position),
+                    newest_first=by_place,
+                )
+                chosen += found.ids
+                position += found.looked_at
+                if found.is_end or len(chosen) >= _MOST_CHOSEN or not await pace.next(0):
+                    break
+        await self._jobs(operation, dict.fromkeys(chosen), pace)  # one may be met twice while others fail
 
+    async def _queues(self, operation: Operation, pace: _Pace) -> None:
+        actions = await self._make_actions(_actor(operation))
+        for name in operation.ids[pace.passed :]:
+            if not await pace.next():
+                return
+            try:
+                await actions.do(f"queue.{operation.verb}", name, reason=operation.reason, group=True)
+                pace.done += 1
+            except BullpenError as error:
+                pace.note_failure(name, error)
+
+    async def _retry_all(self, operation: Operation, pace: _Pace) -> None:
         async with Queue(operation.queue, connection=self._connection, prefix=self._prefix) as queue:
             until, left = datetime.fromisoformat(operation.until), (operation.most or operation.total) - pace.done
             step = max(1, min(100, int(operation.rate))) if operation.rate else 500
@@ -339,6 +436,10 @@ class _Pace:
         return {"done": self.done, "skipped": self.skipped, "failed": self.failed, "stopped": self.stopped}
 
 
+def _ms(text: str) -> int | None:
+    return int(datetime.fromisoformat(text).timestamp() * 1000) if text else None
+
+
 def _actor(operation: Operation) -> Actor:
     return Actor(operation.by, operation.via, operation.role)
 
@@ -363,4 +464,7 @@ def _view(job: Job, state: JobState) -> OperationView:
         skipped=int(progress.get("skipped", 0)),
         failed=dict(progress.get("failed", {})),
         error=scrub(job.failed_reason or ""),
+        about=operation.about,
+        link=operation.link,
+        rate=operation.rate,
     )

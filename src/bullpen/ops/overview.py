@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,7 +22,7 @@ from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int
 
-__all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "workers_by_queue"]
+__all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "grouped_by_place", "workers_by_queue"]
 
 _QUEUES_PER_CALL: Final = 100
 _SCORE_PER_MS: Final = 4_096
@@ -55,6 +54,8 @@ class QueueLook:
     """How long the next job could have run already, a delayed one that is due included; None when nobody waits."""
     workers: int | None = None
     """Connected workers of any client; None when the server does not let us know."""
+    worker_idle_s: int | None = None
+    """How long ago the worker asked for a job that did so last; None without one."""
     added_per_s: float | None = None
     """Since the picture before; None in the first one."""
     done_per_s: float | None = None
@@ -114,7 +115,8 @@ class Overview:
         self._search_at = self._count_at = 0.0
         self.is_complete = self._is_named
         """Whether it is known which queues there are."""
-        self._workers: Counter[str] | None = Counter()
+        self._workers: dict[str, list[int]] | None = {}
+        """Of each queue, for how many seconds each worker has not asked for anything."""
         self._before: Picture | None = None
 
     @property
@@ -142,7 +144,7 @@ class Overview:
         await self._count_workers()
         looks: dict[str, QueueLook] = {}
         wanted, at_ms = self._keys, 0  # a search may end meanwhile
-        for group in _grouped(self._connection, wanted):
+        for group in grouped_by_place(self._connection, wanted):
             at_ms, found = await self._read_group(group)
             looks |= found
         if not wanted:
@@ -190,7 +192,8 @@ class Overview:
             paused=bool(paused),
             added=read_int(added or b"0"),
             oldest_ms=oldest_ms,
-            workers=None if self._workers is None else self._workers[keys.name],
+            workers=None if self._workers is None else len(self._workers.get(keys.name, ())),
+            worker_idle_s=min(self._workers.get(keys.name, ()), default=None) if self._workers else None,
         )
 
     async def _count_workers(self) -> None:
@@ -212,7 +215,7 @@ def _next_time(began: float, at_least_s: float) -> float:
     return now + max(at_least_s, _REST_AFTER_COSTLY * (now - began))
 
 
-def _grouped(connection: Connection, keys: Iterable[QueueKeys]) -> Iterable[list[QueueKeys]]:
+def grouped_by_place(connection: Connection, keys: Iterable[QueueKeys]) -> Iterable[list[QueueKeys]]:
     """Queues that one connection reaches, in portions that one write can carry."""
     places: dict[object, list[QueueKeys]] = {}
     for each in keys:
@@ -318,8 +321,11 @@ def _workers(prefix: str, lists: Iterable[bytes]) -> Iterable[ConnectedWorker]:
             )
 
 
-def _workers_by_queue(prefix: str, lists: Iterable[bytes]) -> Counter[str]:
-    return Counter(each.queue for each in _workers(prefix, lists))
+def _workers_by_queue(prefix: str, lists: Iterable[bytes]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in _workers(prefix, lists):
+        found.setdefault(each.queue, []).append(each.idle_s)
+    return found
 
 
 def _ms(reply: list[bytes]) -> int:

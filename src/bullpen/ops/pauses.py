@@ -28,10 +28,15 @@ class PauseNote(msgspec.Struct, rename="camel", frozen=True):
     by: str = ""
     """Empty: another client, or a program without a note."""
     reason: str = ""
+    group: bool = False
+    """It was paused together with others."""
 
 
-async def pause_queue(queue: Queue, *, by: str, reason: str = "") -> None:
-    """Pause it, and note who did. Dying in between leaves a pause of unknown origin."""
+async def pause_queue(queue: Queue, *, by: str, reason: str = "", group: bool = False) -> None:
+    """Pause it, and note who did. Dying in between leaves a pause of unknown origin. As one of a `group`, a queue that
+    is paused already is left as it is: resuming the group must not resume it."""
+    if group and await queue.is_paused():
+        return
     door, keys = queue.connection.shared_door(queue.keys.base), queue.keys
     last = await door.call("XREVRANGE", keys.events, "+", "-", "COUNT", 1)
     before = last[0][0].decode() if last else "0"
@@ -39,11 +44,14 @@ async def pause_queue(queue: Queue, *, by: str, reason: str = "") -> None:
     events = await door.call("XRANGE", keys.events, f"({before}", "+", "COUNT", _EVENTS_READ)
     event_id = next((entry_id for entry_id, flat in events if _kind(flat) == b"paused"), None)
     if event_id is not None:
-        note = msgspec.json.encode({"event": event_id.decode(), "by": by, "reason": reason})
-        await door.call("HSET", keys.meta, _FIELD, note)
+        note = {"event": event_id.decode(), "by": by, "reason": reason, "group": "1" if group else ""}
+        await door.call("HSET", keys.meta, _FIELD, msgspec.json.encode(note))
 
 
-async def resume_queue(queue: Queue) -> None:
+async def resume_queue(queue: Queue, *, group: bool = False) -> None:
+    """Resume it; as one of a `group` only if it was paused as one."""
+    if group and ((note := await read_pause(queue)) is None or not note.group):
+        return
     await queue.resume()
     await queue.connection.shared_door(queue.keys.base).call("HDEL", queue.keys.meta, _FIELD)
 
@@ -62,7 +70,7 @@ async def read_pause(queue: Queue) -> PauseNote | None:
             return PauseNote(_ms(entry_id) if kind == b"paused" else 0)
     if note is None:
         return PauseNote(0)
-    return PauseNote(_ms(note["event"].encode()), note["by"], note["reason"])
+    return PauseNote(_ms(note["event"].encode()), note["by"], note["reason"], bool(note.get("group")))
 
 
 def _read(raw: bytes | None) -> dict[str, str] | None:

@@ -17,6 +17,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.overview import QueueLook
+from bullpen.ops.words import counted, duration_text
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue import Queue
 from bullpen.queue.browse import find_queues
@@ -49,7 +50,8 @@ _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200
 _LONGEST_UNLISTED_S: Final = 300.0
 
-_RUN_OUTBOX: Final = "bullpen run MODULE:APP, where the module calls `app.use_outbox()`: without it no dispatcher runs"
+_RUN: Final = "bullpen run MODULE:APP"
+_RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: without it no dispatcher runs"
 
 Source = Literal["redis", "queues", "ledger"]
 
@@ -95,6 +97,9 @@ class Sign:
     value: int
     message: str
     fix: str
+    """What to do, in words."""
+    command: str = ""
+    """The command in it, if it names one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "subject", self.subject[:_LONGEST_SUBJECT])
@@ -184,23 +189,22 @@ def signs_of_look(look: QueueLook, limits: SymptomLimits) -> Iterator[Sign]:
 
 def _no_worker(queue: str, to_do: int, age_ms: int) -> Sign:
     # Late too, of course, but for this reason: one cause, one sign.
-    text = f"{to_do} {'job' if to_do == 1 else 'jobs'} and no worker; the next has waited {age_ms // 1000} s"
-    return Sign("no_worker", queue, age_ms, text, "start a worker: bullpen run MODULE:APP")
+    text = f"{counted(to_do, 'job')} and no worker; the next has waited {duration_text(age_ms)}"
+    return Sign("no_worker", queue, age_ms, text, f"start a worker: {_RUN}", _RUN)
 
 
 def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Sign:
-    text = f"the next of {to_do} {'job' if to_do == 1 else 'jobs'} has waited {age_ms // 1000} s" + (
+    text = f"the next of {counted(to_do, 'job')} has waited {duration_text(age_ms)}" + (
         "; the queue is paused" if is_paused else ""
     )
-    fix = command_line("queues resume", queue) if is_paused else "more workers, or more concurrency"
-    return Sign("queue_late", queue, age_ms, text, fix)
+    line = command_line("queues resume", queue) if is_paused else ""
+    return Sign("queue_late", queue, age_ms, text, line or "more workers, or more concurrency", line)
 
 
 def _dead_letters(store: str, named: str, depth: int) -> Sign:
-    plural = "dead letter waits" if depth == 1 else "dead letters wait"
-    return Sign(
-        "dead_letters", store, depth, f"{depth} {plural} for somebody", command_line("dead-letters list", named)
-    )
+    line = command_line("dead-letters list", named)
+    text = f"{counted(depth, 'dead letter waits', 'dead letters wait')} for somebody"
+    return Sign("dead_letters", store, depth, text, line, line)
 
 
 # Ledger -------------------------------------------------------------------------------------------------------------
@@ -226,19 +230,18 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
     now = await _now(ledger)
     dead = (await ledger.outbox.counts())[OutboxStatus.DEAD]
     if limits.dead_letters and dead >= limits.dead_letters:
-        plural = "delivery" if dead == 1 else "deliveries"
-        yield Sign(
-            "outbox_dead", "outbox", dead, f"{dead} {plural} failed finally", "bullpen outbox list --status DEAD"
-        )
+        line = command_line("outbox list", status="DEAD")
+        text = f"{counted(dead, 'delivery', 'deliveries')} failed finally"
+        yield Sign("outbox_dead", "outbox", dead, text, line, line)
     if limits.outbox_late_ms:
         off = {name for name, each in (await ledger.destinations.troubled()).items() if each.state == "disabled"}
         for name, status, count, due in await ledger.outbox.stats():
             late_ms = (now - due) // _MS
             waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and name not in off
             if waits and late_ms >= limits.outbox_late_ms:
-                rows = "row waits" if count == 1 else "rows wait"
-                text = f"{count} {rows}, the oldest was due {late_ms // 1000} s ago, and nobody has claimed it"
-                yield Sign("outbox_late", name, late_ms, text, _RUN_OUTBOX)
+                rows = counted(count, "row waits", "rows wait")
+                text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and nobody has claimed it"
+                yield Sign("outbox_late", name, late_ms, text, _RUN_OUTBOX, _RUN)
     if limits.outbox_claimed_ms:
         limit_at = now - limits.outbox_claimed_ms * _MS
         lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]
@@ -246,15 +249,16 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
             some = f"{len(lost)}{' or more' if len(lost) == _MOST else ''}"
             rows = "row is" if len(lost) == 1 else "rows are"
             text = f"{some} {rows} claimed, the lease ran out, and no dispatcher takes them back ({lost[0].id})"
-            yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX)
+            yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX, _RUN)
 
 
 async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
     parked = await ledger.parked.count()
     if limits.dead_letters and parked >= limits.dead_letters:
-        plural = "event is" if parked == 1 else "events are"
-        text = f"{parked} {plural} parked, and no message has come of {'it' if parked == 1 else 'them'}"
-        yield Sign("parked_events", "projector", parked, text, "bullpen projector parked list")
+        events = counted(parked, "event is", "events are")
+        text = f"{events} parked, and no message has come of {'it' if parked == 1 else 'them'}"
+        line = command_line("projector parked list")
+        yield Sign("parked_events", "projector", parked, text, line, line)
 
 
 async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
@@ -262,9 +266,9 @@ async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator
 
     late_ms, _ = await SqlMessages(ledger.database).lags_ms()
     if limits.scheduler_late_ms and late_ms >= limits.scheduler_late_ms:
-        text = f"the oldest message that is due has waited {late_ms // 1000} s to be queued"
-        fix = "start an app with messages: bullpen run MODULE:APP; bullpen messages check says more"
-        yield Sign("scheduler_late", "messages", late_ms, text, fix)
+        text = f"the oldest message that is due has waited {duration_text(late_ms)} to be queued"
+        fix = f"start an app with messages: {_RUN}; bullpen messages check says more"
+        yield Sign("scheduler_late", "messages", late_ms, text, fix, _RUN)
 
 
 async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
@@ -274,11 +278,8 @@ async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sig
     if idle:
         some = f"{len(idle)}{' or more' if len(idle) == _MOST else ''}"
         runs = "run has" if len(idle) == 1 else "runs have"
-        for_s = limits.run_stuck_ms // 1000
-        text = f"{some} {runs} not ended, with no sign of life for {for_s} s ({idle[0].id})"
-        yield Sign(
-            "run_stuck", "runs", len(idle), text, "bullpen runs show ID; runs need a worker: bullpen run MODULE:APP"
-        )
+        text = f"{some} {runs} not ended, with no sign of life for {duration_text(limits.run_stuck_ms)} ({idle[0].id})"
+        yield Sign("run_stuck", "runs", len(idle), text, f"bullpen runs show ID; runs need a worker: {_RUN}", _RUN)
 
 
 async def _now(ledger: Ledger) -> datetime:
@@ -296,4 +297,4 @@ async def is_away(connection: Connection) -> Sign | None:
         pass
     address = str(connection.address)
     fix = "start the server, or mend the way to it; bullpen doctor says more"
-    return Sign("redis_down", address, 1, f"{address} does not answer", fix)
+    return Sign("redis_down", address, 1, f"{address} does not answer", fix, "bullpen doctor")

@@ -9,7 +9,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Word", "duration_text", "job_word", "message_word", "outbox_word", "run_word", "size_text"]
+__all__ = [
+    "Word",
+    "counted",
+    "duration_text",
+    "job_word",
+    "message_word",
+    "outbox_word",
+    "run_word",
+    "size_text",
+]
 
 
 class Word(StrEnum):
@@ -97,6 +106,11 @@ def duration_text(ms: float) -> str:
     if whole < 2 * 86_400:
         return f"{whole // 3_600}h {whole % 3_600 // 60:02d}m"
     return f"{whole // 86_400} d"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 job`, `1,404 jobs`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def size_text(count: int) -> str:

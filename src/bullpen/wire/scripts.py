@@ -109,6 +109,11 @@ _TABLE = (
     Script("publish_event", keys=("events",), args=("base", "max_len")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
     Script("read_heads", keys=("meta",), args=("base", "most_bytes")),
+    Script(
+        "find_jobs",
+        keys=("meta",),
+        args=("base", "name", "text", "most_bytes", "attempts", "since_ms", "until_ms"),
+    ),
     Script("seek", keys=("job", "line"), args=("base", "job_id", "passed")),
     Script("read_result", keys=("job", "completed", "failed"), args=("job_id",)),
     Script("read_events", keys=("events",), args=("after", "count")),

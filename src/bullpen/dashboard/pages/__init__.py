@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from bullpen.dashboard.pages import acting, entry, health, jobs, ledger, letters, live, overview, schedules, workers
+from bullpen.dashboard.pages import (
+    acting,
+    audit,
+    entry,
+    health,
+    jobs,
+    ledger,
+    letters,
+    live,
+    operations,
+    overview,
+    schedules,
+    search,
+    workers,
+)
 
 ROUTES = (
     *overview.ROUTES,
     *jobs.ROUTES,
     *acting.ROUTES,
     *letters.ROUTES,
-    *workers.ROUTES,
-    *schedules.ROUTES,
-    *health.ROUTES,
     *ledger.ROUTES,
+    *schedules.ROUTES,
+    *workers.ROUTES,
+    *operations.ROUTES,
+    *health.ROUTES,
+    *audit.ROUTES,
+    *search.ROUTES,
     *live.ROUTES,
     *entry.ROUTES,
 )
-"""All addresses. The first that fits wins."""
+"""All addresses, in the order of the menu. The first that fits wins."""

@@ -10,7 +10,11 @@ import msgspec
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.pages.jobs import read_limits
+from bullpen.dashboard.problems import or_form
+from bullpen.dashboard.reads.jobs import read_counts, read_job
 from bullpen.ops.actions import ACTIONS, Action, Deed
+from bullpen.ops.words import counted, duration_text
 from bullpen.queue import JobState
 
 
@@ -27,43 +31,85 @@ class Preview(msgspec.Struct, rename="camel", frozen=True):
     count: int | None = None
     refused: str = ""
     """Why it cannot be done now."""
+    before: str = ""
+    """How it is now, for what changes a value."""
+    values: dict[str, str] = {}
+    """The present values of the parameters."""
 
 
 async def preview(context: Context) -> Page:
     """Say what will happen, and ask."""
+    return await _form(context, {}, "")
+
+
+async def _form(context: Context, fields: dict[str, str], problem: str) -> Page:
     action, queue, subject = _asked(context)
     _check_role(context, action)
     count, refused = await _effect(context, action, queue, subject)
+    before, values = await _present(context, action, queue)
     deed = Deed(action=action, queue=queue, subject=subject)
-    view = Preview(action.name, action.title, queue, subject, action.says, action.undo, deed.command, count, refused)
+    view = Preview(
+        *(action.name, action.title, queue, subject, action.says, action.undo, deed.command),
+        *(count, refused, before, values),
+    )
     return Page(
         "confirm.html",
         view,
         f"{action.title} · {subject or queue}",
         "schedules" if action.kind == "schedule" else "queues",
-        values={"action": action, "back": _back(context, action, queue, subject)},
+        values={
+            "action": action,
+            "back": _back(context, action, queue, subject),
+            "fields": fields,
+            "problem": problem,
+        },
     )
 
 
-async def perform(context: Context) -> PageAnswer:
-    """Do it, and show the subject again with a note."""
+async def perform(context: Context) -> Page | PageAnswer:
+    """Do it, and show the subject again with a note. What was typed wrong is said in the form."""
     action, queue, subject = _asked(context)
     _check_role(context, action)
     fields = await context.request.form()
-    _check_typed(action, queue, fields)
-    await context.desk.must_exist(queue)
-    given = {each.name: fields[each.name].strip() for each in action.parameters if fields.get(each.name, "").strip()}
-    deed = Deed(action=action, queue=queue, subject=subject, parameters=given, reason=fields.get("reason", "")[:500])
 
-    async def work() -> list[str]:
-        return [await (await context.desk.actions(context.actor)).perform(deed)]
+    async def work() -> PageAnswer:
+        _check_typed(action, queue, fields)
+        await context.desk.must_exist(queue)
+        given = {
+            each.name: fields[each.name].strip() for each in action.parameters if fields.get(each.name, "").strip()
+        }
+        deed = Deed(
+            action=action, queue=queue, subject=subject, parameters=given, reason=fields.get("reason", "")[:500]
+        )
 
-    (text,) = await context.once(f"{action.name} {queue} {subject}", work)
-    context.desk.forget()
-    undo = _address(context, ACTIONS[action.inverse], queue, subject) if action.inverse else ""
-    if context.request.is_api:
-        return PageAnswer(200, msgspec.json.encode({"done": text}), JSON)
-    return context.redirect(_back(context, action, queue, subject, after=True), text, undo)
+        async def act() -> list[str]:
+            before, _ = await _present(context, action, queue)
+            return [await (await context.desk.actions(context.actor)).perform(deed), before]
+
+        text, before = await context.once(f"{action.name} {queue} {subject}", act)
+        context.desk.forget()
+        if before:
+            text = f"{text} Before: {before}."
+        undo = _address(context, ACTIONS[action.inverse], queue, subject) if action.inverse else ""
+        if context.request.is_api:
+            return PageAnswer(200, msgspec.json.encode({"done": text}), JSON)
+        return context.redirect(_back(context, action, queue, subject, after=True), text, undo)
+
+    return await or_form(context, _form, work)
+
+
+async def _present(context: Context, action: Action, queue: str) -> tuple[str, dict[str, str]]:
+    """How a limit is now, in words and as the form has it."""
+    if action.name not in ("queue.concurrency", "queue.rate"):
+        return "", {}
+    limits, _ = await read_limits(context, queue)
+    if action.name == "queue.concurrency":
+        most = limits["concurrency"]
+        return (f"at most {counted(most, 'job')} at once", {"most": str(most)}) if most else ("no limit", {})
+    if (rate := limits["rate"]) is None:
+        return "no limit", {}
+    text = f"at most {counted(rate['most'], 'job')} per {duration_text(rate['durationMs'])}"
+    return text, {"most": str(rate["most"]), "duration": str(rate["durationMs"])}
 
 
 def _asked(context: Context) -> tuple[Action, str, str]:
@@ -87,7 +133,7 @@ def _check_typed(action: Action, queue: str, fields: dict[str, str]) -> None:
 async def _effect(context: Context, action: Action, queue: str, subject: str) -> tuple[int | None, str]:
     """How many jobs are meant, and why it cannot be done."""
     desk = context.desk
-    counts = await desk.counts(queue)
+    counts = await read_counts(desk, queue)
     match action.name:
         case "queue.drain":
             return counts["waiting"] + counts["prioritized"], ""
@@ -96,7 +142,7 @@ async def _effect(context: Context, action: Action, queue: str, subject: str) ->
         case "queue.promote-all":
             return counts["delayed"], ""
     if action.kind == "job":
-        view = await desk.job(queue, subject, payloads=False)
+        view = await read_job(desk, queue, subject, payloads=False)
         why_not = action.why_not(JobState(view.state))
         return 1, "" if why_not is None else f"The job is {view.state}: {action.title.lower()} is {why_not}."
     return None, ""

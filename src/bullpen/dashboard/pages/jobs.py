@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,16 +14,20 @@ from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.desk import PER_PAGE
+from bullpen.dashboard.frame import zone_of
+from bullpen.dashboard.reads.jobs import AGES, FINISHED, JobsAsked, read_counts, read_job, read_jobs
+from bullpen.dashboard.reads.overview import recently
 from bullpen.errors import NotJson
-from bullpen.ops.actions import ACTIONS, Deed
+from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote
 from bullpen.ops.views.jobs import JobsView
 from bullpen.ops.views.queues import QueueRow, queue_row
+from bullpen.ops.words import counted
 from bullpen.queue import JobState
 
-_BULK = ("job.retry", "job.promote", "job.remove")
-_STATES = tuple(state for state in JobState if state is not JobState.UNKNOWN)
-LABELS = {
+BULK: Final = ("job.retry", "job.promote", "job.remove")
+STATES: Final = tuple(state for state in JobState if state is not JobState.UNKNOWN)
+LABELS: Final = {
     "waiting": "ready",
     "prioritized": "prioritized",
     "active": "active",
@@ -32,6 +36,16 @@ LABELS = {
     "completed": "done",
     "failed": "failed",
 }
+_COLUMNS: Final = {
+    JobState.WAITING: ("name", "data", "attempts", "added", "size"),
+    JobState.PRIORITIZED: ("name", "data", "priority", "attempts", "added", "size"),
+    JobState.ACTIVE: ("name", "data", "progress", "worker", "attempts", "started"),
+    JobState.DELAYED: ("name", "data", "attempts", "due", "size"),
+    JobState.WAITING_CHILDREN: ("name", "data", "attempts", "added", "size"),
+    JobState.COMPLETED: ("name", "data", "took", "worker", "attempts", "finished"),
+    JobState.FAILED: ("name", "error", "took", "worker", "attempts", "finished"),
+}
+_MOST_TRAIL: Final = 20
 
 
 class QueueView(msgspec.Struct, rename="camel", frozen=True):
@@ -42,6 +56,7 @@ class QueueView(msgspec.Struct, rename="camel", frozen=True):
     counts: dict[str, int]
     list: JobsView
     limits: dict[str, Any]
+    schedules: int
     paused: PauseNote | None
     """Who paused it, when and why; None when it is not paused."""
     explanation: str
@@ -51,52 +66,102 @@ class QueueView(msgspec.Struct, rename="camel", frozen=True):
 async def queue(context: Context) -> Page:
     """One queue: its states with counts, and a page of jobs of one of them."""
     name, desk = context.path["queue"], context.desk
-    opened = await desk.must_exist(name)
-    counts = await desk.counts(name)
-    state = _state(context.query.get("state", "")) or _first_state(counts)
-    start = context.number("start")
-    if at := context.query.get("at", ""):
-        newest_first = state in (JobState.COMPLETED, JobState.FAILED)
-        start = await desk.within(opened.position_at(state, _instant(at, context), newest_first=newest_first))
-    job_name, text = context.query.get("name", "")[:200], context.query.get("text", "")[:200]
-    listed = await desk.jobs(name, state, start=start, job_name=job_name, text=text, payloads=context.payloads)
-    row = queue_row(await desk.look(name), desk.limits)
+    counts = await read_counts(desk, name)
+    asked = await asked_of(context, counts)
+    listed = await read_jobs(desk, asked, payloads=context.payloads)
+    picture, pause = await desk.snapshot(), await desk.pause(name)
+    look = await desk.look(name)
+    row = queue_row(look, desk.limits, picture.at_ms, recently(desk, look, picture, pause))
+    limits, schedules = await read_limits(context, name)
     view = QueueView(
+        name, row, counts, listed, limits, schedules, pause, _why_nothing_moves(row, paused=pause is not None)
+    )
+    values = {
+        "states": [(each.value, LABELS[each.value], counts[each.value]) for each in STATES],
+        "asked": asked,
+        "ages": AGES,
+        "columns": [each for each in _COLUMNS[asked.state] if each not in hidden_columns(context)],
+        "all_columns": _COLUMNS[asked.state],
+        "actions": [
+            each for each in ACTIONS.values() if each.kind == "queue" and _fits(each, paused=pause is not None)
+        ],
+        "bulk": [each for each in ACTIONS.values() if each.name in BULK and asked.state in each.states],
+        "pages": _pages(context, asked, listed),
+        "ordered_by_time": asked.state in (*FINISHED, JobState.DELAYED),
+        "line": command_line("jobs list", name, state=asked.state.value),
+    }
+    return Page("queue.html", view, name, "queues", stream=name, values=values)
+
+
+async def asked_of(context: Context, counts: dict[str, int]) -> JobsAsked:
+    """Which jobs the address names."""
+    name, desk, query = context.path["queue"], context.desk, context.query
+    state = _state(query.get("state", "")) or _first_state(counts)
+    start = context.number("start")
+    if at := query.get("at", ""):
+        found = desk.queue(name).position_at(state, _instant(at, context), newest_first=state in FINISHED)
+        start = await desk.within(found)
+    return JobsAsked(
         queue=name,
-        row=row,
-        counts=counts,
-        list=listed,
-        limits=await _limits(context, name),
-        paused=await desk.pause(name),
-        explanation=_why_nothing_moves(row),
-    )
-    filters = {"state": state.value, "name": job_name, "text": text}
-    return Page(
-        "queue.html",
-        view,
-        name,
-        "queues",
-        stream=name,
-        values={
-            "states": [(each.value, LABELS[each.value], counts[each.value]) for each in _STATES],
-            "filters": filters,
-            "actions": [each for each in ACTIONS.values() if each.kind == "queue" and _fits(each.name, row)],
-            "bulk": [each for each in ACTIONS.values() if each.name in _BULK and state in each.states],
-            "per_page": PER_PAGE,
-            "is_filtered": bool(job_name or text),
-            "ordered_by_time": state in (JobState.COMPLETED, JobState.FAILED, JobState.DELAYED),
-        },
+        state=state,
+        start=start,
+        name=query.get("name", "")[:200],
+        text=query.get("text", "")[:200],
+        age=query.get("age", "") if query.get("age", "") in AGES else "",
+        attempts=context.number("attempts", most=1_000) or None,
     )
 
 
-def _fits(action: str, row: QueueRow) -> bool:
-    if action in ("queue.pause", "queue.resume"):
-        return (action == "queue.resume") == row.paused
-    return action != "queue.lift"
+def filters_of(asked: JobsAsked) -> dict[str, str | int | None]:
+    """What an address carries of a filter."""
+    return {
+        "state": asked.state.value,
+        "name": asked.name or None,
+        "text": asked.text or None,
+        "age": asked.age or None,
+        "attempts": asked.attempts,
+    }
+
+
+def _pages(context: Context, asked: JobsAsked, listed: JobsView) -> dict[str, str]:
+    """Where the other pages of the list are. Pages of a filter begin anywhere: the way back is in the address."""
+    trail = [each for each in context.query.get("trail", "").split(",") if each.isascii() and each.isdigit()]
+
+    def page(start: int | None, trail: list[str]) -> str:
+        return context.url(
+            "queues",
+            asked.queue,
+            **filters_of(asked),
+            start=start or None,
+            trail=",".join(trail[-_MOST_TRAIL:]) or None,
+        )
+
+    found = {"next_label": "go on looking" if asked.is_filtered and listed.fitting is None else ""}
+    if asked.start:
+        found["first"] = page(None, [])
+        if trail:
+            found["previous"] = page(int(trail[-1]), trail[:-1])
+        elif not asked.is_filtered:
+            found["previous"] = page(max(0, asked.start - PER_PAGE), [])
+    if listed.next_start is not None:
+        found["next"] = page(listed.next_start, [*trail, str(asked.start)])
+        if not asked.is_filtered:
+            found["last"] = page((listed.total - 1) // PER_PAGE * PER_PAGE, [])
+    return found
+
+
+def hidden_columns(context: Context) -> set[str]:
+    return {each for each in context.request.cookies.get("bullpen_hidden", "").split(".") if each}
+
+
+def _fits(action: Action, *, paused: bool) -> bool:
+    if action.name in ("queue.pause", "queue.resume"):
+        return (action.name == "queue.resume") == paused
+    return action.name != "queue.lift"
 
 
 def _state(text: str) -> JobState | None:
-    return JobState(text) if text in {state.value for state in _STATES} else None
+    return JobState(text) if text in {state.value for state in STATES} else None
 
 
 def _first_state(counts: dict[str, int]) -> JobState:
@@ -106,81 +171,74 @@ def _first_state(counts: dict[str, int]) -> JobState:
 
 def _instant(text: str, context: Context) -> int:
     """A local time of the viewer's zone, as a field of a form gives it."""
-    from bullpen.dashboard.render import find_zone
-
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise PageProblem(422, f"{text[:60]!r} is no time; write 2026-11-18 17:30.") from None
-    zone = find_zone(context.request.cookies.get("bullpen_zone", "")) if found.tzinfo is None else UTC
+    zone = zone_of(context.request) if found.tzinfo is None else UTC
     return int((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000)
 
 
-async def _limits(context: Context, name: str) -> dict[str, Any]:
+async def read_limits(context: Context, name: str) -> tuple[dict[str, Any], int]:
+    """What the queue lets run, and how many schedules it has."""
     opened, desk = context.desk.queue(name), context.desk
 
-    async def ask() -> dict[str, Any]:
-        most, rate, held_ms = (
-            await opened.global_concurrency(),
-            await opened.global_rate_limit(),
-            await opened.rate_limit_ttl(),
-        )
-        return {
+    async def ask() -> tuple[dict[str, Any], int]:
+        most, rate = await opened.global_concurrency(), await opened.global_rate_limit()
+        limits = {
             "concurrency": most,
             "rate": None if rate is None else {"most": rate.max, "durationMs": rate.duration_ms},
-            "heldMs": held_ms,
+            "heldMs": await opened.rate_limit_ttl(),
         }
+        return limits, await opened.count_schedulers()
 
     return await desk.within(desk.once(("limits", name), ask))
 
 
-def _why_nothing_moves(row: QueueRow) -> str:
-    if not row.ready or row.paused:
+def _why_nothing_moves(row: QueueRow, *, paused: bool) -> str:
+    if not row.ready or paused:
         return ""
     if row.workers == 0:
-        return f"{row.ready:,} {'job is' if row.ready == 1 else 'jobs are'} ready, and no worker is connected."
-    return ""
+        return f"{counted(row.ready, 'job is', 'jobs are')} ready, and no worker is connected."
+    return row.trouble
 
 
 async def job(context: Context) -> Page:
     """One job: timeline, why it does not run, attempts, data, logs."""
     name, job_id = context.path["queue"], context.path["job"]
-    view = await context.desk.job(name, job_id, payloads=context.payloads)
+    view = await read_job(context.desk, name, job_id, payloads=context.payloads)
     state = JobState(view.state)
-    offered = [
-        (action, action.why_not(state), Deed(action=action, queue=name, subject=job_id).command)
-        for action in ACTIONS.values()
-        if action.kind == "job"
-    ]
+    offered = [action for action in ACTIONS.values() if action.kind == "job"]
     fix = ACTIONS.get(view.explanation["action"])
-    return Page(
-        "job.html",
-        view,
-        f"{job_id} · {name}",
-        "queues",
-        stream=name,
-        values={
-            "offered": offered,
-            "fix": fix,
-            "line_show": command_line("jobs show", name, job_id),
-        },
-    )
+    values = {
+        "offered": [action for action in offered if action.why_not(state) is None],
+        "refused": [(action, action.why_not(state)) for action in offered if action.why_not(state) is not None],
+        "fix": fix,
+        "line_of": lambda action: Deed(action=action, queue=name, subject=job_id).command,
+        "line": command_line("jobs show", name, job_id),
+    }
+    return Page("job.html", view, f"{job_id} · {name}", "queues", stream=name, values=values)
 
 
-async def data(context: Context) -> PageAnswer:
-    """The data of a job as a file, without secrets."""
+async def part(context: Context) -> PageAnswer:
+    """The data, the result or the options of a job as JSON, without secrets; to look at, or as a file."""
     found = await context.desk.within(context.desk.queue(context.path["queue"]).get_job(context.path["job"]))
     if found is None:
         raise PageProblem(404, "There is no such job.")
+    raw = {"data": found.record.raw_data, "result": found.record.field(b"returnvalue")}.get(context.path["part"])
+    if raw is None:
+        raise PageProblem(404, "The job has no such part.")
     try:
-        body = json.encode(hide_secrets(json.decode(found.record.raw_data)))
+        body = json.encode(hide_secrets(json.decode(raw)))
     except NotJson:
-        body = found.record.raw_data
-    return PageAnswer(200, body, JSON, {"content-disposition": 'attachment; filename="job-data.json"'})
+        body = raw
+    kind = "attachment" if context.query.get("download") else "inline"
+    headers = {"content-disposition": f'{kind}; filename="job-{context.path["part"]}.json"'}
+    return PageAnswer(200, body, JSON, headers)
 
 
 ROUTES = (
     PageRoute("/queues/{queue}", queue),
     PageRoute("/queues/{queue}/jobs/{job}", job),
-    PageRoute("/queues/{queue}/jobs/{job}/data", data, Permission.PAYLOADS),
+    PageRoute("/queues/{queue}/jobs/{job}/raw/{part}", part, Permission.PAYLOADS),
 )

@@ -73,6 +73,8 @@ class LedgerItem(msgspec.Struct, rename="camel", frozen=True):
     status: str
     word: str
     facts: dict[str, str]
+    times: dict[str, int]
+    """What happened when, Unix ms."""
     error: str
     payload: Payload | None
     attempts: tuple[LedgerAttempt, ...]
@@ -83,7 +85,7 @@ async def outbox(context: Context) -> Page:
     """Deliveries by status, the oldest first."""
     from bullpen.ledger import OutboxStatus
 
-    ledger, tenant = await _ledger(context), _tenant(context)
+    ledger, tenant = await _ledger(context), context.tenant
     status = _chosen(context, [each.value for each in OutboxStatus])
     found = await _read(
         context,
@@ -95,7 +97,7 @@ async def outbox(context: Context) -> Page:
             limit=PER_PAGE + 1,
         ),
     )
-    counts = {} if tenant else await _read(context, ledger.outbox.counts())
+    counts = {} if context.principal.tenants else await _read(context, ledger.outbox.counts())
     rows = tuple(
         LedgerRow(
             id=str(row.id),
@@ -118,17 +120,16 @@ async def outbox(context: Context) -> Page:
         rows[-1].id if len(found) > PER_PAGE else "",
     )
     statuses = [each.value for each in OutboxStatus]
-    return Page(
-        "ledger.html", view, "Outbox", "outbox", values=_words("outbox", statuses, "due", "bullpen outbox list")
-    )
+    values = _words("outbox", statuses, "due", command_line("outbox list", status=status))
+    return Page("ledger.html", view, "Outbox", "outbox", values={**values, "pages": _pages(context, "outbox", view)})
 
 
 async def outbox_row(context: Context) -> Page:
     """One delivery with its attempts."""
-    ledger, tenant = await _ledger(context), _tenant(context)
+    ledger, tenant = await _ledger(context), context.tenant
     row_id = _uuid(context)
     row = await _read(context, ledger.outbox.get(row_id, tenant_id=tenant))
-    if row is None or (tenant and row.tenant_id != tenant):
+    if row is None or (context.principal.tenants and row.tenant_id != tenant):
         raise PageProblem(404, "There is no such row in the outbox.", hint="bullpen outbox list")
     attempts = await _read(context, ledger.outbox.attempts_of(row_id, tenant_id=tenant))
     view = LedgerItem(
@@ -144,11 +145,9 @@ async def outbox_row(context: Context) -> Page:
             ordering_key=row.ordering_key,
             idempotency_key=row.idempotency_key,
             attempts=f"{row.attempts} of {row.max_attempts}",
-            stored=_text(row.created_at),
-            due=_text(row.due_at),
-            sent=_text(row.sent_at),
             claimed_by=row.locked_by,
         ),
+        times=_times(stored=row.created_at, due=row.due_at, sent=row.sent_at),
         error=scrub_lines(row.last_error) if row.last_error and context.payloads else "",
         payload=_payload(context, row.payload_json),
         attempts=tuple(
@@ -173,7 +172,7 @@ async def runs(context: Context) -> Page:
     """Runs by status, the newest first."""
     from bullpen.ledger.runs import RunStatus
 
-    ledger, tenant = await _ledger(context), _tenant(context)
+    ledger, tenant = await _ledger(context), context.tenant
     status = _chosen(context, [each.value for each in RunStatus])
     found = await _read(
         context,
@@ -195,15 +194,16 @@ async def runs(context: Context) -> Page:
     )
     view = LedgerList(status, {}, rows, "", "")
     statuses = [each.value for each in RunStatus]
-    return Page("ledger.html", view, "Runs", "runs", values=_words("runs", statuses, "submitted", "bullpen runs list"))
+    values = _words("runs", statuses, "submitted", command_line("runs list", status=status))
+    return Page("ledger.html", view, "Runs", "runs", values={**values, "pages": _pages(context, "runs", view)})
 
 
 async def run(context: Context) -> Page:
     """One run."""
-    ledger, tenant = await _ledger(context), _tenant(context)
+    ledger, tenant = await _ledger(context), context.tenant
     run_id = _uuid(context)
     row: RunRow | None = await _read(context, ledger.runs.get(run_id))
-    if row is None or (tenant and row.tenant_id != tenant):
+    if row is None or (context.principal.tenants and row.tenant_id != tenant):
         raise PageProblem(404, "There is no such run.", hint="bullpen runs list")
     view = LedgerItem(
         id=run_id,
@@ -216,10 +216,9 @@ async def run(context: Context) -> Page:
             cost=str(row.cost),
             attempts=str(row.attempts),
             redrives=str(row.redrives) if row.redrives else "",
-            submitted=_text(row.created_at),
-            started=_text(row.started_at),
-            ended=_text(row.completed_at),
-            sign_of_life=_text(row.heartbeat_at),
+        ),
+        times=_times(
+            submitted=row.created_at, started=row.started_at, ended=row.completed_at, sign_of_life=row.heartbeat_at
         ),
         error=scrub_lines(row.error_message) if row.error_message and context.payloads else "",
         payload=_payload(context, msgspec.json.encode(row.result).decode()) if row.result is not None else None,
@@ -240,16 +239,17 @@ async def _read(context: Context, work: Awaitable[T]) -> T:
     return await context.desk.within(work, "ledger")
 
 
-def _tenant(context: Context) -> str | None:
-    tenants = context.principal.tenants
-    if len(tenants) > 1:
-        raise PageProblem(403, "Rows of several tenants cannot be shown together.")
-    return tenants[0] if tenants else None
-
-
 def _chosen(context: Context, statuses: list[str]) -> str:
     status = context.query.get("status", "")
     return status if status in statuses else ""
+
+
+def _pages(context: Context, of: str, view: LedgerList) -> dict[str, str]:
+    status, query = view.status, {"type": context.query.get("type")}
+    found = {"first": context.url(of, status=status, **query)} if view.after else {}
+    if view.next_after:
+        found["next"] = context.url(of, status=status, after=view.next_after, **query)
+    return found
 
 
 def _words(of: str, statuses: list[str], when: str, line: str) -> dict[str, Any]:
@@ -279,13 +279,13 @@ def _ms(instant: datetime) -> int:
     return int(instant.timestamp() * 1000)
 
 
-def _text(instant: datetime | None) -> str | None:
-    return None if instant is None else instant.strftime("%Y-%m-%d %H:%M:%S UTC")
+def _times(**given: datetime | None) -> dict[str, int]:
+    return {name.replace("_", " "): _ms(at) for name, at in given.items() if at is not None}
 
 
 ROUTES = (
-    PageRoute("/outbox", outbox, for_tenants=True),
+    PageRoute("/outbox", outbox, for_tenants=True, menu="Outbox", key="x", needs_ledger=True),
     PageRoute("/outbox/{id}", outbox_row, for_tenants=True),
-    PageRoute("/runs", runs, for_tenants=True),
+    PageRoute("/runs", runs, for_tenants=True, menu="Runs", key="r", needs_ledger=True),
     PageRoute("/runs/{id}", run, for_tenants=True),
 )

@@ -376,10 +376,7 @@ def _filter(context: Context) -> ConsoleFilter:
 
 
 def _tenant(context: Context) -> str | None:
-    tenants = context.principal.tenants
-    if len(tenants) > 1:
-        raise PageProblem(403, "Dead letters of several tenants cannot be shown together yet.")
-    return tenants[0] if tenants else None
+    return context.tenant
 
 
 def _verb(context: Context) -> str:
@@ -425,7 +422,7 @@ def _diff(before: str, after: str) -> list[tuple[str, str]]:
 
 
 ROUTES = (
-    PageRoute("/dead-letters", groups, for_tenants=True),
+    PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d"),
     PageRoute("/dead-letters/export", export, for_tenants=True),
     PageRoute("/dead-letters/act/{verb}", confirm, Permission.ACT, for_tenants=True),
     PageRoute("/dead-letters/act/{verb}", perform, Permission.ACT, "POST", for_tenants=True),

@@ -88,4 +88,4 @@ def _row(queue: str, record: SchedulerRecord, ended: str, now_ms: int) -> Schedu
     )
 
 
-ROUTES = (PageRoute("/schedules", schedules),)
+ROUTES = (PageRoute("/schedules", schedules, menu="Schedules", key="s"),)

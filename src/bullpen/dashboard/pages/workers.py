@@ -70,4 +70,4 @@ async def workers(context: Context) -> Page:
     return Page("workers.html", view, "Workers", "workers", stream="")
 
 
-ROUTES = (PageRoute("/workers", workers),)
+ROUTES = (PageRoute("/workers", workers, menu="Workers", key="k"),)

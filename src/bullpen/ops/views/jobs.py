@@ -81,11 +81,14 @@ class JobsView(msgspec.Struct, rename="camel", frozen=True):
     start: int
     count: int
     total: int
+    """In this state."""
     jobs: tuple[JobRow, ...]
     looked_at: int
     """How many jobs were read to find these."""
     next_start: int | None
     """Where the next page begins; None: this was the last."""
+    fitting: int | None = None
+    """How many fit the filter, where that is known without looking at all."""
 
 
 class TimelineStep(msgspec.Struct, rename="camel", frozen=True):

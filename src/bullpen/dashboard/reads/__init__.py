@@ -1,0 +1,1 @@
+"""What single pages read, over the desk that all of them share."""

@@ -1,0 +1,138 @@
+"""All queues with one verdict, and the other stores that an app has.
+
+Never raises for a part that is away: that is the verdict. The rows of the ledger are asked for every five seconds at
+most, and who paused a queue every two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.desk import Desk
+from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.pauses import PauseNote
+from bullpen.ops.signs import Sign, ledger_signs
+from bullpen.ops.views.queues import OverviewView, Recently, StoreRow, overview_view, verdict_of
+from bullpen.ops.words import Word
+
+if TYPE_CHECKING:
+    from bullpen.ledger import Ledger
+
+__all__ = ["read_overview", "recently"]
+
+_LEDGER_FOR_S: Final = 5.0
+_MOST_PAUSES: Final = 50
+
+
+async def read_overview(
+    desk: Desk, *, name: str = "", order: str = "trouble", group: str = "", most: int = 100
+) -> OverviewView:
+    signs, stores, unread = await _of_ledger(desk)
+    try:
+        picture = await desk.snapshot()
+        pauses = await _pauses(desk, picture)
+    except PageProblem as problem:
+        down = Sign("redis_down", str(desk.app.connection.address), 1, problem.text, "ask the doctor", "bullpen doctor")
+        verdict = verdict_of([down, *signs], unread)
+        return OverviewView(int(time.time() * 1000), verdict, (), 0, stores, is_complete=False)
+    return overview_view(
+        picture,
+        desk.limits,
+        recently=lambda look: recently(desk, look, picture, pauses.get(look.queue)),
+        signs=signs,
+        unread=unread,
+        stores=stores,
+        name=name,
+        order=order,
+        group=group,
+        most=most,
+        is_complete=desk.sampler.is_complete,
+    )
+
+
+def recently(desk: Desk, look: QueueLook, picture: Picture, pause: PauseNote | None) -> Recently:
+    """What is known of a queue beside its newest snapshot."""
+    sampler = desk.sampler
+    return Recently(sampler.waits.get(look.queue), sampler.done_per_minute(look.queue, picture), pause)
+
+
+async def _pauses(desk: Desk, picture: Picture) -> dict[str, PauseNote]:
+    paused = [look.queue for look in picture.looks if look.paused][:_MOST_PAUSES]
+    notes = await asyncio.gather(*(desk.pause(name) for name in paused))
+    return {name: note for name, note in zip(paused, notes, strict=True) if note is not None}
+
+
+async def _of_ledger(desk: Desk) -> tuple[list[Sign], tuple[StoreRow, ...], list[str]]:
+    """Signs, rows, and which part could not be read."""
+
+    async def ask() -> tuple[list[Sign], tuple[StoreRow, ...], list[str]]:
+        try:
+            ledger = await desk.ledger()
+            if ledger is None:
+                return [], (), []
+            signs = await desk.within(ledger_signs(ledger, desk.limits), "ledger")
+            return signs, await desk.within(_stores(ledger), "ledger"), []
+        except PageProblem as problem:
+            return [], (), [problem.text]
+
+    return await desk.once("ledger overview", ask, for_s=_LEDGER_FOR_S)
+
+
+async def _stores(ledger: Ledger) -> tuple[StoreRow, ...]:
+    there = await ledger.parts()
+    found = [await _outbox(ledger)]
+    if "runs" in there:
+        found.append(await _runs(ledger))
+    if "messages" in there:
+        found.append(await _messages(ledger))
+    return tuple(found)
+
+
+async def _outbox(ledger: Ledger) -> StoreRow:
+    from bullpen.ops.words import outbox_word
+
+    counts: dict[Word, int] = {}
+    oldest: list[int] = []
+    for _, status, count, due in await ledger.outbox.stats():
+        word = outbox_word(status.value)
+        counts[word] = counts.get(word, 0) + count
+        if word in (Word.WAITING, Word.RETRYING):
+            oldest.append(int(due.timestamp() * 1000))
+    return _row("outbox", counts, min(oldest, default=None))
+
+
+async def _runs(ledger: Ledger) -> StoreRow:
+    from bullpen.ops.words import run_word
+
+    counts: dict[Word, int] = {}
+    for status, count in (await ledger.runs.counts()).items():
+        counts[run_word(status.value)] = counts.get(run_word(status.value), 0) + count
+    return _row("runs", counts, None)
+
+
+async def _messages(ledger: Ledger) -> StoreRow:
+    from bullpen.ledger.messages import SqlMessages
+    from bullpen.ops.words import message_word
+
+    counts: dict[Word, int] = {}
+    for each in await SqlMessages(ledger.database).counts():
+        word = message_word(each.status.value)
+        counts[word] = counts.get(word, 0) + each.count
+    return _row("messages", counts, None)
+
+
+def _row(store: str, counts: dict[Word, int], oldest_ms: int | None) -> StoreRow:
+    dead, unknown = counts.get(Word.DEAD, 0), counts.get(Word.UNKNOWN, 0)
+    return StoreRow(
+        store=store,
+        waiting=counts.get(Word.WAITING, 0),
+        active=counts.get(Word.ACTIVE, 0),
+        retrying=counts.get(Word.RETRYING, 0),
+        dead=dead,
+        unknown=unknown,
+        oldest_since_ms=oldest_ms,
+        word=(Word.UNKNOWN if unknown else Word.DEAD if dead else Word.DONE).value,
+    )

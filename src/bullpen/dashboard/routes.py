@@ -1,0 +1,149 @@
+"""What a route is, what it returns, and what it knows of the request.
+
+Elsewhere: the routes themselves (`pages`), the order of checks (`app`), what every page has around it (`frame`).
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bullpen.dashboard._web import PageAnswer, PageProblem, PageRequest, join
+from bullpen.dashboard.access import Permission, Visitor
+from bullpen.ops.actions import Actor
+
+if TYPE_CHECKING:
+    from bullpen.dashboard.app import Dashboard
+
+__all__ = ["FLASH", "Context", "Page", "PageRoute"]
+
+FLASH = "bullpen_note"
+_CARRIED = ("zone", "tenant")
+"""What a link of a page keeps of the address that it was opened with."""
+
+
+@dataclass(slots=True)
+class Page:
+    """What a route shows: the view is its JSON, the template draws it."""
+
+    template: str
+    view: Any
+    title: str
+    nav: str = ""
+    """The first part of the address of its menu entry; `overview` for the first page."""
+    stream: str | None = None
+    """The topic that tells when the page is out of date: a queue, or "" for all."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """What only the template needs."""
+    status: int = 200
+
+
+Handler = Callable[["Context"], Awaitable["Page | PageAnswer"]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoute:
+    """One address. Words in braces are any text."""
+
+    pattern: str
+    handler: Handler
+    permission: Permission = Permission.SEE
+    method: str = "GET"
+    for_tenants: bool = False
+    """Whether somebody who may see only some tenants may ask."""
+    open: bool = False
+    """Whether somebody unknown may ask."""
+    menu: str = ""
+    """Its name in the menu; empty: it has none."""
+    key: str = ""
+    """Opens it after `g`."""
+    needs_ledger: bool = False
+
+    @property
+    def nav(self) -> str:
+        return self.pattern.strip("/") or "overview"
+
+    def match(self, segments: tuple[str, ...]) -> dict[str, str] | None:
+        parts = [part for part in self.pattern.split("/") if part]
+        if len(parts) != len(segments):
+            return None
+        found: dict[str, str] = {}
+        for part, given in zip(parts, segments, strict=True):
+            if part.startswith("{"):
+                found[part.strip("{}")] = given
+            elif part != given:
+                return None
+        return found
+
+    def is_for(self, visitor: Visitor, *, has_ledger: bool) -> bool:
+        """Whether somebody may open it, and there is something to see."""
+        if (visitor.tenants and not self.for_tenants) or (self.needs_ledger and not has_ledger):
+            return False
+        return visitor.may(self.permission)
+
+
+class Context:
+    """One request on its way through a route."""
+
+    def __init__(self, dashboard: Dashboard, request: PageRequest, request_id: str) -> None:
+        self.dashboard, self.request, self.id = dashboard, request, request_id
+        self.principal = Visitor("")
+        """Nobody, until it is known who asks."""
+        self.desk = dashboard.desk
+        self.path: dict[str, str] = {}
+        self.query = request.query
+        self.cookies: list[str] = []
+
+    def url(self, *parts: str, **query: str | int | None) -> str:
+        """The address of a page, with what this one was opened with."""
+        carried = {name: self.query[name] for name in _CARRIED if self.query.get(name)}
+        return join(self.request.base, *parts, **{**carried, **query})
+
+    @property
+    def payloads(self) -> bool:
+        return self.principal.may(Permission.PAYLOADS)
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose objects are shown: of somebody who may see only some tenants the one that he chose, else his first.
+        None: of everybody. Raises PageProblem for a tenant of others."""
+        wanted, mine = self.query.get("tenant", ""), self.principal.tenants
+        if not mine:
+            return wanted or None
+        if wanted and wanted not in mine:
+            raise PageProblem(403, "You may not see this tenant.")
+        return wanted or mine[0]
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(
+            self.principal.name,
+            "api" if self.request.is_api else "dashboard",
+            self.principal.role.value,
+            self.request.client,
+            self.id,
+        )
+
+    def number(self, name: str, default: int = 0, *, most: int = 10_000_000_000) -> int:
+        """A number of the query; the default for what is none."""
+        text = self.query.get(name, "")
+        return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 16 else default
+
+    async def once(self, what: str, work: Callable[[], Awaitable[list[str]]]) -> list[str]:
+        """Do what this request asks for. The same form, or the same `Idempotency-Key`, does it once."""
+        nonce = self.request.headers.get("idempotency-key") or (await self.request.form()).get("nonce", "")
+        if not nonce:
+            return await work()
+        return await self.desk.do_once.do(f"{self.principal.name}\n{what}\n{nonce}", work)
+
+    def redirect(self, to: str, note: str = "", undo: str = "") -> PageAnswer:
+        """Show another page, with a note of what was done."""
+        cookies = list(self.cookies)
+        if note:
+            told = urllib.parse.quote(msgspec.json.encode([note, undo]).decode())
+            cookies.append(f"{FLASH}={told}; Path=/; Max-Age=60; HttpOnly; SameSite=Lax")
+        return PageAnswer(303, headers={"location": to}, cookies=cookies)
