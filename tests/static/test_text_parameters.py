@@ -23,13 +23,22 @@ from tests.static.public import public_modules, public_names
 NOT_FOR_USERS = ("bullpen.testing", "bullpen.cli", "bullpen.wire", "bullpen.wiring")
 MADE_BY_US = {
     # Records that bullpen makes for its users to read.
-    *("BlockedParent.__init__", "Children.__init__", "Edit.__init__", "Run.__init__", "Simulation.__init__"),
+    *(
+        "BlockedParent.__init__",
+        "Children.__init__",
+        "Edit.__init__",
+        "FoundHeads.__init__",
+        "LogPage.__init__",
+        "Run.__init__",
+        "Simulation.__init__",
+    ),
     # Between parts of bullpen: the engine and its stores, a transport that tells what it can do, calls of scripts.
     *("Change.__init__", "MessageChange.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
     *("Door.call_then_evaluate", "Door.call_two", "Door.evaluate", "Door.evaluate_soon"),
     *("Desk.audit", "check_host", "PageRoute.match", "job_view", "overview_view", "verdict_of"),
     *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning", "parts_of"),
     # A blocking face hands on what it gets to the asynchronous class, which is checked.
+    "QueueFace.jobs_at",
     "QueueFace.heads_of",
 }
 NEEDED: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
 if TYPE_CHECKING:
     from bullpen.dashboard.app import Dashboard
 
-__all__ = ["first_page", "frame_of", "zone_of"]
+__all__ = ["first_page", "frame_of", "is_part", "read_note", "zone_of"]
 
 _ZONE: Final = "bullpen_zone"
 _THEME: Final = "bullpen_theme"

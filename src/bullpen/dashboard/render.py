@@ -33,6 +33,7 @@ except ImportError:  # the extra is asked for where the dashboard is made
 __all__ = [
     "STATIC",
     "Static",
+    "StaticFile",
     "age",
     "clock",
     "find_zone",

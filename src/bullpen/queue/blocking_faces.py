@@ -34,7 +34,7 @@ from bullpen.queue.dead_letters.operations import (
 from bullpen.queue.dead_letters.operations import DeadLetters as AsyncDeadLetters
 from bullpen.queue.durability import Durability
 from bullpen.queue.flows import BlockedParent, ChildKind, ChildrenPage, Flow, FlowNode
-from bullpen.queue.heads import JobHead
+from bullpen.queue.heads import FoundHeads, HeadFilter, JobHead
 from bullpen.queue.job import Added, BlockedBy, DataT_co, JobState, Progress
 from bullpen.queue.job import Job as AsyncJob
 from bullpen.queue.lanes import LaneInfo, LaneSettings, Nothing, Rate
@@ -860,6 +860,22 @@ class QueueFace:
         """A page of the jobs in a state, from position `start`: the next to run or the oldest finished first;
         `newest_first` turns that round. Ids whose job is gone are left out."""
         return self._run(self._inner.heads(state, start=start, count=count, newest_first=newest_first))
+
+    def find(
+        self,
+        state: JobState,
+        wanted: HeadFilter,
+        *,
+        start: int = 0,
+        count: int = 50,
+        most: int = 20000,
+        newest_first: bool = False,
+    ) -> FoundHeads:
+        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were looked at.
+        The jobs are looked at on the server, five hundred at a time, and stay there."""
+        return self._run(
+            self._inner.find(state, wanted, start=start, count=count, most=most, newest_first=newest_first)
+        )
 
     def heads_of(self, ids: list[str]) -> list[JobHead]:
         """The heads of these jobs, in their order; those that are gone are left out."""

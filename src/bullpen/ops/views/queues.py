@@ -20,8 +20,8 @@ from bullpen.ops.signs import DEAD_SUFFIX, Sign, signs_of_look
 from bullpen.ops.words import Word, counted, duration_text
 
 __all__ = [
-    "GroupRow",
     "OverviewView",
+    "QueueGroup",
     "QueueRow",
     "Recently",
     "StoreRow",
@@ -120,7 +120,7 @@ class StoreRow(msgspec.Struct, rename="camel", frozen=True):
     word: str
 
 
-class GroupRow(msgspec.Struct, rename="camel", frozen=True):
+class QueueGroup(msgspec.Struct, rename="camel", frozen=True):
     """Queues whose names begin alike, added up."""
 
     prefix: str
@@ -144,7 +144,7 @@ class OverviewView(msgspec.Struct, rename="camel", frozen=True):
     total: int
     """How many queues there are; the list may be shorter."""
     stores: tuple[StoreRow, ...] = ()
-    groups: tuple[GroupRow, ...] = ()
+    groups: tuple[QueueGroup, ...] = ()
     """Only when they were asked for."""
     is_complete: bool = True
     """False: the search for queues has not ended yet."""
@@ -259,14 +259,14 @@ def overview_view(
     )
 
 
-def group_rows(rows: Sequence[QueueRow], delimiter: str) -> tuple[list[GroupRow], list[QueueRow]]:
+def group_rows(rows: Sequence[QueueRow], delimiter: str) -> tuple[list[QueueGroup], list[QueueRow]]:
     """Queues that share what stands before the delimiter, added up; and those that share it with nobody."""
     groups: dict[str, list[QueueRow]] = {}
     for row in rows:
         head, found, _ = row.queue.partition(delimiter)
         groups.setdefault(f"{head}{found}" if found and head else row.queue, []).append(row)
     together = [
-        GroupRow(
+        QueueGroup(
             prefix=prefix,
             queues=len(members),
             ready=sum(each.ready for each in members),
