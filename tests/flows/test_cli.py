@@ -266,7 +266,7 @@ def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str,
     on(redis_url, "emails", lambda queue: queue.add("welcome"))
     cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
     assert cli("jobs", "list", "emails", *redis, cwd=tmp_path).err == (
-        "no jobs in 'emails'; bullpen jobs add emails NAME adds one\n"
+        "no jobs in 'emails'; `bullpen jobs add emails NAME` adds one\n"
     )
     assert cli("dead-letters", "list", "emails", *redis, cwd=tmp_path).err == (
         "no dead letters of 'emails'; `bullpen dead-letters stats` counts all\n"

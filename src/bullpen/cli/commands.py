@@ -115,7 +115,7 @@ def _in_words_of_the_command(message: str) -> str:
 
 
 def _usage(error: Any) -> str:
-    message = error.format_message().strip().rstrip(".")
+    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")  # the parser's own words
     if not message:  # a group without a command has printed its help
         return ""
     path = error.ctx.command_path if error.ctx is not None else "bullpen"

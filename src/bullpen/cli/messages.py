@@ -266,18 +266,19 @@ async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None
             if at.program is not None:
                 doubts.look_at(batch)
             after = batch[-1].key
+        doubtful = list(doubts.found)  # while the channels of the program are known
     listed = [{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found]
     if at.as_json:
-        at.say([*listed, *({"code": each.code, "text": each.text} for each in doubts.found)])
+        at.say([*listed, *({"code": each.code, "text": each.text} for each in doubtful)])
     else:
-        for each in doubts.found:
+        for each in doubtful:
             show.say(each)
         if found:
             at.table((Column("recipient"), Column("occasion"), Column("finding", "text", least=20)), listed)
         else:
             show.say(f"no local time of the next {days} days is missing or comes twice")
-    if doubts.found:
-        raise at.failed(f"{len(doubts.found)} findings that keep messages from being sent")
+    if doubtful:
+        raise at.failed(f"{len(doubtful)} findings that keep messages from being sent")
 
 
 @app.command()

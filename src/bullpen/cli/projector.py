@@ -137,7 +137,11 @@ def _since(text: str) -> Any:
         return text
     if text.lstrip("-").isdigit():
         return int(text)
-    return instant("--since", text, zoned=True)
+    try:
+        return instant("--since", text, zoned=True)
+    except typer.BadParameter:
+        problem = f"{text!r}: write 'beginning', a position, or an instant with its zone"
+        raise typer.BadParameter(problem, param_hint="'--since'") from None
 
 
 # How they are shown -------------------------------------------------------------------------------------------------
