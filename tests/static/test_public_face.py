@@ -90,7 +90,6 @@ def loggers() -> set[str]:
 NOT_FOR_USERS = {
     # Answered inside: another server is asked, the job goes on elsewhere.
     *("FailoverUnderWay", "ForeignRun", "Moved", "NoPassword", "OtherHandler", "ServerUnavailable"),
-    "PlayFailed",  # of the demo
 }
 
 

@@ -64,7 +64,8 @@ async def top(
     if seconds < _SHORTEST_INTERVAL_S:
         raise typer.BadParameter(f"at least {_SHORTEST_INTERVAL_S * 1000:.0f} ms", param_hint="'--interval'")
     async with at.app() as app:
-        view = View(f"bullpen top  {app.connection.address}  {app.prefix}", seconds, sort, limit, at.local)
+        where = "  ".join(("bullpen top", str(app.connection.address), app.prefix))
+        view = View(where, seconds, sort, limit, at.local)
         for name in queues or ():
             await context.must_exist(app, name)
         overview = Overview(app.connection, app.prefix, queues or ())

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origi
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["Group", "Place", "choices_of", "default_of", "kind_of", "make", "metavar_of"]
+__all__ = ["Group", "Options", "Place", "choices_of", "default_of", "kind_of", "make", "metavar_of"]
 
 _FIRST: Final = {"list": 0, "show": 1}
 F = TypeVar("F", bound=Callable[..., Any])
