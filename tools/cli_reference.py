@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.cli.commands import tree
-from bullpen.cli.tree import default_of, metavar_of
+from bullpen.cli.tree import Argument, Parameter
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path("docs") / "reference" / "cli.md"
@@ -67,33 +67,25 @@ def _block(path: tuple[str, ...], command: Any) -> str:
     text = " ".join((command.help or "").split())
     if hasattr(command, "commands"):
         return f"{level} `{name}`\n\n{text}\n"
-    arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
-    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
-    usage = " ".join([name, *("[OPTIONS]" if options else "",), *(_metavar(command, each) for each in arguments)])
-    lines = [f"{level} `{name}`\n", f"{text}\n", f"    {' '.join(usage.split())}\n"]
-    if arguments or options:
-        rows = [f"| `{_metavar(command, each)}` | {_help(each)} | |" for each in arguments]
-        rows += [f"| `{_option(command, each)}` | {_help(each)} | {_default(each)} |" for each in options]
+    shown = [each for each in command.parameters if not each.given.hidden]
+    arguments = [each for each in shown if isinstance(each.given, Argument)]
+    options = [each for each in shown if not isinstance(each.given, Argument)]
+    usage = " ".join([name, *(["[OPTIONS]"] if options else []), *(each.metavar for each in arguments)])
+    lines = [f"{level} `{name}`\n", f"{text}\n", f"    {usage}\n"]
+    if shown:
+        rows = [f"| `{_cell(each.shown)}` | {_cell(each.given.help)} | |" for each in arguments]
+        rows += [f"| `{_cell(each.shown)}` | {_cell(each.given.help)} | {_default(each)} |" for each in options]
         lines.append("\n".join(["| argument or option | | default |", "|---|---|---|", *rows]) + "\n")
     return "\n".join(lines)
 
 
-def _option(command: Any, option: Any) -> str:
-    names = ", ".join([*option.opts, *option.secondary_opts])
-    return names if option.is_flag else f"{names} {_metavar(command, option)}"
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
-def _metavar(command: Any, parameter: Any) -> str:
-    return metavar_of(command, parameter).replace("|", "\\|")
-
-
-def _help(parameter: Any) -> str:
-    return " ".join((parameter.help or "").split()).replace("|", "\\|")
-
-
-def _default(option: Any) -> str:
-    default = default_of(option)
-    return f"`{default}`" if default and not isinstance(option.show_default, str) and not option.required else default
+def _default(option: Parameter) -> str:
+    default = option.shown_default
+    return f"`{default}`" if default and not option.given.default and not option.is_required else default
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

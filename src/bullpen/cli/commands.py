@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
+import click
 
 from bullpen import _version
 from bullpen._kernel.printable import printable
@@ -18,9 +18,6 @@ from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidO
 NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
 
 _VERSION: Final = f"bullpen {_version.__version__}"
-
-# Typer carries its own copy of click in newer versions; its public names lead to the right classes in all of them.
-_ClickError: Final[Any] = typer.BadParameter.__mro__[2]
 
 _ROOT: Final = Group(
     "Durable jobs for Python on the BullMQ protocol.",
@@ -52,35 +49,32 @@ _ROOT: Final = Group(
 )
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
         print(_VERSION)
-        raise typer.Exit
-
-
-def _bullpen(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Durable jobs for Python on the BullMQ protocol."""
+        ctx.exit()
 
 
 @cache
 def tree() -> Any:
     """The whole command; what is below is imported when it is asked for."""
-    return make(_ROOT, _bullpen)
+    version = click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+                           help="Print the version.")  # fmt: skip
+    return make(_ROOT, version)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit code."""
     if completion.VARIABLE in os.environ:
-        completion.prepare()
+        tree().main(arguments, prog_name="bullpen")  # answers the shell and exits
     context.log_plainly(as_json="--json" in arguments)
     try:
-        result = tree().main(arguments, prog_name="bullpen", standalone_mode=False)
+        with tree().make_context("bullpen", arguments) as opened:
+            tree().invoke(opened)
         sys.stdout.flush()
-    except _ClickError as error:
+    except click.exceptions.Exit as error:
+        return error.exit_code if error.exit_code != INTERRUPTED else _say("interrupted", INTERRUPTED)
+    except click.ClickException as error:
         return _say(_usage(error), WRONG)
     except (InvalidOption, NotConfigured, MissingExtra, context.WrongCommand) as error:
         return _say(_in_words_of_the_command(str(error)), WRONG)
@@ -90,17 +84,11 @@ def run(arguments: list[str]) -> int:
         return _say(str(error), TIME_UP)
     except (BullpenError, context.Done) as error:
         return _say(str(error), NOT_DONE)
-    except (typer.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
-    except (BrokenPipeError, SystemExit) as error:
-        # Typer and rich make SystemExit(1) of a broken pipe. Whoever read our output has seen enough: no failure.
-        if isinstance(error, SystemExit) and error.code != 1:
-            raise
+    except BrokenPipeError:  # whoever read our output has seen enough: no failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
-        return 0
-    if result == INTERRUPTED:  # Typer again: Ctrl-C comes back as a result
-        return _say("interrupted", INTERRUPTED)
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 def _say(text: str, code: int) -> int:
@@ -116,7 +104,5 @@ def _in_words_of_the_command(message: str) -> str:
 
 def _usage(error: Any) -> str:
     message = error.format_message().strip().rstrip(".")
-    if not message:  # a group without a command has printed its help
-        return ""
-    path = error.ctx.command_path if error.ctx is not None else "bullpen"
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "bullpen"
     return f"{message[0].lower()}{message[1:]}{'' if message.endswith('?') else ';'} see '{path} --help'"

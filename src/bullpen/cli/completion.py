@@ -1,4 +1,4 @@
-"""`bullpen completion SHELL`: Typer's own completion, and the names that only a server knows.
+"""`bullpen completion SHELL`: click's own completion, and the names that only a server knows.
 
 Names of queues come from the server if it answers at once, and from no server that would have to be started: whoever
 presses Tab wants neither to wait nor to read errors.
@@ -7,11 +7,12 @@ presses Tab wants neither to wait nor to read errors.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import typer
+import click
+
+from bullpen.cli.tree import Argument, Complete
 
 VARIABLE: Final = "_BULLPEN_COMPLETE"
 """Says that a shell asks for candidates, and which."""
@@ -23,40 +24,34 @@ _SAFE: Final = re.compile(r"[\w.@%+=/{}-]+")
 def completion(
     shell: Annotated[
         Literal["bash", "zsh", "fish"],
-        typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False),
+        Argument("SHELL", "bash, zsh or fish."),
     ],
 ) -> None:
     """Print what makes a shell complete this command: eval "$(bullpen completion bash)" in ~/.bashrc.
 
     For zsh the same in ~/.zshrc; for fish: bullpen completion fish > ~/.config/fish/completions/bullpen.fish
     """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
     if shell == "zsh":
         print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }")
-    print(_typer().get_completion_script(prog_name="bullpen", complete_var=VARIABLE, shell=shell))
+    print(kind(click.Command("bullpen"), {}, "bullpen", VARIABLE).source())
 
 
-def prepare() -> None:
-    """Let the parser know the shells."""
-    _typer().completion_init()
-
-
-def _typer() -> Any:
-    """Typer's own completion, whose parts it does not list as public."""
-    return importlib.import_module("typer.completion")
-
-
-def words(*known: str) -> Any:
+def words(*known: str) -> Complete:
     """Completes one of these words, where others are possible too."""
-    return lambda incomplete: [word for word in known if word.startswith(incomplete)]
+    return lambda _ctx, incomplete: [word for word in known if word.startswith(incomplete)]
 
 
-def event_names(incomplete: str) -> list[str]:
+def event_names(_ctx: click.Context, incomplete: str) -> list[str]:
     from bullpen.wire.events import EventName
 
     return [name for name in EventName if name.startswith(incomplete)]
 
 
-def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
+def queue_names(ctx: click.Context, incomplete: str) -> list[str]:
     """Names from a server that is there. Whatever goes wrong, there are none."""
     import asyncio
     import logging

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import click
 
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Options
+from bullpen.cli.tree import Option, Options
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -51,25 +51,23 @@ class WrongCommand(Exception):
 
 # Options ------------------------------------------------------------------------------------------------------------
 
-RedisOption = Annotated[
-    str | None, typer.Option("--redis", metavar="URL", help="Server to use; else what is configured.")
-]
+RedisOption = Annotated[str | None, Option("--redis", metavar="URL", help="Server to use; else what is configured.")]
 PrefixOption = Annotated[
-    str | None, typer.Option("--prefix", metavar="TEXT", help="First part of all keys; else what is configured.")
+    str | None, Option("--prefix", metavar="TEXT", help="First part of all keys; else what is configured.")
 ]
 DatabaseOption = Annotated[
-    str | None, typer.Option("--database", metavar="URL", help="Database to use; else what is configured.")
+    str | None, Option("--database", metavar="URL", help="Database to use; else what is configured.")
 ]
 ProgramOption = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:APP", help="Program whose workflows keep dead letters on RabbitMQ or Kafka."),
+    Option("--app", metavar="MODULE:APP", help="Program whose workflows keep dead letters on RabbitMQ or Kafka."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; one document a line if many.")]
-LocalOption = Annotated[bool, typer.Option("--local", help="Show times in the zone of this machine instead of UTC.")]
-LogLevelOption = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
-LogFormatOption = Annotated[str, typer.Option(metavar="FORMAT", help="console, or json: one object per line.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else; one document a line if many.")]
+LocalOption = Annotated[bool, Option("--local", help="Show times in the zone of this machine instead of UTC.")]
+LogLevelOption = Annotated[str, Option(metavar="LEVEL", help="debug, info, warning or error.")]
+LogFormatOption = Annotated[str, Option(metavar="FORMAT", help="console, or json: one object per line.")]
 HttpPublicOption = Annotated[
-    bool, typer.Option("--http-public", help="The address may be one that other machines can reach.")
+    bool, Option("--http-public", help="The address may be one that other machines can reach.")
 ]
 
 
@@ -393,7 +391,7 @@ async def each(things: Iterable[str], act: Callable[[str], Awaitable[Any]]) -> t
 def ask(question: str, *, default: bool = False) -> None:
     """Ask a person, and end the command unless the answer is yes."""
     with interruptible():
-        typer.confirm(printable(question), default=default, abort=True, err=True)
+        click.confirm(printable(question), default=default, abort=True, err=True)
 
 
 @contextmanager

@@ -12,11 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bullpen.cli import show
 from bullpen.cli.context import LogLevelOption, ServiceOnServer, WrongCommand, interruptible
 from bullpen.cli.serve import on_signals, run_until
+from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen, Service
@@ -38,14 +37,14 @@ async def dashboard(
     at: QuietService,
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:APP]", help="Also show what this app has; nothing of it is run."),
+        Argument("[MODULE:APP]", "Also show what this app has; nothing of it is run."),
     ] = None,
-    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Serve the pages here.")] = "127.0.0.1:9467",
+    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve the pages here.")] = "127.0.0.1:9467",
     add_user: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only ask for a password and write it to the file of passwords."),
+        Option(metavar="NAME", help="Only ask for a password and write it to the file of passwords."),
     ] = None,
-    role: Annotated[str, typer.Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
+    role: Annotated[str, Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
 ) -> None:
     """Serve the web dashboard until SIGTERM or Ctrl-C. It takes no jobs.
 

@@ -7,14 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from bullpen.cli import context, show
 from bullpen.cli.arguments import AllOption, ByOption, DryRunOption, LimitOption, QueueArgument, YesOption
 from bullpen.cli.context import OnProgram, Output, WrongCommand, whoami
 from bullpen.cli.edit import edit
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -29,16 +27,14 @@ app = Group()
 _SUFFIX: Final = "-dlq"
 _MANY: Final = 20
 
-EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)]
-EntriesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Ids of entries, as listed.", show_default=False)
-]
-NameOption = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only jobs of this name.")]
-ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this.")]
+EntryArgument = Annotated[str, Argument("ENTRY", "Id of the entry, as listed.")]
+EntriesArgument = Annotated[list[str] | None, Argument("[ENTRY]...", "Ids of entries, as listed.")]
+NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="Only jobs of this name.")]
+ErrorOption = Annotated[str | None, Option("--error", metavar="TEXT", help="Only errors that contain this.")]
 TenantOption = Annotated[
-    str | None, typer.Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
+    str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
 ]
-MostOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many, the oldest.")]
+MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this many, the oldest.")]
 
 
 @app.command()
@@ -80,7 +76,7 @@ async def _warn_of_parked(app: Bullpen) -> None:
 @app.command()
 async def groups(
     at: OnProgram,
-    store: Annotated[str | None, typer.Option(metavar="STORE", help="Only this store, as stats names it.")] = None,
+    store: Annotated[str | None, Option(metavar="STORE", help="Only this store, as stats names it.")] = None,
     tenant: TenantOption = None,
 ) -> None:
     """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
@@ -154,7 +150,7 @@ async def redrive(
     error: ErrorOption = None,
     tenant: TenantOption = None,
     limit: MostOption = None,
-    rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
+    rate: Annotated[float | None, Option(help="At most this many a second.")] = None,
     dry_run: DryRunOption = False,
     by: ByOption = None,
 ) -> None:

@@ -8,20 +8,19 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from bullpen.cli.context import OnServer, WrongCommand
+from bullpen.cli.tree import Option
 
 _NAME = "bullpen._demo"
 
 
 async def demo(
     at: OnServer,
-    jobs: Annotated[int, typer.Option(min=1, max=200_000, help="How many jobs.")] = 3_000,
-    duration: Annotated[float, typer.Option(min=1, max=600, help="About how many seconds.")] = 12.0,
-    stay: Annotated[bool, typer.Option("--stay", help="Afterwards go on with a job a second until Ctrl-C.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live picture.")] = False,
-    jobs_only: Annotated[bool, typer.Option("--jobs-only", help="Leave out the other systems.")] = False,
+    jobs: Annotated[int, Option(min=1, max=200_000, help="How many jobs.")] = 3_000,
+    duration: Annotated[float, Option(min=1, max=600, help="About how many seconds.")] = 12.0,
+    stay: Annotated[bool, Option("--stay", help="Afterwards go on with a job a second until Ctrl-C.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Print lines instead of a live picture.")] = False,
+    jobs_only: Annotated[bool, Option("--jobs-only", help="Leave out the other systems.")] = False,
 ) -> None:
     """Run a few thousand jobs in three worker processes, kill one of them, and add up what became of every job.
 

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import show
 from bullpen.cli.config import taken_from
 from bullpen.cli.context import Done, OnProgram, brokers_of
+from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -30,16 +29,14 @@ class Examined(OnProgram):
 
     program: Annotated[
         str | None,
-        typer.Option(
-            "--app", metavar="MODULE:APP", help="Program whose brokers are looked at too, with their dead letters."
-        ),
+        Option("--app", metavar="MODULE:APP", help="Program whose brokers are looked at too, with their dead letters."),
     ] = None
 
 
 async def doctor(
     at: Examined,
-    everything: Annotated[bool, typer.Option("--all", help="Show also what is good.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    everything: Annotated[bool, Option("--all", help="Show also what is good.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 for warnings too.")] = False,
 ) -> None:
     """Look at the server, all queues, the brokers that settings or a program name, and the ledger. Changes nothing.
 

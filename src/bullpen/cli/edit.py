@@ -17,12 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
 from bullpen.cli.arguments import ByOption, DryRunOption, TenantOption, YesOption, parse_json
 from bullpen.cli.context import Done, OnProgram, WrongCommand, ask, interruptible, whoami
+from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
     from bullpen.ops.dead_letters import Found
@@ -32,21 +31,19 @@ _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 async def edit(
     at: OnProgram,
-    store: Annotated[
-        str, typer.Argument(metavar="STORE", help="The queue, or the store as `stats` names it.", show_default=False)
-    ],
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, as listed.", show_default=False)],
+    store: Annotated[str, Argument("STORE", "The queue, or the store as `stats` names it.")],
+    entry: Annotated[str, Argument("ENTRY", "Id of the entry, as listed.")],
     data: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The whole new payload; @FILE reads a file, - stdin.")
+        str | None, Option(metavar="JSON", help="The whole new payload; @FILE reads a file, - stdin.")
     ] = None,
     merge: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help="Members to set; null removes one (JSON merge patch). @FILE, - as above."),
+        Option(metavar="JSON", help="Members to set; null removes one (JSON merge patch). @FILE, - as above."),
     ] = None,
     editor: Annotated[
-        bool, typer.Option("--editor", help="Open $VISUAL or $EDITOR on the payload; so does neither of the above.")
+        bool, Option("--editor", help="Open $VISUAL or $EDITOR on the payload; so does neither of the above.")
     ] = False,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="Noted with the edit.")] = "",
+    why: Annotated[str, Option(metavar="TEXT", help="Noted with the edit.")] = "",
     by: ByOption = None,
     tenant: TenantOption = None,
     dry_run: DryRunOption = False,

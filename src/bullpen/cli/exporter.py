@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from bullpen.cli.context import DatabaseOption, ServiceOnServer
 from bullpen.cli.serve import on_signals, run_until
+from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -25,7 +24,7 @@ class ServiceOnBoth(ServiceOnServer):
 async def exporter(
     at: ServiceOnBoth,
     http: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
+        str, Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
     ] = "127.0.0.1:9465",
 ) -> None:
     """Serve the numbers of all queues of a server, Node's too, and of the ledger, until SIGTERM or Ctrl-C.

@@ -7,7 +7,6 @@ server or database that goes away is reported on stderr and waited for. Elsewher
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import time
@@ -15,12 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-import typer
-
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context, show
 from bullpen.cli.arguments import EventOption, QueueArgument, QueuesArgument, duration, instant, seconds
 from bullpen.cli.context import Done, OnLedger, OnServer, Output, TimeUp, WrongCommand
+from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
     from bullpen.ops.follow import Happening, Outcome, Waited
@@ -35,7 +33,7 @@ _WORTH_REPORTING_S: Final = 0.3
 
 TimeoutOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="End after that, with exit code 4 if something is waited for: 90s, 15m, 2h."),
+    Option(metavar="TIME", help="End after that, with exit code 4 if something is waited for: 90s, 15m, 2h."),
 ]
 
 
@@ -44,12 +42,10 @@ class FollowEvents(OnServer):
     """Which events, from when, for how long."""
 
     event: EventOption = None
-    name: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Only jobs of this name; may be repeated.")] = (
-        None
-    )
+    name: Annotated[list[str] | None, Option(metavar="TEXT", help="Only jobs of this name; may be repeated.")] = None
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Begin in the past, as far as events are kept: 15m, or 2030-01-31T12:00."),
+        Option(metavar="TIME", help="Begin in the past, as far as events are kept: 15m, or 2030-01-31T12:00."),
     ] = None
     timeout: TimeoutOption = None
 
@@ -83,7 +79,7 @@ _AGE: Final = re.compile(r"\d+(ms|s|m|h|d)?")
 class Polling(Output):
     """How often to read, and for how long."""
 
-    interval: Annotated[str, typer.Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "1s"
+    interval: Annotated[str, Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "1s"
     timeout: TimeoutOption = None
 
     def check(self) -> None:
@@ -106,6 +102,8 @@ async def _polled(
     every_s: float,
     limit_s: float | None,
 ) -> AsyncIterator[T]:
+    import asyncio
+
     from bullpen.errors import DatabaseUnavailable
 
     give_up = None if limit_s is None else time.monotonic() + limit_s
@@ -174,10 +172,10 @@ async def follow_jobs(
     queue: QueueArgument,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Only these jobs; else all of the queue.", show_default=False),
+        Argument("[ID]...", "Only these jobs; else all of the queue."),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="End when these jobs have; the exit code is 1 if one of them failed.")
+        bool, Option("--wait", help="End when these jobs have; the exit code is 1 if one of them failed.")
     ] = False,
 ) -> None:
     """Print what happens to the jobs of a queue, until Ctrl-C; or with --wait until they are done."""
@@ -216,11 +214,11 @@ async def follow_queues(at: FollowEvents, queues: QueuesArgument = None) -> None
 async def logs(
     at: OnServer,
     queue: QueueArgument,
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)],
-    start: Annotated[int, typer.Option(help="From this line on, counted from 0; -20: the last twenty.")] = 0,
-    end: Annotated[int, typer.Option(help="Up to this line; -1 is the last.")] = -1,
+    job_id: Annotated[str, Argument("ID", "Id of the job.")],
+    start: Annotated[int, Option(help="From this line on, counted from 0; -20: the last twenty.")] = 0,
+    end: Annotated[int, Option(help="Up to this line; -1 is the last.")] = -1,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends; the exit code is 1 if it failed.")
+        bool, Option("--follow", "-f", help="Go on until the job ends; the exit code is 1 if it failed.")
     ] = False,
     timeout: TimeoutOption = None,
 ) -> None:
@@ -310,6 +308,8 @@ def _print_known(at: Output, queue: str, ended: Mapping[str, Outcome]) -> None:
 @contextlib.asynccontextmanager
 async def _limited(timeout: str | None, complaint: str | None) -> AsyncIterator[None]:
     """Report a server that goes away, and end after a while: without complaint that is what was asked for."""
+    import asyncio
+
     limit_s = seconds("--timeout", timeout)
     try:
         async with asyncio.timeout(limit_s) as limit:
@@ -328,6 +328,8 @@ def _reporting_the_server() -> Iterator[None]:
 
     Not at once: a connection that is rarely used notices long afterwards that it broke, and is back in a moment.
     """
+    import asyncio
+
     from bullpen._kernel import telemetry
 
     loop = asyncio.get_running_loop()

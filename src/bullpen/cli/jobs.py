@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context, show
@@ -14,7 +11,7 @@ from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, State,
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_jobs, logs
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.queue import Job, Queue
@@ -22,11 +19,9 @@ if TYPE_CHECKING:
 app = Group()
 
 OnFailure = Literal["fail_parent", "continue_parent", "ignore", "remove", "wait"]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.", show_default=False)]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.", show_default=False)]
-SomeIdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs.", show_default=False)
-]
+IdArgument = Annotated[str, Argument("ID", "Id of the job.")]
+IdsArgument = Annotated[list[str], Argument("ID...", "Ids of jobs.")]
+SomeIdsArgument = Annotated[list[str] | None, Argument("[ID]...", "Ids of jobs.")]
 
 app.command("follow")(follow_jobs)
 app.command()(logs)
@@ -38,11 +33,13 @@ async def list_(
     queue: QueueArgument,
     state: Annotated[
         list[State] | None,
-        typer.Option(help="Only jobs in this state; may be repeated.", show_default="all"),
+        Option(help="Only jobs in this state; may be repeated.", default="all"),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many jobs of each state.")] = 20,
+    limit: Annotated[int, Option(min=1, help="At most this many jobs of each state.")] = 20,
 ) -> None:
     """List jobs: what runs next first, of finished ones the newest first."""
+    import asyncio
+
     from bullpen.queue import JobState
     from bullpen.queue.browse import list_jobs
 
@@ -65,7 +62,7 @@ async def show_(
     queue: QueueArgument,
     job_id: IdArgument,
     opened: Annotated[
-        bool, typer.Option("--open", help="Open sealed data and return value with the configured codec.")
+        bool, Option("--open", help="Open sealed data and return value with the configured codec.")
     ] = False,
 ) -> None:
     """Show everything that is stored about one job."""
@@ -90,24 +87,22 @@ async def show_(
 async def add(
     at: OnServer,
     queue: QueueArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.", show_default=False)],
-    data: Annotated[str, typer.Option(metavar="JSON", help="Its data; @FILE reads a file, - reads stdin.")] = "{}",
-    delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="0 before all others, then 1 to 2097151.")] = None,
-    attempts: Annotated[int | None, typer.Option(help="All tries, the first included.", show_default="3")] = None,
-    job_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="An id of your own.")] = None,
-    lane: Annotated[str | None, typer.Option(metavar="KEY", help="Whose fair share of the queue it takes.")] = None,
+    name: Annotated[str, Argument("NAME", "Name of the job.")],
+    data: Annotated[str, Option(metavar="JSON", help="Its data; @FILE reads a file, - reads stdin.")] = "{}",
+    delay: Annotated[str | None, Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")] = None,
+    priority: Annotated[int | None, Option(help="0 before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, Option(help="All tries, the first included.", default="3")] = None,
+    job_id: Annotated[str | None, Option("--id", metavar="ID", help="An id of your own.")] = None,
+    lane: Annotated[str | None, Option(metavar="KEY", help="Whose fair share of the queue it takes.")] = None,
     deduplication: Annotated[
-        str | None, typer.Option(metavar="ID", help="Add it only if no other job with this id is unfinished.")
+        str | None, Option(metavar="ID", help="Add it only if no other job with this id is unfinished.")
     ] = None,
     parent: Annotated[
-        str | None, typer.Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
+        str | None, Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
     ] = None,
-    on_failure: Annotated[OnFailure | None, typer.Option(help="What its failure means for the parent.")] = None,
+    on_failure: Annotated[OnFailure | None, Option(help="What its failure means for the parent.")] = None,
     new_queue: Annotated[
-        bool, typer.Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+        bool, Option("--new-queue", help="Make the queue even if another one is called nearly so.")
     ] = False,
 ) -> None:
     """Add one job."""
@@ -141,9 +136,9 @@ async def retry(
     at: OnServer,
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most this many.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most this many a second.")] = None,
+    everything: Annotated[bool, Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
+    limit: Annotated[int | None, Option(min=1, help="With --all: at most this many.")] = None,
+    rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Put failed jobs back in line with all their attempts. Their dead letters go."""
@@ -191,10 +186,10 @@ async def change(
     queue: QueueArgument,
     ids: IdsArgument,
     delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Delayed jobs become due after that: 0, 90s, 15m, 2h, 1d.")
+        str | None, Option(metavar="TIME", help="Delayed jobs become due after that: 0, 90s, 15m, 2h, 1d.")
     ] = None,
     priority: Annotated[
-        int | None, typer.Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
+        int | None, Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
     ] = None,
 ) -> None:
     """Give jobs that have not begun another delay or priority."""
@@ -218,7 +213,7 @@ async def cancel(
     at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
-    reason: Annotated[str | None, typer.Option(help="For whoever waits for the result.")] = None,
+    reason: Annotated[str | None, Option(help="For whoever waits for the result.")] = None,
 ) -> None:
     """End jobs: those that wait fail now, workers are asked to end those that run."""
     await _each(at, "cancelled", queue, ids, "job.cancel", why=reason)
@@ -249,6 +244,8 @@ async def _each(at: OnServer, verb: str, queue: str, ids: list[str] | None, acti
 
 async def _retry_all(queue: Queue, wanted: int, rate: float | None) -> int:
     """Only what has failed by now: with a rate, jobs that fail again meanwhile would come round for ever."""
+    import asyncio
+
     until = await context.server_time(queue)
     if rate is None:
         return await queue.retry_all(count=wanted, until=until, reset_attempts=True)

@@ -9,14 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bullpen.cli import show
 from bullpen.cli.arguments import DryRunOption, LimitOption, TenantOption, status
 from bullpen.cli.context import Done, OnLedger, WrongCommand, whoami
 from bullpen.cli.follow import FollowLedger, follow_row
 from bullpen.cli.show import Column, Record, present
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.messages import MessageRow, Messages, Recipient
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
 app = Group()
 recipients = app.group("recipients", "Import, list and remove recipients; see what one will get.")
 
-DaysOption = Annotated[int, typer.Option(min=1, max=36_500, help="How far to look ahead.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="MESSAGE...", help="Ids of messages.", show_default=False)]
-MessageArgument = Annotated[str, typer.Argument(metavar="MESSAGE", help="Id of the message.", show_default=False)]
-OwnerOption = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant that they belong to.")]
+DaysOption = Annotated[int, Option(min=1, max=36_500, help="How far to look ahead.")]
+IdsArgument = Annotated[list[str], Argument("MESSAGE...", "Ids of messages.")]
+MessageArgument = Annotated[str, Argument("MESSAGE", "Id of the message.")]
+OwnerOption = Annotated[str, Option("--tenant", metavar="ID", help="Tenant that they belong to.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,7 @@ class Planning(OnLedger):
 
     program: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--app",
             metavar="MODULE:APP",
             help="Program whose kinds of occasions hold; else those of the app that ran last on this ledger.",
@@ -108,11 +106,9 @@ async def _read_kinds(opened: Messages) -> bool:
 @recipients.command("import")
 async def import_(
     at: Planning,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV file with a header.", show_default=False)],
-    channel: Annotated[str | None, typer.Option(help="Channel of lines that name none.")] = None,
-    tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="ID", help="Tenant of lines that name none.")
-    ] = None,
+    file: Annotated[Path, Argument("FILE", "CSV file with a header.")],
+    channel: Annotated[str | None, Option(help="Channel of lines that name none.")] = None,
+    tenant: Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of lines that name none.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Add recipients from a CSV file, or replace what is known about them. Running it again changes nothing.
@@ -155,7 +151,7 @@ async def list_recipients(at: OnLedger, tenant: TenantOption = None, limit: Limi
 @recipients.command(destroys=True)
 async def remove(
     at: OnLedger,
-    ids: Annotated[list[str], typer.Argument(metavar="RECIPIENT...", help="Ids of recipients.", show_default=False)],
+    ids: Annotated[list[str], Argument("RECIPIENT...", "Ids of recipients.")],
     tenant: OwnerOption = "",
 ) -> None:
     """Forget recipients and cancel what is planned for them."""
@@ -166,7 +162,7 @@ async def remove(
 @recipients.command()
 async def preview(
     at: Planning,
-    recipient: Annotated[str, typer.Argument(metavar="RECIPIENT", help="Id of a recipient.", show_default=False)],
+    recipient: Annotated[str, Argument("RECIPIENT", "Id of a recipient.")],
     days: DaysOption = 366,
     tenant: OwnerOption = "",
 ) -> None:
@@ -186,11 +182,9 @@ async def preview(
 @app.command("list")
 async def list_(
     at: OnLedger,
-    state: Annotated[
-        str | None, typer.Option("--status", help="CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")
-    ] = None,
-    occasion: Annotated[str | None, typer.Option(metavar="KIND", help="Only this kind.")] = None,
-    recipient: Annotated[str | None, typer.Option(metavar="ID", help="Only this recipient.")] = None,
+    state: Annotated[str | None, Option("--status", help="CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")] = None,
+    occasion: Annotated[str | None, Option(metavar="KIND", help="Only this kind.")] = None,
+    recipient: Annotated[str | None, Option(metavar="ID", help="Only this recipient.")] = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
 ) -> None:
@@ -266,18 +260,19 @@ async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None
             if at.program is not None:
                 doubts.look_at(batch)
             after = batch[-1].key
+        doubtful = list(doubts.found)  # while the channels of the program are known
     listed = [{"recipient": one.who, "occasion": one.occasion, "text": one.text} for one in found]
     if at.as_json:
-        at.say([*listed, *({"code": each.code, "text": each.text} for each in doubts.found)])
+        at.say([*listed, *({"code": each.code, "text": each.text} for each in doubtful)])
     else:
-        for each in doubts.found:
+        for each in doubtful:
             show.say(each)
         if found:
             at.table((Column("recipient"), Column("occasion"), Column("finding", "text", least=20)), listed)
         else:
             show.say(f"no local time of the next {days} days is missing or comes twice")
-    if doubts.found:
-        raise at.failed(f"{len(doubts.found)} findings that keep messages from being sent")
+    if doubtful:
+        raise at.failed(f"{len(doubtful)} findings that keep messages from being sent")
 
 
 @app.command()

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from bullpen.cli import show
 from bullpen.cli.context import DatabaseOption, WrongCommand, open_ledger
+from bullpen.cli.tree import Option
 
 
 async def migrate(
     database: DatabaseOption = None,
-    schema: Annotated[str | None, typer.Option(metavar="NAME", help="Schema on PostgreSQL.")] = None,
-    tenant_role: Annotated[str | None, typer.Option(metavar="ROLE", help="Role of APIs.")] = None,
-    worker_role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Role of workers of deliveries and runs.")
-    ] = None,
-    service_role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Role of dispatchers and maintenance.")
-    ] = None,
-    create_roles: Annotated[bool, typer.Option("--create-roles", help="Create the roles if they are missing.")] = False,
+    schema: Annotated[str | None, Option(metavar="NAME", help="Schema on PostgreSQL.")] = None,
+    tenant_role: Annotated[str | None, Option(metavar="ROLE", help="Role of APIs.")] = None,
+    worker_role: Annotated[str | None, Option(metavar="ROLE", help="Role of workers of deliveries and runs.")] = None,
+    service_role: Annotated[str | None, Option(metavar="ROLE", help="Role of dispatchers and maintenance.")] = None,
+    create_roles: Annotated[bool, Option("--create-roles", help="Create the roles if they are missing.")] = False,
     parts: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--for",
             metavar="PARTS",
             help="Make only the tables of these: outbox, runs, messages, workflows, projector, alerts; with commas "
             "between them. The outbox always belongs to them. Else all.",
         ),
     ] = None,
-    print_sql: Annotated[bool, typer.Option("--print-sql", help="Print the statements and run nothing.")] = False,
+    print_sql: Annotated[bool, Option("--print-sql", help="Print the statements and run nothing.")] = False,
 ) -> None:
     """Make the ledger's tables or bring them up to date. With three roles also row-level security. Safe to repeat.
 

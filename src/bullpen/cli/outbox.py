@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bullpen.cli import show
 from bullpen.cli.arguments import (
     AllOption,
@@ -23,7 +21,7 @@ from bullpen.cli.arguments import (
 from bullpen.cli.context import Done, OnLedger, Output, WrongCommand, ask, whoami
 from bullpen.cli.follow import FollowLedger, follow_row
 from bullpen.cli.show import Column, Record, present
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.ledger import Attempt, Destination, OutboxRow
@@ -31,19 +29,17 @@ if TYPE_CHECKING:
 app = Group()
 destinations = app.group("destinations", "See destinations in trouble; switch one off and on; test it; replay.")
 
-RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ROW]...", help="Ids of rows.", show_default=False)]
-RowArgument = Annotated[str, typer.Argument(metavar="ROW", help="Id of the row.", show_default=False)]
-TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this integration type.")]
-CodeOption = Annotated[str | None, typer.Option("--code", metavar="CODE", help="Only this error code.")]
-TypeArgument = Annotated[
-    str, typer.Argument(metavar="TYPE", help="Integration type, such as webhook:partnerX.", show_default=False)
-]
+RowsArgument = Annotated[list[str] | None, Argument("[ROW]...", "Ids of rows.")]
+RowArgument = Annotated[str, Argument("ROW", "Id of the row.")]
+TypeOption = Annotated[str | None, Option("--type", metavar="TYPE", help="Only this integration type.")]
+CodeOption = Annotated[str | None, Option("--code", metavar="CODE", help="Only this error code.")]
+TypeArgument = Annotated[str, Argument("TYPE", "Integration type, such as webhook:partnerX.")]
 
 
 @app.command("list")
 async def list_(
     at: OnLedger,
-    state: Annotated[str | None, typer.Option("--status", help="PENDING, CLAIMED, SENT, FAILED or DEAD.")] = None,
+    state: Annotated[str | None, Option("--status", help="PENDING, CLAIMED, SENT, FAILED or DEAD.")] = None,
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
@@ -78,8 +74,8 @@ async def redrive(
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --all: at most this many, the oldest.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="With --all: at most this many a second.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="With --all: at most this many, the oldest.")] = None,
+    rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Send dead rows back with their id and idempotency key; attempts start again."""
@@ -153,7 +149,7 @@ async def list_destinations(at: OnLedger) -> None:
 async def disable(
     at: OnLedger,
     integration_type: TypeArgument,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; whoever wonders later will read it.")] = "",
+    reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever wonders later will read it.")] = "",
 ) -> None:
     """Send nothing to a destination any more. Its rows wait and lose no attempt."""
     async with at.ledger() as ledger:
@@ -180,10 +176,8 @@ async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
 async def send_test(
     at: Output,
     integration_type: TypeArgument,
-    program: Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="Your program, which has the routes.")],
-    payload: Annotated[
-        str | None, typer.Option(metavar="JSON", help="What to send; @FILE reads a file, - stdin.")
-    ] = None,
+    program: Annotated[str, Option("--app", metavar="MODULE:APP", help="Your program, which has the routes.")],
+    payload: Annotated[str | None, Option(metavar="JSON", help="What to send; @FILE reads a file, - stdin.")] = None,
     tenant: TenantOption = None,
 ) -> None:
     """Send one test message to a destination now, past the database, and show what it answers."""
@@ -202,14 +196,14 @@ async def send_test(
 async def replay(
     at: OnLedger,
     integration_type: TypeArgument,
-    label: Annotated[str, typer.Option(metavar="TEXT", help="Name of this replay; the same again copies nothing.")],
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Stored then or later (ISO 8601, UTC).")] = None,
-    before: Annotated[str | None, typer.Option(metavar="TIME", help="Stored before that (ISO 8601, UTC).")] = None,
+    label: Annotated[str, Option(metavar="TEXT", help="Name of this replay; the same again copies nothing.")],
+    since: Annotated[str | None, Option(metavar="TIME", help="Stored then or later (ISO 8601, UTC).")] = None,
+    before: Annotated[str | None, Option(metavar="TIME", help="Stored before that (ISO 8601, UTC).")] = None,
     tenant: TenantOption = None,
     new_key: Annotated[
-        bool, typer.Option("--new-key", help="Give copies keys of their own: a target that knows the old takes them.")
+        bool, Option("--new-key", help="Give copies keys of their own: a target that knows the old takes them.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Look at this many rows at most.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Look at this many rows at most.")] = None,
     yes: YesOption = False,
 ) -> None:
     """Send again what was sent to a destination. The sent rows stay as they are; copies of them are delivered."""

@@ -10,13 +10,11 @@ from dataclasses import asdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from bullpen.cli import context
 from bullpen.cli.arguments import QueuesArgument, duration
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.show import Column
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -52,9 +50,9 @@ async def sweep(
     at: OnServer,
     queues: QueuesArgument = None,
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Leave younger objects alone: 90m, 2h, 1d; a minute at least.")
+        str, Option(metavar="TIME", help="Leave younger objects alone: 90m, 2h, 1d; a minute at least.")
     ] = "1d",
-    delete: Annotated[bool, typer.Option("--delete", help="Remove them; without this they are only counted.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove them; without this they are only counted.")] = False,
 ) -> None:
     """Find objects of the store that no job, schedule or dead letter names; with --delete, remove them."""
     age = duration("--older-than", older_than)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from bullpen.cli.arguments import AllOption, AppArgument, LimitOption, YesOption, instant, one_way
 from bullpen.cli.context import Done, OnLedger, Output, WrongCommand, ask, whoami
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 app = Group()
 parked = app.group("parked", "Events that no projector could take: list, show, retry, skip.")
 
-EventsArgument = Annotated[
-    list[int] | None, typer.Argument(metavar="[EVENT]...", help="Numbers of parked events.", show_default=False)
-]
+EventsArgument = Annotated[list[int] | None, Argument("[EVENT]...", "Numbers of parked events.")]
 
 
 @app.command("list")
@@ -42,12 +40,12 @@ async def list_(at: Output, target: AppArgument) -> None:
 async def backfill(
     at: Output,
     target: AppArgument,
-    route: Annotated[str, typer.Argument(metavar="ROUTE", help="Name of the route.", show_default=False)],
+    route: Annotated[str, Argument("ROUTE", "Name of the route.")],
     since: Annotated[
-        str, typer.Option(metavar="WHERE", help="'beginning', a position, or an instant such as 2026-05-01T00:00:00Z.")
+        str, Option(metavar="WHERE", help="'beginning', a position, or an instant such as 2026-05-01T00:00:00Z.")
     ],
-    name: Annotated[str, typer.Option("--projector", metavar="NAME", help="Which projector of the app.")] = "default",
-    restart: Annotated[bool, typer.Option("--restart", help="Begin again instead of going on.")] = False,
+    name: Annotated[str, Option("--projector", metavar="NAME", help="Which projector of the app.")] = "default",
+    restart: Annotated[bool, Option("--restart", help="Begin again instead of going on.")] = False,
     yes: YesOption = False,
 ) -> None:
     """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
@@ -75,7 +73,7 @@ async def backfill(
 async def list_parked(
     at: OnLedger,
     limit: LimitOption = 50,
-    name: Annotated[str | None, typer.Option("--projector", metavar="NAME", help="Only of this projector.")] = None,
+    name: Annotated[str | None, Option("--projector", metavar="NAME", help="Only of this projector.")] = None,
 ) -> None:
     """List parked events, oldest first."""
     async with at.ledger() as ledger:
@@ -86,7 +84,7 @@ async def list_parked(
 @parked.command()
 async def show(
     at: OnLedger,
-    event: Annotated[int, typer.Argument(metavar="EVENT", help="Number of the parked event.", show_default=False)],
+    event: Annotated[int, Argument("EVENT", "Number of the parked event.")],
 ) -> None:
     """Show one parked event with its content."""
     async with at.ledger() as ledger:
@@ -137,7 +135,11 @@ def _since(text: str) -> Any:
         return text
     if text.lstrip("-").isdigit():
         return int(text)
-    return instant("--since", text, zoned=True)
+    try:
+        return instant("--since", text, zoned=True)
+    except click.BadParameter:
+        problem = f"{text!r}: write 'beginning', a position, or an instant with its zone"
+        raise click.BadParameter(problem, param_hint="'--since'") from None
 
 
 # How they are shown -------------------------------------------------------------------------------------------------

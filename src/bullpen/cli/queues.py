@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context
@@ -15,7 +15,7 @@ from bullpen.cli.arguments import DryRunOption, QueueArgument, State, YesOption,
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_queues
 from bullpen.cli.show import Column, Record, instant, say
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -26,11 +26,11 @@ lanes = app.group("lanes", "See and change the fair shares of a queue by key: we
 limits = app.group("limits", "See and change how many jobs of a queue run at once, and how many start per time.")
 app.command("follow")(follow_queues)
 
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
-LaneArgument = Annotated[str, typer.Argument(help="The lane; - for all that say nothing of their own.")]
-ConcurrencyOption = Annotated[str | None, typer.Option(metavar="NUMBER", help="Jobs that run at once; none: no limit.")]
+ReasonOption = Annotated[str, Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
+LaneArgument = Annotated[str, Argument("LANE", "The lane; - for all that say nothing of their own.")]
+ConcurrencyOption = Annotated[str | None, Option(metavar="NUMBER", help="Jobs that run at once; none: no limit.")]
 RateOption = Annotated[
-    str | None, typer.Option(metavar="JOBS/TIME", help="Jobs that start per time: 100/1m; none: no limit.")
+    str | None, Option(metavar="JOBS/TIME", help="Jobs that start per time: 100/1m; none: no limit.")
 ]
 _NONE = "none"
 
@@ -95,11 +95,11 @@ async def restore(at: OnServer, queue: QueueArgument) -> None:
 async def clean(
     at: OnServer,
     queue: QueueArgument,
-    state: Annotated[State, typer.Option(help="Which jobs.")] = State.COMPLETED,
+    state: Annotated[State, Option(help="Which jobs.")] = State.COMPLETED,
     older: Annotated[
-        str, typer.Option(metavar="TIME", help="Only those that ended, began or were added so long ago: 90s, 2h, 7d.")
+        str, Option(metavar="TIME", help="Only those that ended, began or were added so long ago: 90s, 2h, 7d.")
     ] = "0",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many, the oldest.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="At most this many, the oldest.")] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -129,7 +129,7 @@ async def clean(
 async def drain(
     at: OnServer,
     queue: QueueArgument,
-    delayed: Annotated[bool, typer.Option("--delayed", help="Delayed jobs too.")] = False,
+    delayed: Annotated[bool, Option("--delayed", help="Delayed jobs too.")] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -146,7 +146,7 @@ async def drain(
 async def obliterate(
     at: OnServer,
     queue: QueueArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also when jobs are running.")] = False,
+    force: Annotated[bool, Option("--force", help="Also when jobs are running.")] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -238,7 +238,7 @@ def _read(option: str, text: str | None, read: Callable[[str], Any]) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r}", param_hint=f"'{option}'") from None
+        raise click.BadParameter(f"{text!r}", param_hint=f"'{option}'") from None
 
 
 def _read_count(text: str) -> int:
@@ -270,12 +270,12 @@ async def set_lane(
     queue: QueueArgument,
     lane: LaneArgument,
     weight: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Turns per round, 1 by default; none: as all others.")
+        str | None, Option(metavar="NUMBER", help="Turns per round, 1 by default; none: as all others.")
     ] = None,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
     size: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Jobs that may wait, further adds are refused; none: no limit.")
+        str | None, Option(metavar="NUMBER", help="Jobs that may wait, further adds are refused; none: no limit.")
     ] = None,
 ) -> None:
     """Change what a lane may do. What is not given stays."""

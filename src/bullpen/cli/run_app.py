@@ -14,12 +14,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import click
 
 from bullpen._kernel.logs import get_logger
 from bullpen.cli.arguments import AppArgument
 from bullpen.cli.completion import words
 from bullpen.cli.context import Done, ServiceOnServer, WrongCommand
+from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -35,34 +36,34 @@ _PARTS: Final = ("worker", "outbox", "projector", "messages", "alerts")
 def run(
     at: ServiceOnServer,
     target: AppArgument,
-    processes: Annotated[int, typer.Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
+    processes: Annotated[int, Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
+        int | None, Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="HOST:PORT",
             help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
         ),
     ] = None,
     dashboard: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
+        str | None, Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="PART",
             help=f"Run only this part: {', '.join(_PARTS)}. May be repeated.",
-            autocompletion=words(*_PARTS),
+            complete=words(*_PARTS),
         ),
     ] = None,
     prune_schedules: Annotated[
-        bool, typer.Option("--prune-schedules", help="Remove schedules that no task declares any more.")
+        bool, Option("--prune-schedules", help="Remove schedules that no task declares any more.")
     ] = False,
-    told: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
-    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
-    slot: Annotated[int, typer.Option(hidden=True)] = 1,
+    told: Annotated[list[str] | None, Option(hidden=True)] = None,
+    lifeline: Annotated[int | None, Option(hidden=True)] = None,
+    slot: Annotated[int, Option(hidden=True)] = 1,
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
@@ -88,7 +89,7 @@ def run(
         options += ["--prune-schedules"] if prune_schedules else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
-        raise typer.Exit(asyncio.run(Supervisor(["run", target, *options], processes).run()))
+        raise click.exceptions.Exit(asyncio.run(Supervisor(["run", target, *options], processes).run()))
     with obeying(
         CommandLine(
             redis=os.environ["BULLPEN_REDIS_URL"] if "redis" in given else None,

@@ -8,14 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bullpen.cli import context, show
 from bullpen.cli.arguments import LimitOption, TenantOption, duration, one_way, parse_json, status
 from bullpen.cli.context import Done, OnBoth, OnLedger, WrongCommand, whoami
 from bullpen.cli.follow import FollowLedger, follow_row
 from bullpen.cli.show import Column, Record, present
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -25,10 +23,10 @@ app = Group()
 dead_letters = app.group("dead-letters", "Runs that failed finally and wait for somebody.")
 credits = app.group("credits", "What tenants may still spend.")  # noqa: A001 - what it is called
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show_default=False)]
-RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs.", show_default=False)]
-OneTenantOption = Annotated[str, typer.Option("--tenant", metavar="ID", help="Whose runs.", show_default=False)]
-HandlerOption = Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Only runs of this handler.")]
+RunArgument = Annotated[str, Argument("RUN", "Id of the run.")]
+RunsArgument = Annotated[list[str] | None, Argument("[RUN]...", "Ids of runs.")]
+OneTenantOption = Annotated[str, Option("--tenant", metavar="ID", help="Whose runs.")]
+HandlerOption = Annotated[str | None, Option("--handler", metavar="NAME", help="Only runs of this handler.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class OnHandlers(OnBoth):
     """Where handlers with names are concerned, which only a program knows."""
 
     program: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:APP", help="Program that registers handlers with names.")
+        str | None, Option("--app", metavar="MODULE:APP", help="Program that registers handlers with names.")
     ] = None
 
 
@@ -69,9 +67,7 @@ async def _declare(at: OnHandlers, opened: Bullpen) -> None:
 async def list_(
     at: OnLedger,
     tenant: TenantOption = None,
-    state: Annotated[
-        str | None, typer.Option("--status", help="QUEUED, RUNNING, COMPLETED, FAILED or CANCELLED.")
-    ] = None,
+    state: Annotated[str | None, Option("--status", help="QUEUED, RUNNING, COMPLETED, FAILED or CANCELLED.")] = None,
     handler: HandlerOption = None,
     limit: LimitOption = 50,
 ) -> None:
@@ -103,17 +99,15 @@ async def follow(at: FollowLedger, run: RunArgument, tenant: TenantOption = None
 async def start(
     at: OnHandlers,
     tenant: OneTenantOption,
-    version: Annotated[str, typer.Option(metavar="ID", help="Version of the definition.", show_default=False)],
-    definition: Annotated[
-        str, typer.Option(metavar="JSON", help="What to run; @FILE reads a file, - stdin.", show_default=False)
-    ],
-    inputs: Annotated[str, typer.Option(metavar="JSON", help="Context inputs.")] = "{}",
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="The same key is the same run.")] = None,
+    version: Annotated[str, Option(metavar="ID", help="Version of the definition.")],
+    definition: Annotated[str, Option(metavar="JSON", help="What to run; @FILE reads a file, - stdin.")],
+    inputs: Annotated[str, Option(metavar="JSON", help="Context inputs.")] = "{}",
+    key: Annotated[str | None, Option(metavar="TEXT", help="The same key is the same run.")] = None,
     handler: Annotated[
-        str | None, typer.Option("--handler", metavar="NAME", help="Who runs it; needs --app. Else who has no name.")
+        str | None, Option("--handler", metavar="NAME", help="Who runs it; needs --app. Else who has no name.")
     ] = None,
-    cost: Annotated[int | None, typer.Option(min=0, help="Credits that it costs; else the handler's price.")] = None,
-    test: Annotated[bool, typer.Option("--test", help="A test run: nothing is charged.")] = False,
+    cost: Annotated[int | None, Option(min=0, help="Credits that it costs; else the handler's price.")] = None,
+    test: Annotated[bool, Option("--test", help="A test run: nothing is charged.")] = False,
 ) -> None:
     """Store a run. Some process must dispatch the outbox, and some must run runs."""
     from bullpen.runs import RunPayload, run_id_for
@@ -152,9 +146,9 @@ async def retry(
     at: OnBoth,
     tenant: OneTenantOption,
     runs: RunsArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="All FAILED runs of the tenant.")] = False,
-    error: Annotated[str | None, typer.Option(metavar="TEXT", help="With --all: only those with this error.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="With --all: at most this many.")] = 200,
+    everything: Annotated[bool, Option("--all", help="All FAILED runs of the tenant.")] = False,
+    error: Annotated[str | None, Option(metavar="TEXT", help="With --all: only those with this error.")] = None,
+    limit: Annotated[int, Option(min=1, max=200, help="With --all: at most this many.")] = 200,
 ) -> None:
     """Send FAILED runs back: same id, same keys, attempts from the beginning, steps that are done stay done."""
     from bullpen.ledger import RunStatus
@@ -181,7 +175,7 @@ async def retry(
 @app.command()
 async def sweep(
     at: OnBoth,
-    idle: Annotated[str, typer.Option(metavar="TIME", help="Only runs untouched for so long.")] = "60s",
+    idle: Annotated[str, Option(metavar="TIME", help="Only runs untouched for so long.")] = "60s",
 ) -> None:
     """Give runs that lost their job a new one, and fail those whose job has failed unnoticed. Now, once."""
     idle_ms = int(duration("--idle", idle).total_seconds() * 1000)
@@ -225,9 +219,9 @@ async def show_credits(at: OnLedger, tenant: OneTenantOption) -> None:
 @credits.command()
 async def grant(
     at: OnLedger,
-    amount: Annotated[int, typer.Argument(min=1, metavar="NUMBER", help="How many.", show_default=False)],
+    amount: Annotated[int, Argument("NUMBER", "How many.", min=1)],
     tenant: OneTenantOption,
-    reference: Annotated[str, typer.Option(metavar="TEXT", help="What for; the same reference is one grant.")],
+    reference: Annotated[str, Option(metavar="TEXT", help="What for; the same reference is one grant.")],
 ) -> None:
     """Give a tenant credits. The same reference gives them once."""
     async with _opened(at) as opened:

@@ -9,41 +9,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import show
 from bullpen.cli.arguments import LimitOption, QueueArgument, duration, instant, parse_json
 from bullpen.cli.context import OnServer, Output, WrongCommand
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.queue import SchedulerRecord
 
 app = Group()
 
-ScheduleArgument = Annotated[
-    str, typer.Argument(metavar="SCHEDULE", help="Id of the schedule, as listed.", show_default=False)
-]
-CountOption = Annotated[int, typer.Option(min=1, max=1_000, help="How many instants.")]
+ScheduleArgument = Annotated[str, Argument("SCHEDULE", "Id of the schedule, as listed.")]
+CountOption = Annotated[int, Option(min=1, max=1_000, help="How many instants.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(Output):
     """When a schedule fires."""
 
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")] = None
-    tz: Annotated[str | None, typer.Option(metavar="ZONE", help="Time zone of the pattern; else UTC.")] = None
+    every: Annotated[str | None, Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")] = None
+    tz: Annotated[str | None, Option(metavar="ZONE", help="Time zone of the pattern; else UTC.")] = None
     start: Annotated[
-        str | None, typer.Option(metavar="TIME", help="No run before this instant (ISO: 2026-05-01T00:00:00Z).")
+        str | None, Option(metavar="TIME", help="No run before this instant (ISO: 2026-05-01T00:00:00Z).")
     ] = None
-    end: Annotated[
-        str | None, typer.Option(metavar="TIME", help="None after this instant (ISO: 2026-05-01T00:00:00Z).")
-    ] = None
-    runs: Annotated[int | None, typer.Option("--limit", min=1, help="So many runs, then no more.")] = None
+    end: Annotated[str | None, Option(metavar="TIME", help="None after this instant (ISO: 2026-05-01T00:00:00Z).")] = (
+        None
+    )
+    runs: Annotated[int | None, Option("--limit", min=1, help="So many runs, then no more.")] = None
     offset: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --every: so long after each full interval of the clock.")
+        str | None, Option(metavar="TIME", help="With --every: so long after each full interval of the clock.")
     ] = None
 
     def options(self, cron: str | None) -> Any:
@@ -74,7 +70,7 @@ async def list_(
     at: OnServer,
     queue: QueueArgument,
     limit: LimitOption = 100,
-    last: Annotated[bool, typer.Option("--last-first", help="The last to fire first.")] = False,
+    last: Annotated[bool, Option("--last-first", help="The last to fire first.")] = False,
 ) -> None:
     """List the schedules of a queue, the next to fire first."""
     async with at.queue(queue) as (_, opened):
@@ -110,26 +106,24 @@ async def show_(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument, 
 async def add(
     at: RuleOnServer,
     queue: QueueArgument,
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Id of the schedule.", show_default=False)],
-    cron: Annotated[str | None, typer.Option(metavar="PATTERN", help="A cron pattern, in quotes.")] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its jobs; else the id.")] = None,
-    data: Annotated[str, typer.Option(metavar="JSON", help="Data of its jobs; @FILE reads a file, - stdin.")] = "{}",
-    immediately: Annotated[bool, typer.Option("--immediately", help="With --cron: the first run is now.")] = False,
+    schedule: Annotated[str, Argument("SCHEDULE", "Id of the schedule.")],
+    cron: Annotated[str | None, Option(metavar="PATTERN", help="A cron pattern, in quotes.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name of its jobs; else the id.")] = None,
+    data: Annotated[str, Option(metavar="JSON", help="Data of its jobs; @FILE reads a file, - stdin.")] = "{}",
+    immediately: Annotated[bool, Option("--immediately", help="With --cron: the first run is now.")] = False,
     overlap: Annotated[
         Literal["queue", "one", "skip"] | None,
-        typer.Option(help="A run that is due while one has not ended: beside it, after it, or not at all."),
+        Option(help="A run that is due while one has not ended: beside it, after it, or not at all."),
     ] = None,
     catch_up: Annotated[
-        str | None, typer.Option(metavar="HOW", help="Runs that were missed: once, skip, or how many of the newest.")
+        str | None, Option(metavar="HOW", help="Runs that were missed: once, skip, or how many of the newest.")
     ] = None,
-    grace: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --catch-up skip: how late a run may begin.")
-    ] = None,
-    jitter: Annotated[str | None, typer.Option(metavar="TIME", help="Up to so much later, by chance.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Of its jobs: 0 before all others, then 1 to 2097151.")] = None,
-    attempts: Annotated[int | None, typer.Option(help="Of its jobs: all tries, the first included.")] = None,
+    grace: Annotated[str | None, Option(metavar="TIME", help="With --catch-up skip: how late a run may begin.")] = None,
+    jitter: Annotated[str | None, Option(metavar="TIME", help="Up to so much later, by chance.")] = None,
+    priority: Annotated[int | None, Option(help="Of its jobs: 0 before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, Option(help="Of its jobs: all tries, the first included.")] = None,
     new_queue: Annotated[
-        bool, typer.Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+        bool, Option("--new-queue", help="Make the queue even if another one is called nearly so.")
     ] = False,
 ) -> None:
     """Add a schedule, or change the one with this id."""
@@ -184,9 +178,7 @@ async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) ->
 @app.command()
 def preview(
     at: Rule,
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="[PATTERN]", help="A cron pattern, in quotes.", show_default=False)
-    ] = None,
+    pattern: Annotated[str | None, Argument("[PATTERN]", "A cron pattern, in quotes.")] = None,
     count: CountOption = 5,
 ) -> None:
     """Print when a schedule would fire, clock changes included. Needs no server and stores nothing."""

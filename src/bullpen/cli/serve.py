@@ -6,9 +6,8 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bullpen.cli.context import Service, WrongCommand
+from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Service as RunningService
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 async def serve(
     at: Service,
-    target: Annotated[str, typer.Argument(metavar="MODULE:APPLICATION", help="Where the ASGI application is.")],
-    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
+    target: Annotated[str, Argument("MODULE:APPLICATION", "Where the ASGI application is.")],
+    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
 ) -> None:
     """Serve an ASGI application until SIGTERM or Ctrl-C, apart from the workers. It takes no jobs."""
     from bullpen.http.serve import HttpService, parse_address

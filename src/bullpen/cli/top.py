@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
-import typer
+import click
 
 from bullpen._kernel.printable import printable
 from bullpen.cli import context, show
 from bullpen.cli.arguments import QueuesArgument, duration
 from bullpen.cli.context import OnServer
 from bullpen.cli.show import Column, Table, cut
+from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -47,12 +48,10 @@ _WORTH: Final[dict[str, Callable[[QueueLook], float]]] = {
 async def top(
     at: OnServer,
     queues: QueuesArgument = None,
-    interval: Annotated[str, typer.Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "2s",
-    sort: Annotated[Sort, typer.Option(help="Which queues come first: those with the most.")] = "waiting",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many queues.", show_default="what fits")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, print, and end. Rates need two looks.")] = False,
+    interval: Annotated[str, Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "2s",
+    sort: Annotated[Sort, Option(help="Which queues come first: those with the most.")] = "waiting",
+    limit: Annotated[int | None, Option(min=1, help="At most this many queues.", default="what fits")] = None,
+    once: Annotated[bool, Option("--once", help="Look once, print, and end. Rates need two looks.")] = False,
 ) -> None:
     """Watch all queues: what waits, runs, failed, how fast, how old, how many workers. The key q quits.
 
@@ -62,15 +61,16 @@ async def top(
 
     seconds = duration("--interval", interval).total_seconds()
     if seconds < _SHORTEST_INTERVAL_S:
-        raise typer.BadParameter(f"at least {_SHORTEST_INTERVAL_S * 1000:.0f} ms", param_hint="'--interval'")
+        raise click.BadParameter(f"at least {_SHORTEST_INTERVAL_S * 1000:.0f} ms", param_hint="'--interval'")
     async with at.app() as app:
-        view = View("  ".join(("bullpen top", str(app.connection.address), app.prefix)), seconds, sort, limit, at.local)
+        where = "  ".join(("bullpen top", str(app.connection.address), app.prefix))
+        view = View(where, seconds, sort, limit, at.local)
         for name in queues or ():
             await context.must_exist(app, name)
         overview = Overview(app.connection, app.prefix, queues or ())
         output = Documents() if at.as_json else Screen() if _can_redraw() and not once else Tables()
         if not once:
-            raise typer.Exit(await _Watch(overview, view, output).run())
+            raise click.exceptions.Exit(await _Watch(overview, view, output).run())
         if overview.search_due_s is not None:
             await overview.search()
         snapshot = await overview.read()

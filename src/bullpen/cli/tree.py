@@ -1,8 +1,8 @@
 """Groups of commands, declared as typed functions and made for the parser when one is used.
 
-In: functions whose options are annotated, and whose first parameter may be a context (`bullpen.cli.context`), which
-stands for options that many commands share. Out: the tree that Typer's parser walks. A module is imported when one of
-its commands is run, completed or explained: all of them together take ten times as long.
+In: functions whose parameters are annotated with `Option` or `Argument`, and whose first parameter may be a context
+(`bullpen.cli.context`), which stands for options that many commands share. Out: the tree that click's parser walks. A
+module is imported when one of its commands is run, completed or explained: all together take ten times as long.
 Elsewhere: which commands there are (`commands`), what the shared options do (`context`).
 """
 
@@ -11,26 +11,59 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
-__all__ = ["Group", "Options", "Place", "choices_of", "default_of", "kind_of", "make", "metavar_of"]
+__all__ = [
+    "Argument",
+    "Command",
+    "Complete",
+    "Group",
+    "GroupCommand",
+    "Option",
+    "Options",
+    "Parameter",
+    "Place",
+    "make",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Complete = Callable[[click.Context, str], Iterable[str]]
 
 _FIRST: Final = {"list": 0, "show": 1}
-F = TypeVar("F", bound=Callable[..., Any])
+_HELP: Final = ("-h, --help", "Show this help.")
+_SETTINGS: Final[Any] = {"help_option_names": ["-h", "--help"]}
 
-_SETTINGS: Final[dict[str, Any]] = {
-    "add_completion": False,
-    "rich_markup_mode": None,  # its help takes as long to import as the rest of the program
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
+
+class Option:
+    """How an option is written and explained. `default` says what holds without it, where the value does not."""
+
+    def __init__(
+        self,
+        *names: str,
+        help: str = "",
+        metavar: str | None = None,
+        min: float | None = None,
+        max: float | None = None,
+        default: str = "",
+        hidden: bool = False,
+        complete: Complete | None = None,
+    ) -> None:
+        self.names, self.help, self.metavar = names, help, metavar
+        self.range, self.default, self.hidden, self.complete = (min, max), default, hidden, complete
+
+
+class Argument(Option):
+    """The same for an argument, which has no name."""
+
+    def __init__(self, metavar: str, help: str, *, min: float | None = None, complete: Complete | None = None) -> None:
+        super().__init__(help=help, metavar=metavar, min=min, complete=complete)
 
 
 class Options:
@@ -73,55 +106,231 @@ class Group:
 
     def group(self, name: str, help: str) -> Group:
         """Declare a group below this one."""
-        self.entries[name] = Group(help)
-        return self.entries[name]  # type: ignore[no-any-return]  # entries hold other things too
+        made = self.entries[name] = Group(help)
+        return made
 
 
-def make(entry: Any, callback: Callable[..., None] = lambda: None) -> Any:
-    """The command of a function or group, as the parser wants it. `callback` has options of the group itself."""
+# Parameters ---------------------------------------------------------------------------------------------------------
+
+
+class Parameter(NamedTuple):
+    """One parameter of a command: what it is in Python, and how it is written."""
+
+    name: str
+    kind: Any
+    """Its type, without `list` and `None` around it."""
+    is_list: bool
+    given: Option
+    default: Any
+
+    @staticmethod
+    def read(parameter: inspect.Parameter, annotation: Any) -> Parameter:
+        kind, given = get_args(annotation)
+        is_list = False
+        while get_args(kind) and get_origin(kind) is not Literal:  # of `list[X] | None` the X
+            is_list = is_list or get_origin(kind) is list
+            kind = next(part for part in get_args(kind) if part is not NoneType)
+        return Parameter(parameter.name, kind, is_list, given, parameter.default)
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it takes; empty where it takes others."""
+        if get_origin(self.kind) is Literal:
+            return get_args(self.kind)
+        return tuple(str(each.value) for each in self.kind) if issubclass(self.kind, Enum) else ()
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value."""
+        return self.given.metavar or "|".join(self.choices) or {int: "NUMBER", float: "NUMBER"}.get(self.kind, "TEXT")
+
+    @property
+    def shown_default(self) -> str:
+        """What holds where it is not given; empty where that says nothing."""
+        if self.is_required:
+            return "must be given"
+        default = getattr(self.default, "value", self.default)
+        return self.given.default or ("" if default in (None, False, "") else str(default))
+
+    @property
+    def shown(self) -> str:
+        """As it stands in the help."""
+        names = ", ".join(self.option_names)
+        return (
+            self.metavar
+            if isinstance(self.given, Argument)
+            else names
+            if self.kind is bool
+            else f"{names} {self.metavar}"
+        )
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        return self.given.names or (f"--{self.name.replace('_', '-')}",)
+
+    def value(self, parsed: Any) -> Any:
+        """What the function gets."""
+        if self.is_list:
+            return [self._one(each) for each in parsed] or (None if not self.is_required else [])
+        return None if parsed is None else self._one(parsed)
+
+    def _one(self, parsed: Any) -> Any:
+        return self.kind(parsed) if isinstance(self.kind, type) and issubclass(self.kind, Enum) else parsed
+
+    def make(self) -> click.Parameter:
+        """As the parser wants it."""
+        common: dict[str, Any] = {"type": self._type(), "metavar": self.metavar, "required": self.is_required}
+        if not self.is_required and not self.is_list:
+            common["default"] = getattr(self.default, "value", self.default)
+        if self.given.complete is not None:
+            ask = self.given.complete
+            common["shell_complete"] = lambda ctx, _parameter, word: list(ask(ctx, word))
+        if isinstance(self.given, Argument):
+            return click.Argument([self.name], nargs=-1 if self.is_list else 1, **common)
+        common["is_flag"] = self.kind is bool
+        return click.Option([*self.option_names, self.name], multiple=self.is_list, hidden=self.given.hidden, **common)
+
+    def _type(self) -> Any:
+        if self.choices:
+            return click.Choice(self.choices)
+        if self.kind in (int, float):
+            return _Number(self.kind, *self.given.range)
+        return click.Path(path_type=Path) if self.kind is Path else click.BOOL if self.kind is bool else click.STRING
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A number within bounds, refused in plain words."""
+
+    name = "number"
+
+    def __init__(self, kind: type[int | float], least: float | None, most: float | None) -> None:
+        self._kind, self._least, self._most = kind, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = self._kind(value)
+        except ValueError:
+            self.fail(f"{value!r} is no {'whole ' if self._kind is int else ''}number", param, ctx)
+        if self._least is not None and number < self._least:
+            self.fail(f"{value} is too small, at least {self._least:,}", param, ctx)
+        if self._most is not None and number > self._most:
+            self.fail(f"{value} is too large, at most {self._most:,}", param, ctx)
+        return number
+
+
+# Making them --------------------------------------------------------------------------------------------------------
+
+
+def make(entry: Any, *parameters: click.Parameter) -> Any:
+    """The command of a function or group, as the parser wants it. `parameters` are options of the group itself."""
     if isinstance(entry, Place) and not entry.is_group:
         entry = entry.load()
-    if not isinstance(entry, Group | Place):
-        app = typer.Typer(**_SETTINGS)
-        app.command(cls=_Command)(_with_options(entry))
-        return typer.main.get_command(app)
-    app = typer.Typer(
-        cls=_Group, no_args_is_help=True, subcommand_metavar="COMMAND ...", options_metavar="", **_SETTINGS
-    )
-    app.callback(help=entry.help)(callback)
-    made: Any = typer.main.get_command(app)
-    made.commands = _Entries(entry)
-    return made
+    return GroupCommand(entry, parameters) if isinstance(entry, Group | Place) else Command(entry)
 
 
-def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the fields of its context as parameters of its own, and run to its end if it is a coroutine."""
-    own = list(inspect.signature(function, eval_str=True).parameters.values())
-    kind = own[0].annotation if own and _is_context(own[0].annotation) else None
-    shared = [] if kind is None else [*inspect.signature(kind).parameters.values()]
-    hints = {} if kind is None else get_type_hints(kind, include_extras=True)
+class Command(click.Command):
+    """A verb: calls a function with what was parsed, and runs it to its end if it is a coroutine."""
 
-    def call(**given: Any) -> Any:
-        context = [] if kind is None else [kind(**{each.name: given.pop(each.name) for each in shared})]
-        result = function(*context, **given)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        signature = inspect.signature(function, eval_str=True)
+        own = list(signature.parameters.values())
+        is_shared = bool(own) and isinstance(own[0].annotation, type) and issubclass(own[0].annotation, Options)
+        self._function, self._context = function, own[0].annotation if is_shared else None
+        self._own = [Parameter.read(each, each.annotation) for each in own[is_shared:]]
+        self._shared: list[Parameter] = []
+        if self._context is not None:
+            hints = get_type_hints(self._context, include_extras=True)
+            fields = inspect.signature(self._context).parameters.values()
+            self._shared = [Parameter.read(each, hints[each.name]) for each in fields]
+        super().__init__(
+            None,
+            context_settings=_SETTINGS,
+            help=inspect.getdoc(function),
+            params=[each.make() for each in self.parameters],
+            callback=self._call,
+        )
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        return [*self._own, *self._shared]
+
+    def _call(self, **parsed: Any) -> Any:
+        context = [] if self._context is None else [self._context(**_values(self._shared, parsed))]
+        result = self._function(*context, **_values(self._own, parsed))
         if inspect.iscoroutine(result):
             import asyncio
 
             return asyncio.run(result)
         return result
 
-    parameters = [
-        *(each.replace(kind=each.KEYWORD_ONLY) for each in own[1 if kind else 0 :]),
-        *(each.replace(kind=each.KEYWORD_ONLY, annotation=hints[each.name]) for each in shared),
-    ]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may have one
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    return call
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["[OPTIONS]", *(each.metavar for each in self._own if isinstance(each.given, Argument))]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_parameters(self.parameters, formatter)
 
 
-def _is_context(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Options)
+def _values(parameters: list[Parameter], parsed: dict[str, Any]) -> dict[str, Any]:
+    return {each.name: each.value(parsed[each.name]) for each in parameters}
+
+
+def _write_parameters(parameters: Iterable[Parameter], formatter: click.HelpFormatter) -> None:
+    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for each in parameters:
+        if isinstance(each.given, Argument):
+            rows["Arguments"].append((each.shown, each.given.help))
+        elif not each.given.hidden:
+            default = f" [{each.shown_default}]" if each.shown_default else ""
+            rows["Options"].append((each.shown, f"{each.given.help}{default}"))
+    rows["Options"].append(_HELP)
+    for title, lines in rows.items():
+        if lines:
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
+
+class GroupCommand(click.Group):
+    """A noun. Alone it lists, where a list needs no argument."""
+
+    commands: Any
+
+    def __init__(self, source: Group | Place, parameters: Iterable[click.Parameter] = ()) -> None:
+        super().__init__(None, context_settings=_SETTINGS, help=source.help, params=list(parameters))
+        self.commands = _Entries(source)
+        self.subcommand_metavar, self.options_metavar = "COMMAND ...", ""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_alone = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version"))
+        if is_alone and not ctx.resilient_parsing:
+            if _lists(self.commands.group.entries.get("list")):
+                args = ["list", *args]
+            elif not args:
+                click.echo(ctx.get_help())
+                ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            group: Group = self.commands.group
+            safe = [name for name in group.entries if name not in group.never_suggested]
+            near = difflib.get_close_matches(args[0], safe, 3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there is {', '.join(self.commands)}"
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Options"):
+            own = [(each.opts[0], each.help or "") for each in self.params if isinstance(each, click.Option)]
+            formatter.write_dl([*own, _HELP])
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(self.commands.group.entries[name])) for name in self.commands])
 
 
 class _Entries(Mapping[str, Any]):
@@ -152,46 +361,11 @@ class _Entries(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self.group.entries
 
-    def summaries(self) -> list[tuple[str, str]]:
-        return [(name, _summary(self.group.entries[name])) for name in self]
-
 
 def _summary(entry: Any) -> str:
     """The first sentence of the help."""
     text = " ".join((getattr(entry, "help", None) or inspect.getdoc(entry) or "").split())
     return f"{text.partition('. ')[0].rstrip('.')}."
-
-
-# What the parser sees -----------------------------------------------------------------------------------------------
-
-
-class _Group(TyperGroup):
-    """A noun. Alone it lists, where a list needs no argument."""
-
-    commands: Any
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_alone = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version"))
-        if is_alone and not ctx.resilient_parsing and _lists(self.commands.group.entries.get("list")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            group: Group = self.commands.group
-            safe = [name for name in group.entries if name not in group.never_suggested]
-            near = difflib.get_close_matches(args[0], safe, 3)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there is {', '.join(self.commands)}"
-            ctx.fail(f"no such command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_parameters(self, formatter)
-        with formatter.section("Commands"):
-            formatter.write_dl(self.commands.summaries())
 
 
 def _lists(entry: Any) -> bool:
@@ -200,69 +374,3 @@ def _lists(entry: Any) -> bool:
         return False
     own = [*inspect.signature(entry).parameters.values()][1:]
     return all(each.default is not each.empty for each in own)
-
-
-class _Command(TyperCommand):
-    """A verb, whose help is in our words and not in those of the parser."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        parameters: list[Any] = self.params
-        arguments = [each for each in parameters if each.param_type_name == "argument" and not each.hidden]
-        return ["[OPTIONS]", *(metavar_of(self, each) for each in arguments)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_parameters(self, formatter)
-
-
-def _write_parameters(command: Any, formatter: Any) -> None:
-    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for each in command.params:
-        if each.param_type_name == "argument" and not each.hidden:
-            rows["Arguments"].append((metavar_of(command, each), each.help or ""))
-        elif each.param_type_name == "option" and not each.hidden:
-            names = ", ".join([*each.opts, *each.secondary_opts])
-            default = default_of(each)
-            rows["Options"].append(
-                (
-                    names if each.is_flag else f"{names} {metavar_of(command, each)}",
-                    f"{each.help or ''}{f' [{default}]' if default else ''}",
-                )
-            )
-    rows["Options"].append(("-h, --help", "Show this help."))
-    for title, lines in rows.items():
-        if lines:
-            with formatter.section(title):
-                formatter.write_dl(lines)
-
-
-def kind_of(command: Any, parameter: Any) -> Any:
-    """The type that our own function gives the parameter: what the parser makes of it differs between its versions."""
-    kind = get_type_hints(inspect.unwrap(command.callback)).get(parameter.name)
-    while get_args(kind) and get_origin(kind) is not Literal:  # of `list[X] | None` the X
-        kind = next(part for part in get_args(kind) if part is not NoneType)
-    return kind
-
-
-def choices_of(kind: Any) -> tuple[str, ...]:
-    """The words that a parameter of this type takes; empty where it takes others."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    return tuple(str(each.value) for each in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()
-
-
-def metavar_of(command: Any, parameter: Any) -> str:
-    """What stands for the value of a parameter."""
-    if parameter.metavar:
-        return str(parameter.metavar)
-    kind = kind_of(command, parameter)
-    return "|".join(choices_of(kind)) or {int: "NUMBER", float: "NUMBER"}.get(kind, "TEXT")
-
-
-def default_of(option: Any) -> str:
-    """What holds where the option is not given; empty where that says nothing."""
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if option.required:
-        return "must be given"
-    default = getattr(option.default, "value", option.default)
-    return "" if default in (None, False, "", []) or not option.show_default else str(default)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from bullpen._kernel.command_line import command_line
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
@@ -14,7 +12,7 @@ from bullpen.cli.arguments import AppArgument, LimitOption, duration, parse_json
 from bullpen.cli.context import Done, Output, WrongCommand
 from bullpen.cli.follow import Polling
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -25,12 +23,12 @@ if TYPE_CHECKING:
 
 app = Group()
 
-NameArgument = Annotated[str, typer.Argument(metavar="WORKFLOW", help="Name of the workflow.", show_default=False)]
-UrnArgument = Annotated[str, typer.Argument(metavar="URN", help="Name of the entity.", show_default=False)]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Tenant of the entity.")]
+NameArgument = Annotated[str, Argument("WORKFLOW", "Name of the workflow.")]
+UrnArgument = Annotated[str, Argument("URN", "Name of the entity.")]
+TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of the entity.")]
 PayloadOption = Annotated[
     str | None,
-    typer.Option("--payload", metavar="JSON", help="What comes with the event; @FILE reads a file, - stdin."),
+    Option("--payload", metavar="JSON", help="What comes with the event; @FILE reads a file, - stdin."),
 ]
 
 
@@ -82,8 +80,8 @@ def lint(at: Output, target: AppArgument) -> None:
 def diagram(
     target: AppArgument,
     name: NameArgument,
-    form: Annotated[Literal["mermaid", "svg"], typer.Option("--format", help="What to write.")] = "mermaid",
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else to stdout.")] = None,
+    form: Annotated[Literal["mermaid", "svg"], Option("--format", help="What to write.")] = "mermaid",
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Else to stdout.")] = None,
 ) -> None:
     """Draw the states of one workflow."""
     _, workflow = _find(target, name)
@@ -100,8 +98,8 @@ def simulate(
     at: Output,
     target: AppArgument,
     name: NameArgument,
-    events: Annotated[list[str], typer.Argument(metavar="EVENT...", help="Events in their order.")],
-    start: Annotated[str | None, typer.Option("--from", metavar="STATE", help="Where to begin.")] = None,
+    events: Annotated[list[str], Argument("EVENT...", "Events in their order.")],
+    start: Annotated[str | None, Option("--from", metavar="STATE", help="Where to begin.")] = None,
 ) -> None:
     """Follow events through the states. Nothing is done: conditions see a blank entity, no action runs."""
     _, workflow = _find(target, name)
@@ -149,11 +147,11 @@ async def send(
     at: Output,
     target: AppArgument,
     name: NameArgument,
-    event: Annotated[str, typer.Argument(metavar="EVENT", help="Name of the event.", show_default=False)],
+    event: Annotated[str, Argument("EVENT", "Name of the event.")],
     urn: UrnArgument,
     payload: PayloadOption = None,
-    delay: Annotated[str, typer.Option(metavar="TIME", help="Let it come later: 1500 (ms), 90s, 15m, 2h.")] = "0",
-    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="The same key counts once.")] = None,
+    delay: Annotated[str, Option(metavar="TIME", help="Let it come later: 1500 (ms), 90s, 15m, 2h.")] = "0",
+    key: Annotated[str | None, Option("--key", metavar="TEXT", help="The same key counts once.")] = None,
     tenant: TenantOption = None,
 ) -> None:
     """Let the workflow's transport carry an event; whoever runs the workflow applies it."""
@@ -172,9 +170,7 @@ async def follow(
     target: AppArgument,
     name: NameArgument,
     urn: UrnArgument,
-    until: Annotated[
-        str | None, typer.Option(metavar="STATE", help="End there.", show_default="a final state, or failed")
-    ] = None,
+    until: Annotated[str | None, Option(metavar="STATE", help="End there.", default="a final state, or failed")] = None,
     tenant: TenantOption = None,
 ) -> None:
     """Print the moves of an entity until it has come to its end; the exit code is 1 if that is failed."""

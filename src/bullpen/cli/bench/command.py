@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from bullpen.cli.arguments import YesOption
 from bullpen.cli.context import Done, OnServer
 from bullpen.cli.show import Column
+from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -21,9 +20,9 @@ _BYTES_PER_JOB: Final = 1_500
 
 async def bench(
     at: OnServer,
-    jobs: Annotated[int, typer.Option(min=100, max=1_000_000, help="Jobs per measurement.")] = 10_000,
-    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Jobs that run at a time.")] = 200,
-    payload: Annotated[int, typer.Option(min=8, max=1_000_000, help="Bytes of data per job.")] = 100,
+    jobs: Annotated[int, Option(min=100, max=1_000_000, help="Jobs per measurement.")] = 10_000,
+    concurrency: Annotated[int, Option(min=1, max=10_000, help="Jobs that run at a time.")] = 200,
+    payload: Annotated[int, Option(min=8, max=1_000_000, help="Bytes of data per job.")] = 100,
     yes: YesOption = False,
 ) -> None:
     """Measure how fast jobs go in and out of your server: adding, running, latency.
