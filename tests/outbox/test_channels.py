@@ -303,6 +303,19 @@ async def test_an_encoded_word_becomes_no_header_and_no_body(smtp: SmtpReceiver,
     assert b"pay_here</h1>" not in mail.content.partition(b"\r\n\r\n")[2][:30]
 
 
+@pytest.mark.parametrize("end", ["\r\n.\r\n", "\n.\n", "\n.\r\n", "\r.\r", "\r\n.\r", "\n\r\n.\r\n"], ids=repr)
+async def test_a_text_cannot_end_its_mail_and_begin_another(smtp: SmtpReceiver, end: str) -> None:
+    """Servers differ in what they take for the end of a mail: none of their forms may be in what we send."""
+    text = f"Dear Ann{end}MAIL FROM:<eve@example.com>\r\nRCPT TO:<bob@example.com>\r\nDATA\r\nSubject: pay{end}QUIT\r\n"
+
+    assert isinstance(await email(smtp).send(message({"to": "a@b.example", "subject": "x", "text": text})), Accepted)
+
+    (mail,) = smtp.mails
+    assert mail.recipient == "a@b.example"
+    assert re.search(rb"(?<!\r)\n|\r(?!\n)", mail.content) is None
+    assert b"Subject: pay" in mail.content
+
+
 def test_a_mail_with_headers_that_nobody_set_does_not_leave() -> None:
     """The last border: what a library of some version makes of a value is not known before it is written."""
     mail = EmailMessage(policy=policy.SMTP)

@@ -53,6 +53,16 @@ def test_every_key_of_ours_is_on_the_page() -> None:
     assert [name for name in first_column("reference/wire-extensions.md") if ":" in name] == list(EXTENSION_KEYS)
 
 
+def test_every_border_names_tests_that_exist() -> None:
+    """A border without a proof is a claim."""
+    page = (ROOT / "docs" / "operate" / "security.md").read_text()
+    borders = page.split("\n## ")[1:]
+
+    assert [border.splitlines()[0] for border in borders if not re.search(r"^Tests?: ", border, re.MULTILINE)] == []
+    named = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_the_project_lead_to_a_file(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)  # `list[int](…)` is no link

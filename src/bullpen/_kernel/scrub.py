@@ -67,7 +67,9 @@ _LIST: Final = r"(?P<open>[\[{(])[^\]})\n]++"
 _NOTHING: Final = r"(?!(?:none|null|nil|undefined|true|false)\b)"
 # A comma ends a value when another name or a blank comes after it.
 _BARE: Final = _NOTHING + r"(?:[^\s&,;\"'<\[{(]|,(?!\s|[\w.-]{1,40}[=:]))(?:[^\s&,;\"'<]|,(?!\s|[\w.-]{1,40}[=:]))*"
-_IS: Final = r"\s{0,5}(?:=>|:=|[=:]|%3[ad])\s{0,5}(?:[bru]{1,2}(?=[\"']))?"
+# In YAML the value may stand on a line of its own, behind a mark of a block, or as the first of a list.
+_GAP: Final = r"\s{0,40}(?:[|>][-+1-9]{0,2}\s{1,40}|- {1,5})?"
+_IS: Final = rf"\s{{0,5}}(?:=>|:=|[=:]|%3[ad]){_GAP}(?:[bru]{{1,2}}(?=[\"']))?"
 _CLOSED: Final = r"\\{0,7}[\"'`]?[\])]{0,2}"
 _VALUE_FIELD: Final = r"\\{0,7}[\"'],\s{0,5}\\{0,7}[\"']value\\{0,7}[\"']" + _IS
 _NAMED: Final = rf"{_any(_NAMES)}{_SUFFIX}"
@@ -76,7 +78,7 @@ _NAME_HINTS: Final = tuple(
         name.replace(" ", blank) for name in _NAMES for blank in ("", "-", "_", " ") if " " in name or not blank
     )
 )
-_WHOLE_IS: Final = r"\\{0,7}[\"']? ?(?:=>|:=|[=:]|%3[ad])\s{0,5}(?:[bru]{1,2}(?=[\"']))?"
+_WHOLE_IS: Final = rf"\\{{0,7}}[\"']? ?(?:=>|:=|[=:]|%3[ad]){_GAP}(?:[bru]{{1,2}}(?=[\"']))?"
 _WHOLE_HINTS: Final = tuple(
     f"{name}{mark}" for name in _WHOLE_NAMES for mark in ("=", ":", '"', "'", "\\", "%3", " =", " :", " %")
 )
@@ -147,10 +149,27 @@ _PREFIXES: Final = (
     *("sq0csp-", "EZAK"),
     # what runs programs and watches them
     *("hvs.", "hvb.", "hf_", "NRAK-", "PMAK-", "figd_", "sbp_", "glc_", "glsa_", "lin_api_", "sntrys_", "tskey-"),
-    *("pscale_tkn_", "pscale_pw_", "CFPAT-", "nfp_", "dapi", "pul-", "AGE-SECRET-KEY-", "dp.pt.", "ops_ey"),
+    *("pscale_tkn_", "pscale_pw_", "CFPAT-", "nfp_", "dapi", "pul-", "AGE-SECRET-KEY-", "dp.pt.", "ops_ey", "r8_"),
+    # what lasts when an access token has ended; tokens of Facebook, Clojars and PASETO
+    *("1//0", "EAA", "CLOJARS_", "v2.local.", "v3.local.", "v4.local."),
 )
 # These begin words of people, too: only with a digit and some length are they tokens.
-_NEEDS_DIGIT: Final = ("key-", "hf_", "npm_", "pul-", "dapi", "SG.", "glc_", "nfp_", "EZAK", "ATBB", "figd_")
+_NEEDS_DIGIT: Final = (
+    "key-",
+    "hf_",
+    "npm_",
+    "pul-",
+    "dapi",
+    "SG.",
+    "glc_",
+    "nfp_",
+    "EZAK",
+    "ATBB",
+    "figd_",
+    "r8_",
+    "1//0",
+    "EAA",
+)
 _SURE: Final = tuple(prefix for prefix in _PREFIXES if prefix not in _NEEDS_DIGIT)
 
 _SECRETS: Final = (

@@ -369,8 +369,11 @@ ORDER BY occasion, status"""
 
     @cached_property
     def oldest_waiting(self) -> str:
-        # Two probes of partial indexes: what the scheduler has not found, and what no sender has done.
+        # Two probes of partial indexes: what the scheduler has not found, and what no sender has done. The second is
+        # written as a range of (status, due_at): with `status = 'QUEUED'` PostgreSQL may choose the index of what is
+        # published again instead, and walk over all that the broker has, while its statistics know nothing of them.
         return f"""\
 SELECT (SELECT min(due_at) FROM {self.messages} WHERE status = 'CREATED' AND due_at <= {self.now}) AS unqueued,
-    (SELECT min(due_at) FROM {self.messages} WHERE status = 'QUEUED' AND due_at <= {self.now}) AS unsent,
+    (SELECT due_at FROM {self.messages} WHERE status <> 'SENT' AND status >= 'QUEUED'
+        AND (status, due_at) <= ('QUEUED', {self.now}) ORDER BY status, due_at LIMIT 1) AS unsent,
     {self.now} AS now_at"""

@@ -347,17 +347,19 @@ class JobRecord:
 
 
 def read_int(raw: bytes | str) -> int:
-    """A whole number of a hash field; 0 when it cannot be read. Fractions are cut, as Node does."""
+    """A whole number of a hash field; 0 when it cannot be read, or is one that not every reader takes. Fractions are
+    cut, as Node does."""
     try:
-        return int(raw)
+        number = int(raw)
     except ValueError:
-        pass
-    try:
-        return int(float(raw))
-    except (ValueError, OverflowError):
-        return 0
+        try:
+            number = int(float(raw))
+        except (ValueError, OverflowError):
+            return 0
+    return number if -_MOST <= number <= _MOST else 0
 
 
+_MOST: Final = 2**53 - 1
 USED_UP: Final = 2**53 - 2
 """One more is still a number that every reader takes."""
 

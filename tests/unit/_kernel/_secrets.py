@@ -20,6 +20,16 @@ def _prefixed(prefix: str, secret: str = _MIX) -> tuple[str, str]:
 
 
 SHAPES: Final[dict[str, list[tuple[str, str]]]] = {
+    "yaml": [
+        ("password: |\n  hunter2\nuser: ada", "hunter2"),
+        ("db:\n    password: >-\n        hunter2", "hunter2"),
+        ("secret:\n    - hunter2", "hunter2"),
+        ("token: - hunter2", "hunter2"),
+        ("api_key:\n                hunter2", "hunter2"),
+    ],
+    "later prefixes": [
+        *(_prefixed(prefix) for prefix in ("1//0", "EAA", "r8_", "CLOJARS_", "v2.local.", "v4.local.")),
+    ],
     "names": [
         ("login refused, password=hunter2; user=ada", "hunter2"),
         ("queue 'token': password=hunter2", "hunter2"),

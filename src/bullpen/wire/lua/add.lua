@@ -233,7 +233,8 @@ for index = 1, count do
         in_lanes[#in_lanes + 1] = lanes.score(queue, tonumber(priority), lane)
         in_lanes[#in_lanes + 1] = job_id
       elseif priority ~= "0" then
-        local counter = redis.call("INCR", queue .. "pc") % 4294967296
+        local counter = redis.pcall("INCR", queue .. "pc")
+        counter = type(counter) == "number" and counter % 4294967296 or 0 -- no counter but something else: see lib/ready
         redis.call("ZADD", queue .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
       elseif flags == "1" or flags == "3" then
         front = front or {}

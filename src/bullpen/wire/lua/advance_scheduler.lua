@@ -28,7 +28,7 @@ redis.call("INCR", id_key)
 trim_events(base)
 redis.call("ZADD", repeat_key, next_ms, scheduler_id)
 if fields[1] or fields[2] or fields[3] then -- a client that keeps no record would misread this one
-  redis.call("HINCRBY", scheduler_key, "ic", 1)
+  if type(redis.pcall("HINCRBY", scheduler_key, "ic", 1)) ~= "number" then redis.call("HSET", scheduler_key, "ic", 1) end
   if running ~= "" then redis.call("HSET", scheduler_key, "bprun", running) end
 end
 place_iteration(base, {

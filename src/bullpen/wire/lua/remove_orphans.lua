@@ -82,12 +82,13 @@ end
 
 local function put_back(job_id, fields)
   local key = base .. job_id
-  local due_ms = (tonumber(fields[4]) or 0) + (tonumber(fields[5]) or 0)
+  local delay_ms = whole_ms(fields[5])
+  local due_ms = whole_ms(fields[4]) + delay_ms
   redis.call("HDEL", key, "bporphan")
   if redis.call("EXISTS", key .. ":dependencies") == 1 then
     redis.call("ZADD", base .. "waiting-children", now_ms, job_id)
     redis.pcall("XADD", base .. "events", "*", "event", "waiting-children", "jobId", job_id)
-  elseif (tonumber(fields[5]) or 0) > 0 and due_ms > now_ms then
+  elseif delay_ms > 0 and due_ms > now_ms then
     place_delayed(base, job_id, due_ms)
     wake_when_due(base)
   else

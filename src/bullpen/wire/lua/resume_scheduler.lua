@@ -25,7 +25,7 @@ if next_ms then
   redis.call("INCR", id_key)
   trim_events(base)
   redis.call("ZADD", repeat_key, next_ms, scheduler_id)
-  redis.call("HINCRBY", scheduler_key, "ic", ARGV[11])
+  if type(redis.pcall("HINCRBY", scheduler_key, "ic", ARGV[11])) ~= "number" then redis.call("HSET", scheduler_key, "ic", 1) end
   place_iteration(base, {
     id = job_id, scheduler_id = scheduler_id, slot = next_ms, opts_head = ARGV[6], names_time = ARGV[7] == "1",
     later_ms = tonumber(ARGV[8]), name = record[2] or "", data = record[3] or "{}",

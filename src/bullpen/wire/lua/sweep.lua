@@ -22,8 +22,8 @@ if not from_ms then
   local began_ms = tonumber(redis.call("HGET", meta_key, "bpsweep")) or 0
   if began_ms <= now_ms and now_ms - began_ms < interval_ms then return {} end
   redis.call("HSET", meta_key, "bpsweep", string.format("%.0f", now_ms))
-  redis.call("HSETNX", meta_key, "bpswept", string.format("%.0f", now_ms))
-  from_ms = swept_until(base)
+  if not swept_until(base, now_ms) then redis.call("HSET", meta_key, "bpswept", string.format("%.0f", now_ms)) end
+  from_ms = swept_until(base, now_ms)
 end
 local found = redis.call("ZRANGEBYSCORE", failed_key, from_ms, "+inf", "WITHSCORES", "LIMIT", skip, LOOKED_AT_PER_CALL)
 local ids = {}

@@ -12,7 +12,8 @@
 local meta_key, failed_key, entry_wait_key = KEYS[1], KEYS[2], KEYS[3]
 local base, dead_letter_base, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local start = tonumber(redis.call("HGET", meta_key, "bpletters")) or 0
+local start = tonumber(string.match(redis.call("HGET", meta_key, "bpletters") or "", "^%d+$") or 0)
+if start > 9007199254740991 then start = 0 end
 local found = redis.pcall("LRANGE", entry_wait_key, start, start + most - 1)
 if found.err then return { 0, 0 } end -- something else stands there: no letters can be read
 local ended = 0

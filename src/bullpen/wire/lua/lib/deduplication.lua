@@ -24,14 +24,16 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
 
   local readable, opts = pcall(cjson.decode, stored[3] or "{}")
   if not readable or type(opts) ~= "table" then opts = {} end
-  local counter = redis.call("INCR", base .. "id")
-  local next_id = stored[4] or tostring(counter)
+  -- No counter but something else: the job gets an id of its time. Its owner has left `active` already.
+  local counter = redis.pcall("INCR", base .. "id")
+  local number = type(counter) == "number" and tostring(counter) or "at-" .. string.format("%.0f", now_ms)
+  local next_id = stored[4] or number
   local job_key = base .. next_id
   local delay_ms, priority = whole_ms(opts.delay), priority_class(opts.priority)
   if opts.bpat then delay_ms = whole_ms((tonumber(opts.bpat) or 0) - now_ms) end
   -- A kept job with the same custom id would be in two states at once; the follow-up then gets a number of its own.
   if redis.call("EXISTS", job_key) == 1 then
-    next_id = tostring(counter)
+    next_id = number
     job_key = base .. next_id
   end
   redis.call("HSET", job_key, "name", stored[1], "data", stored[2] or "{}", "opts", stored[3] or "{}", "timestamp", now_ms,

@@ -13,11 +13,20 @@ local function lane_setting(base, lane, place)
   if not words then
     words = { {}, {} }
     for index, text in ipairs(redis.pcall("HMGET", base .. "meta", "bplane:" .. lane, "bplane:")) do
-      for word in string.gmatch(text or "", "%S+") do table.insert(words[index], tonumber(word) or false) end
+      for word in string.gmatch(text or "", "%S+") do
+        local number = tonumber(word)
+        table.insert(words[index], number == number and number or false) -- not a NaN, which holds every limit and none
+      end
     end
     lane_words_of[base .. lane] = words
   end
   return words[1][place] or words[2][place] or nil
+end
+
+-- lane_tag: a tag or counter as it is stored; what is none would make every score of the class one that no command takes.
+local function lane_tag(stored)
+  local tag = type(stored) == "string" and tonumber(stored) or 0
+  return tag >= 0 and tag <= 9007199254740991 and tag % 4294967296 or 0
 end
 
 local function lane_clock(base, class)
@@ -26,12 +35,11 @@ local function lane_clock(base, class)
   if clock then return clock end
   local first = redis.call("ZRANGEBYSCORE", base .. "prioritized", class * 4294967296,
     string.format("(%.0f", (class + 1) * 4294967296), "WITHSCORES", "LIMIT", 0, 1)
-  local counter = (tonumber(redis.pcall("GET", base .. "pc")) or 0) % 4294967296
+  local counter = lane_tag(redis.pcall("GET", base .. "pc"))
   clock = { now = counter, next = {}, steps = {} }
   redis.pcall("HSETNX", base .. "meta", "bplanes", "fair")
   if first[2] then
-    local reached = redis.pcall("ZSCORE", key, "")
-    clock.now = math.max(tonumber(first[2]) - class * 4294967296, type(reached) == "string" and tonumber(reached) or 0)
+    clock.now = math.max(tonumber(first[2]) - class * 4294967296, lane_tag(redis.pcall("ZSCORE", key, "")))
     redis.pcall("ZREMRANGEBYSCORE", key, "-inf", string.format("(%.17g", clock.now))
   else -- nobody waits, so nobody is ahead of anybody
     redis.pcall("DEL", key)
@@ -48,8 +56,7 @@ local function lane_score(base, class, lane, member)
   member = member or lane
   local tag = clock.next[member]
   if not tag then
-    local stored = redis.pcall("ZSCORE", base .. "bp:lanes:" .. string.format("%.0f", class), member)
-    tag = math.max(clock.now, type(stored) == "string" and tonumber(stored) or 0)
+    tag = math.max(clock.now, lane_tag(redis.pcall("ZSCORE", base .. "bp:lanes:" .. string.format("%.0f", class), member)))
     local weight = lane_setting(base, lane, 1)
     clock.steps[member] = weight and weight >= 0.001 and weight <= 1000 and 1 / weight or 1
   end

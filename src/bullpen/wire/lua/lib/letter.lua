@@ -6,6 +6,9 @@ end
 
 -- swept_until: failures before this instant were all offered to the dead-letter queue, or are too old to be. An hour is left for
 -- clients whose clocks are late; before the first sweep nothing is known.
-local function swept_until(base)
-  return (tonumber(redis.call("HGET", base .. "meta", "bpswept")) or 0) - 3600000
+-- An instant to come is none: it would hide every failure until then.
+local function swept_until(base, now_ms)
+  local swept_ms = tonumber(redis.call("HGET", base .. "meta", "bpswept"))
+  if not swept_ms or not (swept_ms >= 0 and swept_ms <= now_ms + 60000) then return nil end
+  return swept_ms - 3600000
 end

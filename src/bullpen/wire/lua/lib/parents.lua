@@ -1,5 +1,6 @@
 --#include lib/wake
 --#include lib/delayed
+--#include lib/duration
 --#include lib/due_marker
 --#include lib/places
 --#include lib/ready
@@ -28,7 +29,7 @@ local function release_parent(parent_key, now_ms)
   local fields = redis.pcall("HMGET", parent_key, "priority", "delay", "name")
   if fields.err or not fields[3] then return end
   if redis.pcall("ZREM", base .. "waiting-children", parent_id) ~= 1 then return end
-  local delay_ms = tonumber(fields[2]) or 0
+  local delay_ms = whole_ms(fields[2])
   if delay_ms > 0 then
     place_delayed(base, parent_id, now_ms + delay_ms)
     wake_when_due(base)

@@ -18,8 +18,8 @@ end
 
 -- without_unlettered: of these failed jobs, those that may go: they have their dead letter, were cancelled, or are so old that no sweep
 -- would offer one any more.
-local function without_unlettered(base, set_key, ids)
-  local from_ms, free = swept_until(base), {}
+local function without_unlettered(base, set_key, ids, now_ms)
+  local from_ms, free = swept_until(base, now_ms) or -3600000, {}
   for _, job_id in ipairs(ids) do
     local fields = redis.pcall("HMGET", base .. job_id, "bpdl", "ats", "name", "bpcancel", "failedReason")
     local needs_none = was_cancelled(fields[4], fields[5]) or has_letter(fields[1], fields[2])
@@ -43,7 +43,7 @@ local function apply_retention(base, set_key, rule, now_ms, needs_letters)
   if age_ms >= 0 and limit > 0 then
     local aged = redis.call("ZREVRANGEBYSCORE", set_key, now_ms - age_ms, 0, "LIMIT", 0, limit)
     retention_left = retention_left - #aged
-    if needs_letters then aged = without_unlettered(base, set_key, aged) end
+    if needs_letters then aged = without_unlettered(base, set_key, aged, now_ms) end
     drop_finished(base, set_key, aged, now_ms)
   end
   if count >= 0 then
@@ -51,7 +51,7 @@ local function apply_retention(base, set_key, rule, now_ms, needs_letters)
     if excess > 0 then
       local oldest = redis.call("ZRANGE", set_key, 0, excess - 1)
       retention_left = retention_left - #oldest
-      if needs_letters then oldest = without_unlettered(base, set_key, oldest) end
+      if needs_letters then oldest = without_unlettered(base, set_key, oldest, now_ms) end
       drop_finished(base, set_key, oldest, now_ms)
     end
   end
