@@ -12,7 +12,8 @@ import typer
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import show
 from bullpen.cli.config import taken_from
-from bullpen.cli.context import Done, OnProgram, brokers_of
+from bullpen.cli.context import Done, brokers_of
+from bullpen.cli.programs import OnProgram
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen

@@ -22,7 +22,8 @@ import typer
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
 from bullpen.cli.arguments import ByOption, DryRunOption, TenantOption, YesOption, parse_json
-from bullpen.cli.context import Done, OnProgram, WrongCommand, ask, interruptible, whoami
+from bullpen.cli.context import Done, WrongCommand, ask, interruptible, whoami
+from bullpen.cli.programs import OnProgram
 
 if TYPE_CHECKING:
     from bullpen.ops.dead_letters import Found
