@@ -136,7 +136,8 @@ if TYPE_CHECKING:
     from bullpen.redis import Connection
     from bullpen.redis import Connection as _Connection
     from bullpen.redis.acl import acl_rule
-    from bullpen.redis.checks import ServerFinding, ServerVerdict, inspect_server
+    from bullpen.redis.checks import ServerFinding, ServerVerdict
+    from bullpen.redis.inspection import inspect_server
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
@@ -343,7 +344,8 @@ _HOMES: Final = {
     "bullpen.queue.tasks": ("Task", "TaskJob"),
     "bullpen.redis": ("Connection",),
     "bullpen.redis.acl": ("acl_rule",),
-    "bullpen.redis.checks": ("ServerFinding", "ServerVerdict", "inspect_server"),
+    "bullpen.redis.checks": ("ServerFinding", "ServerVerdict"),
+    "bullpen.redis.inspection": ("inspect_server",),
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),

@@ -13,7 +13,8 @@ from bullpen.errors import InvalidOption, JobFailed, ServerRefused
 from bullpen.queue import Durability, Queue, QueueEvents
 from bullpen.redis import Connection
 from bullpen.redis.acl import _DIRECT, _of_scripts, acl_rule
-from bullpen.redis.checks import ServerVerdict, inspect_server
+from bullpen.redis.checks import ServerVerdict
+from bullpen.redis.inspection import inspect_server
 from bullpen.testing import RedisServer
 from bullpen.worker import Worker
 from tests.conftest import StartServer

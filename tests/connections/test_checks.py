@@ -12,7 +12,8 @@ from bullpen._kernel import telemetry
 from bullpen.errors import ServerRefused
 from bullpen.queue import Queue
 from bullpen.redis import Connection
-from bullpen.redis.checks import Facts, ServerFinding, ServerVerdict, inspect_server, judge_facts
+from bullpen.redis.checks import Facts, ServerFinding, ServerVerdict, judge_facts
+from bullpen.redis.inspection import inspect_server
 from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.connections._scripted import array, bulk, scripted

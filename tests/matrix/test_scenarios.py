@@ -9,7 +9,8 @@ import pytest
 from bullpen import Backoff
 from bullpen.queue import Added, Job, JobState, NewJob
 from bullpen.redis import Connection
-from bullpen.redis.checks import ServerVerdict, inspect_server
+from bullpen.redis.checks import ServerVerdict
+from bullpen.redis.inspection import inspect_server
 from bullpen.redis.socket import pack
 from tests.matrix._places import PlaceKit
 from tests.queue._kit import Failing, Gate, echo, nothing, soon

@@ -63,7 +63,7 @@ async def test_an_odd_count_of_starts_is_counted_anew(kit: Kit, starts: str) -> 
     assert kit.fields("odd")["ats"] == "1"
 
 
-def flow(kit: Kit, **fields: str) -> None:
+def flow(kit: Kit, **fields: Any) -> None:
     """A parent as somebody wrote it, and its only child."""
     kit.seed("parent", to="waiting-children", score=1, **fields)
     kit.seed("child", parentKey=f"{kit.base}parent", parent=f'{{"id":"parent","queue":"{kit.base[:-1]}"}}')
@@ -85,7 +85,8 @@ async def test_a_parent_with_an_odd_delay_runs_when_its_children_have(kit: Kit, 
 @pytest.mark.parametrize("field", ["delay", "timestamp"])
 @pytest.mark.parametrize("value", ODD)
 async def test_an_orphan_with_odd_times_is_put_back_in_line(kit: Kit, field: str, value: str) -> None:
-    kit.seed("orphan", to=None, **{"delay": "1", field: value})
+    fields: dict[str, Any] = {"delay": "1", field: value}
+    kit.seed("orphan", to=None, **fields)
 
     assert await kit.queue().restore_orphans() == 1
 

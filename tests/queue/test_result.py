@@ -430,7 +430,7 @@ class TestWithoutAsking:
         """A busy loop comes to the page of events and to the timer in one turn: the page is as good as before. Asking
         for each job would make the loop busier still, and an end that was told must not count as one that nobody told.
         """
-        monkeypatch.setattr("bullpen.queue.events._EVENT_WITHIN_S", 0.2)
+        monkeypatch.setattr("bullpen.queue.results._EVENT_WITHIN_S", 0.2)
         queue = kit.queue()
         first = await queue.add("first")
         waiting = asyncio.ensure_future(first.result(5_000))
@@ -466,7 +466,7 @@ class TestWithoutAsking:
         self, kit: Kit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its end came long before the add that found the id taken, so nobody will tell of it."""
-        monkeypatch.setattr("bullpen.queue.events._ASK_AFTER_S", 3_600.0)
+        monkeypatch.setattr("bullpen.queue.results._ASK_AFTER_S", 3_600.0)
         queue = await self.listening(kit)
         await (await queue.add("a", job_id="mine")).result(5_000)
 
@@ -491,7 +491,7 @@ class TestForeseen:
     @pytest.fixture(autouse=True)
     def never_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The question that follows when nothing is heard would hide that nothing is."""
-        monkeypatch.setattr("bullpen.queue.events._ASK_AFTER_S", 3_600.0)
+        monkeypatch.setattr("bullpen.queue.results._ASK_AFTER_S", 3_600.0)
 
     async def asking(self, kit: Kit) -> Queue:
         queue = kit.queue()

@@ -99,8 +99,10 @@ def test_diagrams_go_to_stdout_or_to_a_file(type_: Type, there: Path) -> None:
     wrong = type_("diagram", "order_workflow", "order", "--format", "png")
     assert (wrong.code, wrong.err) == (
         2,
-        "bullpen: invalid value for '--format': 'png' is not one of 'mermaid', 'svg'; "
-        "see 'bullpen workflows diagram --help'\n",
+        (
+            "bullpen: invalid value for '--format': 'png' is not one of 'mermaid', 'svg'; "
+            "see 'bullpen workflows diagram --help'\n"
+        ),
     )
 
 

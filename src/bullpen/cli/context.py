@@ -238,24 +238,6 @@ class OnBoth(OnServer, OnLedger):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnProgram(OnServer):
-    """A command about what a program may keep elsewhere than on the server of the queues."""
-
-    program: ProgramOption = None
-
-    def made(self) -> Bullpen:
-        """The named program's app, else the configured one, to be entered."""
-        from bullpen.app import Bullpen
-        from bullpen.cli.run_app import load_app
-        from bullpen.wiring.servers import CommandLine, obeying
-
-        if self.program is None:
-            return Bullpen(self.redis, prefix=self.prefix)
-        with obeying(CommandLine(redis=self.redis, prefix=self.prefix)):
-            return load_app(self.program)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Service(Options):
     """A program that stays, and logs."""
 

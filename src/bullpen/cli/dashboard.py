@@ -51,7 +51,7 @@ async def dashboard(
     Without arguments it shows the queues of the configured server, or of the embedded one, on the own machine.
     """
     from bullpen.app import Bullpen
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
     from bullpen.wiring.servers import CommandLine, obeying
 
     at.start_logging()

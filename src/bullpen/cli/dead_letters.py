@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from bullpen.cli import context, show
 from bullpen.cli.arguments import AllOption, ByOption, DryRunOption, LimitOption, QueueArgument, YesOption
-from bullpen.cli.context import OnProgram, Output, WrongCommand, whoami
+from bullpen.cli.context import Output, WrongCommand, whoami
 from bullpen.cli.edit import edit
+from bullpen.cli.programs import OnProgram
 from bullpen.cli.show import Column, Record
 from bullpen.cli.tree import Argument, Group, Option
 

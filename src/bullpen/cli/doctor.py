@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import show
 from bullpen.cli.config import taken_from
-from bullpen.cli.context import Done, OnProgram, brokers_of
+from bullpen.cli.context import Done, brokers_of
+from bullpen.cli.programs import OnProgram
 from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
 from bullpen.cli.arguments import ByOption, DryRunOption, TenantOption, YesOption, parse_json
-from bullpen.cli.context import Done, OnProgram, WrongCommand, ask, interruptible, whoami
+from bullpen.cli.context import Done, WrongCommand, ask, interruptible, whoami
+from bullpen.cli.programs import OnProgram
 from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Any
 
 from bullpen.app import Bullpen
 from bullpen.cli import show
-from bullpen.cli.context import OnProgram, WrongCommand, answers, brokers_of
+from bullpen.cli.context import WrongCommand, answers, brokers_of
+from bullpen.cli.programs import OnProgram
 from bullpen.errors import DeadLetterNotFound, JobNotFound
 from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole, Report
 from bullpen.queue import DeadLetter

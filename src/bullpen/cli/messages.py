@@ -45,7 +45,7 @@ class Planning(OnLedger):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Messages]:
         """As the named program says, else as the app that runs on this ledger has stored it there."""
-        from bullpen.cli.run_app import load_app
+        from bullpen.cli.programs import load_app
         from bullpen.errors import InvalidOption
 
         given = None if self.program is None else load_app(self.program).messages

@@ -181,7 +181,7 @@ async def send_test(
     tenant: TenantOption = None,
 ) -> None:
     """Send one test message to a destination now, past the database, and show what it answers."""
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
 
     content = None if payload is None else parse_json("--payload", payload)
     async with load_app(program) as opened:

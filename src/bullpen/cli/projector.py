@@ -26,7 +26,7 @@ EventsArgument = Annotated[list[int] | None, Argument("[EVENT]...", "Numbers of 
 @app.command("list")
 async def list_(at: Output, target: AppArgument) -> None:
     """List the projectors of an application: position, lag, parked events and routes."""
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
 
     async with load_app(target) as opened:
         if not opened.projectors:
@@ -49,7 +49,7 @@ async def backfill(
     yes: YesOption = False,
 ) -> None:
     """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
 
     begin = _since(since)
     if not yes:

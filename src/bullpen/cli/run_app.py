@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import re
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,7 +16,8 @@ import click
 from bullpen._kernel.logs import get_logger
 from bullpen.cli.arguments import AppArgument
 from bullpen.cli.completion import words
-from bullpen.cli.context import Done, ServiceOnServer, WrongCommand
+from bullpen.cli.context import ServiceOnServer
+from bullpen.cli.programs import load_app
 from bullpen.cli.tree import Option
 
 if TYPE_CHECKING:
@@ -114,49 +112,6 @@ def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
     app.observe()
     pages = OpsApp(app.health.report, app.metrics)
     app.add(HttpService(pages, host, port and port + slot - 1, public=public))
-
-
-def load_app(target: str) -> Bullpen:
-    """Import the module, from the working directory too, and take the Bullpen out of it."""
-    from bullpen.app import Bullpen
-
-    module_name, attribute, module, found = find_object(target)
-    if isinstance(found, Bullpen):
-        return found
-    apps = [name for name, value in vars(module).items() if isinstance(value, Bullpen)]
-    hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
-    raise WrongCommand(f"{module_name!r} has no Bullpen called {attribute!r}{hint}")
-
-
-def find_object(target: str) -> tuple[str, str, Any, Any]:
-    """Import `MODULE:NAME`, from the working directory too: the two words, the module, and what has that name or None.
-
-    `app` is the name where none is given."""
-    module_name, _, attribute = target.partition(":")
-    if not module_name:
-        raise WrongCommand(f"{target!r}: expected MODULE:APP, such as shop.jobs:app")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module = _import(module_name)
-    found: Any = module
-    for part in (attribute or "app").split("."):
-        found = getattr(found, part, None)
-    return module_name, attribute or "app", module, found
-
-
-def _import(name: str) -> Any:
-    from bullpen.errors import BullpenError
-
-    try:
-        return importlib.import_module(name)
-    except BullpenError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the program of the user raises
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise WrongCommand(f"there is no module {name!r} here or on the Python path") from None
-        # The program of the user has failed, not the command: its author needs to see where.
-        traceback.print_exception(error)
-        raise Done(f"importing {name!r} failed: {error}") from None
 
 
 def _run_here(

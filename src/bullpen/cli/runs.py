@@ -55,7 +55,7 @@ async def _on_server(at: OnBoth) -> AsyncIterator[Bullpen]:
 
 async def _declare(at: OnHandlers, opened: Bullpen) -> None:
     """What the program says about its handlers."""
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
 
     if at.program is not None:
         async with load_app(at.program) as known:

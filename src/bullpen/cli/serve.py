@@ -31,7 +31,7 @@ async def serve(
 
 def _application(target: str) -> Any:
     from bullpen.app import Bullpen
-    from bullpen.cli.run_app import find_object
+    from bullpen.cli.programs import find_object
 
     module_name, name, _, found = find_object(target)
     if isinstance(found, Bullpen) or not callable(found):

@@ -225,7 +225,7 @@ async def check(at: Output, target: AppArgument) -> None:
 
 
 def _load(target: str) -> Bullpen:
-    from bullpen.cli.run_app import load_app
+    from bullpen.cli.programs import load_app
 
     return load_app(target)
 

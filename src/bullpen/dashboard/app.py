@@ -24,6 +24,7 @@ from bullpen.dashboard.desk import Desk
 from bullpen.dashboard.frame import first_page, frame_of, is_part
 from bullpen.dashboard.guard import SAFE_METHODS, Rates, check_host, check_origin, check_token, security_headers
 from bullpen.dashboard.packing import gzipped, pack, reads_gzip
+from bullpen.dashboard.pages import ROUTES
 from bullpen.dashboard.problems import as_problem
 from bullpen.dashboard.render import STATIC, render
 from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
@@ -31,7 +32,7 @@ from bullpen.errors import BullpenError, InvalidOption
 from bullpen.ops.doctor import Advice
 from bullpen.settings import DashboardSettings
 
-__all__ = ["Context", "Dashboard", "Page", "PageRoute", "make_access", "make_dashboard"]
+__all__ = ["Dashboard", "make_access", "make_dashboard"]
 
 logger = get_logger("bullpen.dashboard")
 
@@ -43,8 +44,6 @@ class Dashboard:
     """The ASGI application. Close it to end open streams."""
 
     def __init__(self, app: Bullpen, access: Access, settings: DashboardSettings) -> None:
-        from bullpen.dashboard.pages import ROUTES
-
         self.app, self.access, self.settings = app, access, settings
         self.desk = Desk(app)
         self.rates = Rates()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,10 +16,7 @@ from bullpen.dashboard._web import PageProblem, PageRequest, join
 from bullpen.dashboard.access import Permission, Visitor
 from bullpen.dashboard.guard import masked
 from bullpen.dashboard.render import STATIC, find_zone
-from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
-
-if TYPE_CHECKING:
-    from bullpen.dashboard.app import Dashboard
+from bullpen.dashboard.routes import FLASH, Context, DashboardState, Page, PageRoute
 
 __all__ = ["first_page", "frame_of", "is_part", "read_note", "zone_of"]
 
@@ -77,7 +74,7 @@ def is_part(request: PageRequest) -> bool:
     return request.headers.get("x-bullpen-part") == "main"
 
 
-def first_page(dashboard: Dashboard, visitor: Visitor) -> str:
+def first_page(dashboard: DashboardState, visitor: Visitor) -> str:
     """Where somebody begins who may not see the overview."""
     return next((route.nav for route in _menu(dashboard, visitor)), "settings")
 
@@ -94,7 +91,7 @@ def _zone_name(request: PageRequest) -> str:
     return ""
 
 
-def _menu(dashboard: Dashboard, visitor: Visitor) -> list[PageRoute]:
+def _menu(dashboard: DashboardState, visitor: Visitor) -> list[PageRoute]:
     """The pages that somebody may open; of nobody none."""
     if not visitor.name:
         return []
@@ -102,13 +99,13 @@ def _menu(dashboard: Dashboard, visitor: Visitor) -> list[PageRoute]:
     return [route for route in dashboard.routes if route.menu and route.is_for(visitor, has_ledger=has_ledger)]
 
 
-def _search_is_for(dashboard: Dashboard, visitor: Visitor) -> bool:
+def _search_is_for(dashboard: DashboardState, visitor: Visitor) -> bool:
     return bool(visitor.name) and any(
         route.nav == "search" and route.is_for(visitor, has_ledger=True) for route in dashboard.routes
     )
 
 
-def _may(dashboard: Dashboard, visitor: Visitor, permission: Permission) -> bool:
+def _may(dashboard: DashboardState, visitor: Visitor, permission: Permission) -> bool:
     is_fixed = dashboard.settings.read_only and permission in (Permission.ACT, Permission.ADMIN)
     return visitor.may(permission) and not is_fixed
 

@@ -5,21 +5,23 @@ Elsewhere: the routes themselves (`pages`), the order of checks (`app`), what ev
 
 from __future__ import annotations
 
+import asyncio
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from bullpen.dashboard._web import PageAnswer, PageProblem, PageRequest, join
-from bullpen.dashboard.access import Permission, Visitor
+from bullpen.dashboard.access import Access, Permission, Visitor
+from bullpen.dashboard.desk import Desk
+from bullpen.dashboard.guard import Rates
 from bullpen.ops.actions import Actor
+from bullpen.ops.doctor import Advice
+from bullpen.settings import DashboardSettings
 
-if TYPE_CHECKING:
-    from bullpen.dashboard.app import Dashboard
-
-__all__ = ["FLASH", "Context", "Page", "PageRoute"]
+__all__ = ["FLASH", "Context", "DashboardState", "Page", "PageRoute"]
 
 FLASH = "bullpen_note"
 _CARRIED = ("zone", "tenant")
@@ -86,10 +88,29 @@ class PageRoute:
         return visitor.may(self.permission)
 
 
+class DashboardState(Protocol):
+    """What routes use of the whole dashboard."""
+
+    desk: Desk
+    access: Access
+    settings: DashboardSettings
+    rates: Rates
+    is_closing: bool
+    examined: tuple[list[Advice], int]
+    """What the doctor found when it was last asked, and when that was (Unix ms)."""
+    examining: asyncio.Task[None] | None
+
+    @property
+    def routes(self) -> Sequence[PageRoute]: ...
+
+    @property
+    def has_ledger(self) -> bool: ...
+
+
 class Context:
     """One request on its way through a route."""
 
-    def __init__(self, dashboard: Dashboard, request: PageRequest, request_id: str) -> None:
+    def __init__(self, dashboard: DashboardState, request: PageRequest, request_id: str) -> None:
         self.dashboard, self.request, self.id = dashboard, request, request_id
         self.principal = Visitor("")
         """Nobody, until it is known who asks."""

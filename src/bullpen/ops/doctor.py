@@ -24,7 +24,8 @@ from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
 from bullpen.redis import Connection
-from bullpen.redis.checks import ServerVerdict, inspect_server
+from bullpen.redis.checks import ServerVerdict
+from bullpen.redis.inspection import inspect_server
 from bullpen.wire.options import DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED, LARGE_RETENTION
 
 if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it

@@ -4,7 +4,7 @@ In: the queue's keys. Out: decoded values. Used by queues and by the jobs that w
 is reached is left open: `AsyncActions` does it on an event loop, `BlockingActions` (`blocking`) in a plain thread,
 where the same coroutines run without ever being suspended. So nothing here, nor in what is built on it, may await
 anything else than these.
-Elsewhere: adding (`queue`), taking and settling (`bullpen.worker.exchange`), waiting for results (`events`).
+Elsewhere: adding (`queue`), taking and settling (`bullpen.worker.exchange`), waiting for results (`results`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
@@ -26,15 +26,13 @@ from bullpen.queue.children import PARTS, ChildrenCounts, read_part, remove_pend
 from bullpen.queue.codec import Codec, Sealer, owner_commands
 from bullpen.queue.job import JobState, Mark
 from bullpen.queue.lists import seeking
+from bullpen.queue.results import ResultListener
 from bullpen.redis.calls import until
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
-
-if TYPE_CHECKING:
-    from bullpen.queue.events import ResultListener
 
 T = TypeVar("T")
 
@@ -355,8 +353,6 @@ class AsyncActions(QueueActions):
     ) -> Coroutine[Any, Any, Any]:
         timeout_ms = None if timeout is None else to_ms("timeout", timeout)
         if self.results is None:
-            from bullpen.queue.events import ResultListener
-
             self.results = ResultListener(self._door.connection, self._keys, self)
         return self.results.wait(job_id, timeout_ms, mark)
 

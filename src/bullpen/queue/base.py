@@ -17,7 +17,7 @@ from bullpen.wire.options import JobOptions
 
 if TYPE_CHECKING:
     from bullpen.queue.durability import Durability
-    from bullpen.queue.flows import SendsFlows
+    from bullpen.queue.flow_entries import SendsFlows
 
 
 class QueuePart:

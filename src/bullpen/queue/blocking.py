@@ -29,7 +29,7 @@ from bullpen.queue.administration import Administration, AdministrationSettings
 from bullpen.queue.blocking_durability import BlockingDurability
 from bullpen.queue.codec import Codec, Sealer, run_blocking
 from bullpen.queue.durability import MEMORY, Durability
-from bullpen.queue.flows import Entry, flow_arguments
+from bullpen.queue.flow_entries import FlowEntry, flow_arguments
 from bullpen.queue.job import JobState, Mark
 from bullpen.queue.late_results import Circumstances, late_result, lists_worker
 from bullpen.queue.packing import PackedJob, call_ttl_ms, clock_and_version
@@ -399,7 +399,7 @@ class _FlowSender:
         self._calls, self._connection, self._keys = calls, connection, keys
         self._clock = clock_and_version(clock_offset_ms)
 
-    async def send(self, entries: Sequence[Entry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
+    async def send(self, entries: Sequence[FlowEntry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
         self._connection.require_one_slot(self._keys.base, *(entry.keys.base for entry in entries))
         make = partial(flow_arguments, entries, self._clock, call_ttl_ms(deadline_s))
         return self._calls.send(make, level, deadline_s, [entry.packed for entry in entries])

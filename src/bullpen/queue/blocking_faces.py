@@ -43,6 +43,7 @@ from bullpen.queue.locate import Place
 from bullpen.queue.maintain import _PER_STEP
 from bullpen.queue.payloads import PayloadReport, SweepReport
 from bullpen.queue.schedulers import DeclaredScheduler, Reconciled
+from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.links import JobKey

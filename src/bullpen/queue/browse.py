@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
@@ -25,9 +25,6 @@ from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import MAX_PRIORITY, to_epoch_ms
 from bullpen.wire.records import JobRecord, read_int
-
-if TYPE_CHECKING:
-    from bullpen.queue.queue import Queue
 
 __all__ = [
     "Browsing",
@@ -363,7 +360,7 @@ def _may_be_queue(name: str) -> bool:
         return False
 
 
-async def list_jobs(queue: Queue, state: JobState, *, start: int = 0, count: int = 20) -> list[Job]:
+async def list_jobs(queue: Browsing, state: JobState, *, start: int = 0, count: int = 20) -> list[Job]:
     """Jobs in a state, from position `start`: those that run next first; of finished ones the newest first."""
     is_finished = state in (JobState.COMPLETED, JobState.FAILED)
     return await queue.jobs(state, start=start, count=count, newest_first=is_finished)

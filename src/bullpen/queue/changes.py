@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 from bullpen._kernel.duration import to_ms
 from bullpen.errors import JobNotFound, JobStateConflict, ServerRefused, require
 from bullpen.queue.children import children_of, split_key
-from bullpen.queue.job import JobState
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 
@@ -21,7 +21,7 @@ _NO_JOB, _LOCKED, _WRONG_STATE, _CURRENT_ITERATION, _TOO_LARGE = -1, -2, -3, -8,
 _FINISHED: Final = (JobState.FAILED, JobState.COMPLETED)
 
 
-class Server(Protocol):
+class SendsScripts(Protocol):
     """Send a script or a command, again if its reply is lost."""
 
     async def evaluate(self, script: str, keys: list[str], args: list[Any]) -> Any: ...
@@ -32,7 +32,9 @@ class Server(Protocol):
 class JobChanges:
     """The changes of one job at a time, for the jobs of one queue."""
 
-    def __init__(self, server: Server, keys: QueueKeys, dead_letter_keys: QueueKeys, clock_offset_ms: int) -> None:
+    def __init__(
+        self, server: SendsScripts, keys: QueueKeys, dead_letter_keys: QueueKeys, clock_offset_ms: int
+    ) -> None:
         self._server, self._keys = server, keys
         self._dead_letter_keys, self._clock_offset_ms = dead_letter_keys, clock_offset_ms
 

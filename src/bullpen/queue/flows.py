@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, Unpack, cast
 
 from bullpen._kernel import tracing
 from bullpen._kernel.duration import check_int, check_texts
@@ -24,6 +24,7 @@ from bullpen.queue.base import QueuePart, id_of
 from bullpen.queue.children import PARTS, children_of, split_key
 from bullpen.queue.codec import Sealer
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
+from bullpen.queue.flow_entries import FlowEntry, flow_arguments
 from bullpen.queue.job import Added, BlockedBy, Job, JobState
 from bullpen.queue.packing import (
     PackedJob,
@@ -39,7 +40,7 @@ from bullpen.queue.sealed_add import NOTHING_WRITTEN, forget_each, seal_each
 from bullpen.redis import calls
 from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.links import JobKey, link_json
+from bullpen.wire.links import JobKey
 from bullpen.wire.options import DEFAULT_OPTIONS, JobArguments, JobOptions
 from bullpen.wire.records import JobRecord, LateRecord
 from bullpen.wire.scripts import SCRIPTS
@@ -54,14 +55,11 @@ else:
 __all__ = [
     "BlockedParent",
     "ChildrenPage",
-    "Entry",
     "Flow",
     "FlowNode",
     "FlowSender",
     "Flows",
     "QueueLike",
-    "SendsFlows",
-    "flow_arguments",
     "pack_flows",
 ]
 
@@ -152,25 +150,9 @@ class BlockedParent(Generic[JobT_co]):
     """Keys of pending children that do not exist any more."""
 
 
-class Entry(NamedTuple):
-    """One job of a flow, ready to send."""
-
-    keys: QueueKeys
-    packed: PackedJob
-    parent: int | None
-    """Place of its parent in the list of entries; None for a root."""
-    has_children: bool
-
-    @property
-    def role(self) -> str:
-        if self.parent is None:
-            return "tree" if self.has_children else "root"
-        return "parent" if self.has_children else "leaf"
-
-
-def pack_flows(flows: Iterable[Flow], keys: QueueKeys, defaults: JobOptions) -> list[Entry]:
+def pack_flows(flows: Iterable[Flow], keys: QueueKeys, defaults: JobOptions) -> list[FlowEntry]:
     """Check and encode all jobs of all flows, parents before children."""
-    entries: list[Entry] = []
+    entries: list[FlowEntry] = []
     seen: set[tuple[str, str]] = set()
     for flow in flows:
         require("flow", isinstance(flow, Flow), "a Flow", flow)
@@ -189,7 +171,9 @@ def pack_flows(flows: Iterable[Flow], keys: QueueKeys, defaults: JobOptions) -> 
     return entries
 
 
-def _pack_node(node: Flow, place: int | None, parent: Entry | None, keys: QueueKeys, defaults: JobOptions) -> Entry:
+def _pack_node(
+    node: Flow, place: int | None, parent: FlowEntry | None, keys: QueueKeys, defaults: JobOptions
+) -> FlowEntry:
     above = keys if parent is None else parent.keys
     own, own_defaults = _place_of(node, above, keys, defaults)
     given = cast("NewJobArguments", dict(node.options))
@@ -200,7 +184,7 @@ def _pack_node(node: Flow, place: int | None, parent: Entry | None, keys: QueueK
     if parent is not None:
         require("parent", given.get("parent") is None, "none inside of a flow", given.get("parent"))
         given["parent"] = JobKey(parent.packed.job_id, parent.keys.base[:-1])
-    return Entry(own, pack_job(node.name, node.data, own_defaults, given), place, bool(node.children))
+    return FlowEntry(own, pack_job(node.name, node.data, own_defaults, given), place, bool(node.children))
 
 
 def _place_of(node: Flow, above: QueueKeys, keys: QueueKeys, defaults: JobOptions) -> tuple[QueueKeys, JobOptions]:
@@ -216,27 +200,6 @@ def _place_of(node: Flow, above: QueueKeys, keys: QueueKeys, defaults: JobOption
     return own, defaults if own == keys else DEFAULT_OPTIONS
 
 
-def flow_arguments(entries: Sequence[Entry], clock: str, ttl_ms: int, number: int) -> list[Any]:
-    """The arguments of the `add_flow` script."""
-    args: list[Any] = [number, ttl_ms, clock]
-    for entry in entries:
-        keys, packed, _, _ = entry
-        options = packed.options
-        args += (keys.base, *packed[:5], entry.role)
-        if options.parent is None or options.on_failure is None:
-            args += ("", "")
-        else:
-            args += (str(options.parent), link_json(options.parent, options.on_failure))
-    return args
-
-
-class SendsFlows(Protocol):
-    """Sends the flows of one queue object."""
-
-    async def send(self, entries: Sequence[Entry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
-        """The reply, and whether its durability was not confirmed in time."""
-
-
 class FlowSender:
     """On an event loop: numbered calls, as many at once as there are callers."""
 
@@ -245,7 +208,7 @@ class FlowSender:
         self._clock = clock_and_version(clock_offset_ms)
         self._free: list[calls.Caller] = []
 
-    async def send(self, entries: Sequence[Entry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
+    async def send(self, entries: Sequence[FlowEntry], level: Durability, deadline_s: float) -> tuple[Any, bool]:
         """The reply, and whether its durability was not confirmed in time."""
         self._connection.require_one_slot(self._keys.base, *(entry.keys.base for entry in entries))
         ttl_ms = call_ttl_ms(deadline_s)
@@ -319,7 +282,7 @@ class Flows(QueuePart):
         return nodes
 
     async def _send_sealed(
-        self, entries: list[Entry], level: Durability, deadline_s: float
+        self, entries: list[FlowEntry], level: Durability, deadline_s: float
     ) -> tuple[list[FlowNode], bool]:
         """As above with this queue's codec, which seals each payload for the queue of its job."""
         sealers = [self._actions_of(entry.keys).sealer for entry in entries]
@@ -429,7 +392,7 @@ def _keys_of(base: str) -> QueueKeys:
 
 
 def _read_reply(
-    reply: Any, entries: Sequence[Entry], actions_of: Callable[[QueueKeys], QueueActions]
+    reply: Any, entries: Sequence[FlowEntry], actions_of: Callable[[QueueKeys], QueueActions]
 ) -> list[FlowNode]:
     """The trees that were stored. Raises what the script refused."""
     if isinstance(reply, list) and isinstance(reply[0], int):

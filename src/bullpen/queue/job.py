@@ -21,6 +21,7 @@ from bullpen.errors import BullpenError
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.children import PARTS, ChildrenCounts
+from bullpen.queue.states import JobState
 from bullpen.wire.links import JobKey
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, JobMeta, WireOptions
 from bullpen.wire.records import JobRecord, check_progress
@@ -38,17 +39,20 @@ else:
     DataT_co = TypeVar("DataT_co", covariant=True)
 
 
-class JobState(StrEnum):
-    """Where a job is. The values are the wire's."""
-
-    WAITING = "waiting"
-    PRIORITIZED = "prioritized"
-    DELAYED = "delayed"
-    ACTIVE = "active"
-    WAITING_CHILDREN = "waiting-children"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
+__all__ = [
+    "Added",
+    "BlockedBy",
+    "DataT_co",
+    "Handler",
+    "Job",
+    "JobActions",
+    "JobState",
+    "Mark",
+    "NewJob",
+    "Progress",
+    "RunCoroutine",
+    "new_mark",
+]
 
 
 class Added(StrEnum):

@@ -16,7 +16,7 @@ from typing import Final
 
 from bullpen._kernel import telemetry
 from bullpen.errors import BullpenError
-from bullpen.queue.actions import QueueActions
+from bullpen.queue.changes import SendsScripts
 from bullpen.wire.keys import QueueKeys
 
 logger = logging.getLogger("bullpen.worker")
@@ -26,7 +26,7 @@ LATE_FIELDS: Final = {"worker": "bplate", "results": "bplateres", "runs": "bplat
 
 
 async def note_late_wakeup(
-    actions: QueueActions, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
+    actions: SendsScripts, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
 ) -> None:
     """A worker found so many jobs late."""
     try:
@@ -39,25 +39,25 @@ async def note_late_wakeup(
     telemetry.late_wakeup("worker", count, queue=keys.name, jobs=list(job_ids[:3]))
 
 
-async def note_late_result(actions: QueueActions, keys: QueueKeys, job_id: str) -> None:
+async def note_late_result(actions: SendsScripts, keys: QueueKeys, job_id: str) -> None:
     """No event told whoever waits for this job that it has ended."""
     telemetry.late_wakeup("results", queue=keys.name, job_id=job_id)
     await _note_one(actions, keys, "results")
 
 
-async def note_late_run(actions: QueueActions, keys: QueueKeys, run_id: str) -> None:
+async def note_late_run(actions: SendsScripts, keys: QueueKeys, run_id: str) -> None:
     """No event told whoever waits for this run that it has ended."""
     telemetry.late_wakeup("runs", queue=keys.name, run_id=run_id)
     await _note_one(actions, keys, "runs")
 
 
-async def note_late_cancel(actions: QueueActions, keys: QueueKeys, job_id: str) -> None:
+async def note_late_cancel(actions: SendsScripts, keys: QueueKeys, job_id: str) -> None:
     """No message told the worker of this job that somebody cancelled it."""
     telemetry.late_wakeup("cancels", queue=keys.name, job_id=job_id)
     await _note_one(actions, keys, "cancels")
 
 
-async def _note_one(actions: QueueActions, keys: QueueKeys, where: str) -> None:
+async def _note_one(actions: SendsScripts, keys: QueueKeys, where: str) -> None:
     try:
         seconds, micros = map(int, await actions.command("TIME"))
         await _note(actions, keys, LATE_FIELDS[where], 1, seconds * 1000 + micros // 1000)
@@ -65,7 +65,7 @@ async def _note_one(actions: QueueActions, keys: QueueKeys, where: str) -> None:
         logger.debug("queue %r: a late wake-up was not noted: %s", keys.name, error)
 
 
-async def _note(actions: QueueActions, keys: QueueKeys, field: str, count: int, now_ms: int) -> None:
+async def _note(actions: SendsScripts, keys: QueueKeys, field: str, count: int, now_ms: int) -> None:
     (before,) = await actions.command("HMGET", keys.meta, field)
     total = count + int((before or b"0").split()[0])
     await actions.command("HSET", keys.meta, field, f"{total} {now_ms}")

@@ -1,26 +1,20 @@
 """What an operator should know about a server before trusting it with jobs.
 
-In: a connection. Out: findings, each an answer to one question; "cannot tell" is an answer too, because managed
+In: what a server said. Out: findings, each an answer to one question; "cannot tell" is an answer too, because managed
 servers forbid CONFIG and an ACL may forbid INFO. Judging is apart from asking: connections judge what they see on
-their first contact and log it once (`client`), `inspect_server` asks again for a person. Nothing is written, and
-only what makes our scripts wrong is refused.
+their first contact and log it once (`client`), `inspect_server` asks again for a person (`inspection`). Only what
+makes our scripts wrong is refused.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bullpen._kernel.clock import LARGE_SKEW_MS
-from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import SentinelAddress
 
-if TYPE_CHECKING:
-    from bullpen.redis.client import Connection
-
-__all__ = ["Facts", "ServerFinding", "ServerVerdict", "inspect_server", "judge_facts", "parse_info"]
+__all__ = ["Facts", "ServerFinding", "ServerVerdict", "judge_facts", "judge_replicas", "parse_info"]
 
 OLDEST_REDIS: Final = (6, 2)
 
@@ -104,32 +98,6 @@ def judge_facts(facts: Facts) -> list[ServerFinding]:
     return [ServerFinding(facts.server, check, verdict, message) for check, (verdict, message) in answers]
 
 
-async def inspect_server(connection: Connection) -> list[ServerFinding]:
-    """Ask every primary of a connection now. A server that cannot be reached is a finding too; never raises for one."""
-    findings: list[ServerFinding] = []
-    try:
-        async with connection.every_primary() as doors:
-            for door in doors:
-                asked_at = time.time()
-                questions = (
-                    ("INFO",),
-                    ("CONFIG", "GET", "save"),
-                    ("TIME",),
-                    ("CONFIG", "GET", "min-replicas-to-write"),
-                )
-                info, save, server_time, least = await door.call_many(questions)
-                facts = Facts.read(str(door.endpoint), info, save, server_time, asked_at, time.time())
-                findings += judge_facts(facts)
-                answer = _judge_replicas(
-                    facts.info or {}, least, expects_some=isinstance(connection.address, SentinelAddress)
-                )
-                if answer is not None:
-                    findings.append(ServerFinding(facts.server, "replicas", *answer))
-    except (ConnectionLost, ServerRefused) as error:
-        findings.append(ServerFinding(str(connection.address), "version", ServerVerdict.CANNOT_TELL, str(error)))
-    return findings
-
-
 # One question each --------------------------------------------------------------------------------------------------
 
 _Answer = tuple[ServerVerdict, str]
@@ -184,7 +152,7 @@ def _judge_persistence(info: dict[str, str], save: str | None) -> _Answer:
     )
 
 
-def _judge_replicas(info: dict[str, str], least: Any, *, expects_some: bool) -> _Answer | None:
+def judge_replicas(info: dict[str, str], least: Any, *, expects_some: bool) -> _Answer | None:
     """Which level of `add` outlives a failover here: any replica may be promoted, also the one that lags."""
     if not info.get("connected_slaves", "").isdigit():
         return None

@@ -9,10 +9,10 @@ import msgspec
 
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.pages.jobs import read_limits
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import read_counts, read_job
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.words import counted, duration_text
 from bullpen.queue import JobState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.routes import Context, Page, PageRoute
 
 
 async def audit(context: Context) -> Page:

@@ -6,10 +6,10 @@ import urllib.parse
 
 from bullpen.dashboard import access as who
 from bullpen.dashboard._web import PageAnswer, PageProblem
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.pages.jobs import hidden_columns
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.render import find_zone
+from bullpen.dashboard.routes import Context, Page, PageRoute
 
 _YEAR_S = 365 * 24 * 3600
 _ZONES = (

@@ -7,8 +7,8 @@ import time
 
 from bullpen.dashboard._web import JSON, PageAnswer
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.reads.overview import read_overview
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.doctor import examine
 
 

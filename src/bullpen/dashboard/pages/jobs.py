@@ -12,11 +12,11 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.desk import PER_PAGE
 from bullpen.dashboard.frame import zone_of
 from bullpen.dashboard.reads.jobs import AGES, FINISHED, JobsAsked, read_counts, read_job, read_jobs
 from bullpen.dashboard.reads.overview import recently
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import NotJson
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote

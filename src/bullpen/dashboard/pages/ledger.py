@@ -15,7 +15,7 @@ import msgspec
 from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import PageProblem
-from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.views.jobs import Payload
 from bullpen.ops.words import outbox_word, run_word
 

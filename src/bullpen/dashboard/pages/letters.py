@@ -14,8 +14,8 @@ import msgspec
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.render import json_text
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import InvalidOption
 from bullpen.ops.dead_letters import ConsoleFilter, Found
 from bullpen.ops.operations import Operation

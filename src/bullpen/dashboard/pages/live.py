@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from bullpen.dashboard._web import PageAnswer
-from bullpen.dashboard.app import Context, PageRoute
+from bullpen.dashboard.routes import Context, PageRoute
 from bullpen.ops.hub import ALL_QUEUES
 
 _LEAST_BETWEEN_S: Final = 0.25

@@ -13,11 +13,11 @@ import msgspec
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.pages.jobs import BULK, LABELS, asked_of, filters_of
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import JobsAsked, read_counts, read_jobs
 from bullpen.dashboard.render import iso
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action
 from bullpen.ops.operations import Operation
 from bullpen.ops.views.jobs import JobRow, job_row

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bullpen.dashboard.app import Context, Page, PageRoute
 from bullpen.dashboard.reads.overview import read_overview
+from bullpen.dashboard.routes import Context, Page, PageRoute
 
 _MOST = 100
 _DELIMITERS = ("-", "_", ".", "/", ":")

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import InvalidOption
 from bullpen.ops.words import duration_text
 from bullpen.queue import SchedulerRecord

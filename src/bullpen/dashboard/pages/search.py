@@ -9,7 +9,7 @@ import uuid
 from typing import Any, Final
 
 from bullpen.dashboard._web import PageAnswer
-from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import ConnectedWorker, grouped_by_place, workers_by_queue
 from bullpen.ops.signs import DEAD_SUFFIX
 from bullpen.wire.keys import QueueKeys

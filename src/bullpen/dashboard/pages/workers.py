@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bullpen.dashboard.app import Context, Page, PageRoute
+from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import workers_by_queue
 from bullpen.queue import JobState
 

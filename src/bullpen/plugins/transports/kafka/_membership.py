@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from bullpen._kernel.ending import end
 from bullpen._kernel.patience import Patience
 from bullpen.errors import BullpenError, ConnectionLost, DeliveryLost, InvalidOption
-from bullpen.plugins._kafka import Brokers, GroupMember, Partition, PartitionLost, Record
+from bullpen.plugins._kafka import Brokers, GroupMember, KafkaDoor, Partition, PartitionLost, Record
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports.kafka._records import Trouble, delivery_of, parked_for_s
 from bullpen.ports.transport import Delivery
-
-if TYPE_CHECKING:
-    from bullpen.plugins.transports.kafka.transport import KafkaTransport
 
 _POLL_MS: Final = 100
 _COMMIT_EVERY_S: Final = 0.1
@@ -90,10 +87,17 @@ class Membership:
     """This process in its consumer group: joins when somebody consumes, and again whenever Kafka fails it."""
 
     def __init__(
-        self, transport: KafkaTransport, brokers: Brokers, reports: MessagingReports, session_timeout_ms: int
+        self,
+        group: str,
+        door: KafkaDoor,
+        brokers: Brokers,
+        topics_of: Callable[[str], Iterable[str]],
+        reports: MessagingReports,
+        session_timeout_ms: int,
     ) -> None:
-        self._session_timeout_ms = session_timeout_ms
-        self._transport, self._brokers, self._reports = transport, brokers, reports
+        """`topics_of` names all topics that a source is read from."""
+        self._group, self._door, self._topics_of = group, door, topics_of
+        self._brokers, self._reports, self._session_timeout_ms = brokers, reports, session_timeout_ms
         self._views: dict[str, TopicDeliveries] = {}
         self._lines: dict[Partition, Line] = {}
         self._member: GroupMember | None = None
@@ -112,10 +116,10 @@ class Membership:
         view = self._views.get(source)
         if view is not None and not view.is_stopped:
             raise InvalidOption("topic", "one that this transport does not consume yet", source)
-        view = self._views[source] = TopicDeliveries(self, source, set(self._transport.topics_of(source)), prefetch)
+        view = self._views[source] = TopicDeliveries(self, source, set(self._topics_of(source)), prefetch)
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"bullpen kafka {self._transport.group}")
-            self._watcher = asyncio.create_task(self._watch(), name=f"bullpen kafka watch {self._transport.group}")
+            self._task = asyncio.create_task(self._run(), name=f"bullpen kafka {self._group}")
+            self._watcher = asyncio.create_task(self._watch(), name=f"bullpen kafka watch {self._group}")
         return view
 
     def lines_of(self, topics: set[str]) -> list[Line]:
@@ -196,7 +200,7 @@ class Membership:
     async def _be_a_member(self) -> None:
         member = GroupMember(
             self._brokers,
-            self._transport.group,
+            self._group,
             on_revoked=self._on_revoked,
             on_assigned=self._on_assigned,
             session_timeout_ms=self._session_timeout_ms,
@@ -261,7 +265,7 @@ class Membership:
         lines = {partition: Line(partition) for partition in partitions}
         self._lines |= lines
         try:
-            known = await self._transport.door.committed(self._transport.group, partitions)
+            known = await self._door.committed(self._group, partitions)
         except BullpenError as error:
             self._trouble = error  # the driver would only log it
             return
@@ -284,7 +288,7 @@ class Membership:
             line.lose()
         if member is not None:
             await member.stop()
-            self._reports.closed(self._transport.group)
+            self._reports.closed(self._group)
 
     async def _watch(self) -> None:
         """A consumer with nothing to commit never hears that its cluster is gone: the driver waits in silence."""
@@ -292,7 +296,7 @@ class Membership:
             await asyncio.sleep(self._session_timeout_ms / 4000)
             try:
                 async with asyncio.timeout(self._session_timeout_ms / 1000):
-                    await self._transport.door.topics()
+                    await self._door.topics()
             except (BullpenError, TimeoutError) as error:
                 self._note_lost(str(error) or "no answer")
             else:
@@ -300,13 +304,13 @@ class Membership:
                     self._note_connected()
 
     def _note_connected(self) -> None:
-        self._reports.connected(self._transport.group, again=self._was_connected)
+        self._reports.connected(self._group, again=self._was_connected)
         self._was_connected, self._is_lost = True, False
 
     def _note_lost(self, reason: object) -> None:
         if not self._is_closed:
             self._is_lost = True
-            self._reports.disconnected(self._transport.group, reason)
+            self._reports.disconnected(self._group, reason)
 
 
 class TopicDeliveries:

@@ -67,7 +67,9 @@ class KafkaTransport:
         self._dead_letters = dead_letters or WORKFLOW_EVENT.policy.dead_letters
         self.door = KafkaDoor(brokers)
         session_timeout_ms = to_ms("session_timeout", session_timeout, minimum=100)
-        self._membership = Membership(self, brokers, MessagingReports(LABEL), session_timeout_ms)
+        self._membership = Membership(
+            group, self.door, brokers, self.topics_of, MessagingReports(LABEL), session_timeout_ms
+        )
 
     async def publish(self, event: Event, *, delay_ms: int = 0) -> Published:
         if delay_ms:

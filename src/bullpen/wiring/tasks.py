@@ -1,0 +1,94 @@
+"""Tasks of an application: functions whose runs are jobs, and the workers and schedules that they need.
+
+In: functions, each with its queue. Out: one worker per queue of tasks, and schedulers kept as the code declares them.
+Elsewhere: what a task is (`bullpen.queue.tasks`), storing schedules (`schedules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from bullpen._kernel.ids import check_queue_name
+from bullpen.errors import InvalidOption
+from bullpen.queue.arguments import TaskArguments
+from bullpen.queue.tasks import Task, TaskSet, Unique
+from bullpen.wiring.resources import Resources
+from bullpen.worker import Worker
+from bullpen.worker.options import WorkerArguments
+
+if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+    from bullpen.outbox import Outbox
+    from bullpen.wiring.schedules import ScheduleService
+
+__all__ = ["TaskQueues"]
+
+_WORKER: Final[WorkerArguments] = {"concurrency": 20, "dead_letters": True}
+
+
+class TaskQueues:
+    """Those of one app."""
+
+    def __init__(
+        self, resources: Resources, add_worker: Callable[..., Worker], open_outbox: Callable[[], Outbox]
+    ) -> None:
+        self._resources, self._add_worker, self._open_outbox = resources, add_worker, open_outbox
+        self._sets: dict[str, TaskSet] = {}
+        self._worker_options: dict[str, WorkerArguments] = {}
+        self.made_schedules: ScheduleService | None = None
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the tasks of each queue."""
+        return {queue: tasks.names for queue, tasks in self._sets.items()}
+
+    def maker(
+        self,
+        queue: str,
+        *,
+        name: str | None,
+        strict: bool,
+        unique: Unique | None,
+        unique_key: Callable[..., str] | None,
+        **options: Unpack[TaskArguments],
+    ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
+        """What makes a task of a function."""
+        check_queue_name(queue)
+
+        def make(function: Callable[..., Any]) -> Task[..., Any]:
+            tasks = self._sets.get(queue) or TaskSet(queue)
+            made: Task[..., Any] = Task(
+                function,
+                handlers=tasks,
+                open_queue=partial(self._resources.queue, queue),
+                open_sync=partial(self._resources.sync_queue, queue),
+                open_outbox=self._open_outbox,
+                name=name,
+                strict=strict,
+                unique=unique,
+                unique_key=unique_key,
+                **options,
+            )
+            tasks.add(made)
+            if queue not in self._sets:
+                self._add_worker(queue, tasks, **{**_WORKER, **self._worker_options.get(queue, {})})
+                self._sets[queue] = tasks
+            return made
+
+        return make
+
+    def configure(self, queue: str, options: WorkerArguments) -> None:
+        """How the worker of a queue of tasks runs; before its first task."""
+        if queue in self._sets or queue in self._worker_options:
+            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+        self._worker_options[queue] = options
+
+    @property
+    def schedules(self) -> ScheduleService:
+        """What keeps schedulers as the code declares them."""
+        if self.made_schedules is None:
+            from bullpen.wiring.schedules import ScheduleService
+
+            self.made_schedules = ScheduleService(self._sets.values, self._resources.borrowed_queue)
+        return self.made_schedules
