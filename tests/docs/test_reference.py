@@ -10,6 +10,7 @@ import pytest
 
 from bullpen._kernel.outcome import Cause
 from bullpen.app import Bullpen
+from bullpen.ops.pauses import PAUSED_BY_FIELD
 from bullpen.queue import Queue, QueueEvents
 from bullpen.queue.codec import OWNER_FIELD
 from bullpen.queue.late_wakeups import LATE_FIELDS
@@ -65,7 +66,7 @@ def test_every_event_is_on_the_page() -> None:
 def test_every_field_of_ours_is_on_the_page() -> None:
     scripts = "".join(script.read_text() for script in LUA.rglob("*.lua"))
     rules = (LUA.parent / "schedules.py").read_text()
-    written = {*re.findall(r'"(bp[a-z]*):?"', scripts + rules), *LATE_FIELDS.values(), OWNER_FIELD}
+    written = {*re.findall(r'"(bp[a-z]*):?"', scripts + rules), *LATE_FIELDS.values(), OWNER_FIELD, PAUSED_BY_FIELD}
     listed = {*names_in("reference/wire-extensions.md", "Fields of a job")}
     listed |= {*names_in("reference/wire-extensions.md", "Fields of `meta`")}
     listed |= {*names_in("reference/wire-extensions.md", "Fields of a scheduler")}

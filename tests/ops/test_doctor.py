@@ -173,7 +173,7 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
     (kept,) = [each.message for each in found if (each.subject, each.check) == ("queue mails-dlq", "library")]
     assert kept == "1 dead letter kept for somebody to look at"
     assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters list mails"
-    assert "has waited 72" in worst(found, "queue mails")["workers"].message
+    assert "has waited 2h 00m" in worst(found, "queue mails")["workers"].message
 
 
 async def test_jobs_that_wait_without_a_worker_are_a_problem_from_the_first_second(redis_url: str) -> None:

@@ -13,9 +13,9 @@ import msgspec
 
 from bullpen.queue import Queue
 
-__all__ = ["PauseNote", "pause_queue", "read_pause", "resume_queue"]
+__all__ = ["PAUSED_BY_FIELD", "PauseNote", "pause_queue", "read_pause", "resume_queue"]
 
-_FIELD: Final = "bppausedby"
+PAUSED_BY_FIELD: Final = "bppausedby"
 _EVENTS_READ: Final = 3_000
 """The newest ones: a queue that is paused writes few."""
 
@@ -45,7 +45,7 @@ async def pause_queue(queue: Queue, *, by: str, reason: str = "", group: bool = 
     event_id = next((entry_id for entry_id, flat in events if _kind(flat) == b"paused"), None)
     if event_id is not None:
         note = {"event": event_id.decode(), "by": by, "reason": reason, "group": "1" if group else ""}
-        await door.call("HSET", keys.meta, _FIELD, msgspec.json.encode(note))
+        await door.call("HSET", keys.meta, PAUSED_BY_FIELD, msgspec.json.encode(note))
 
 
 async def resume_queue(queue: Queue, *, group: bool = False) -> None:
@@ -53,13 +53,13 @@ async def resume_queue(queue: Queue, *, group: bool = False) -> None:
     if group and ((note := await read_pause(queue)) is None or not note.group):
         return
     await queue.resume()
-    await queue.connection.shared_door(queue.keys.base).call("HDEL", queue.keys.meta, _FIELD)
+    await queue.connection.shared_door(queue.keys.base).call("HDEL", queue.keys.meta, PAUSED_BY_FIELD)
 
 
 async def read_pause(queue: Queue) -> PauseNote | None:
     """Who paused the queue; None: it is not paused. Two reads of bounded cost."""
     door, keys = queue.connection.shared_door(queue.keys.base), queue.keys
-    paused, raw = await door.call("HMGET", keys.meta, "paused", _FIELD)
+    paused, raw = await door.call("HMGET", keys.meta, "paused", PAUSED_BY_FIELD)
     if paused is None:
         return None
     note = _read(raw)
