@@ -10,9 +10,10 @@ from bullpen.queue.dead_letters.operations import DeadLetter, DeadLetterFilter, 
 from bullpen.queue.durability import Durability
 from bullpen.queue.events import QueueEvents
 from bullpen.queue.flows import BlockedParent, ChildrenPage, Flow, FlowNode
-from bullpen.queue.job import Added, Job, JobState, NewJob
+from bullpen.queue.job import Added, Job, NewJob
 from bullpen.queue.lanes import LaneInfo, Lanes, LaneSettings
 from bullpen.queue.queue import Queue
+from bullpen.queue.states import JobState
 from bullpen.wire.deduplication import Deduplication
 from bullpen.wire.links import JobKey
 from bullpen.wire.schedules import SchedulerRecord, next_runs

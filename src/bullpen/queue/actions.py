@@ -24,9 +24,10 @@ from bullpen.queue.cancel import Cancelled, cancel_call, check_reason, failure_o
 from bullpen.queue.changes import JobChanges
 from bullpen.queue.children import PARTS, ChildrenCounts, read_part, remove_pending_children, text
 from bullpen.queue.codec import Codec, Sealer, owner_commands
-from bullpen.queue.job import JobState, Mark
+from bullpen.queue.job import Mark
 from bullpen.queue.lists import seeking
 from bullpen.queue.results import ResultListener
+from bullpen.queue.states import JobState
 from bullpen.redis.calls import until
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys

@@ -23,7 +23,7 @@ from bullpen.queue.durability import Durability
 from bullpen.queue.export import Exporting
 from bullpen.queue.flows import Flows
 from bullpen.queue.heads import Heads
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.job import Job
 from bullpen.queue.lanes import Lanes
 from bullpen.queue.late_wakeups import note_late_run
 from bullpen.queue.limits import Limits
@@ -32,6 +32,7 @@ from bullpen.queue.maintain import Maintenance
 from bullpen.queue.packing import ADD_DEADLINE_S, read_add_deadline
 from bullpen.queue.payloads import PayloadReport, SweepReport, report_payloads, sweep_payloads
 from bullpen.queue.schedulers import Scheduling
+from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection
 from bullpen.redis.default import connection_for, prefix_for
 from bullpen.wire.deduplication import check_deduplication_id

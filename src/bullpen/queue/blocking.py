@@ -30,11 +30,12 @@ from bullpen.queue.blocking_durability import BlockingDurability
 from bullpen.queue.codec import Codec, Sealer, run_blocking
 from bullpen.queue.durability import MEMORY, Durability
 from bullpen.queue.flow_entries import FlowEntry, flow_arguments
-from bullpen.queue.job import JobState, Mark
+from bullpen.queue.job import Mark
 from bullpen.queue.late_results import Circumstances, late_result, lists_worker
 from bullpen.queue.packing import PackedJob, call_ttl_ms, clock_and_version
 from bullpen.queue.payloads import SweepReport
 from bullpen.queue.sealed_add import seal_each
+from bullpen.queue.states import JobState
 from bullpen.redis.blocking import BlockingWire, open_wire
 from bullpen.redis.calls import outcome_unknown
 from bullpen.redis.client import Connection

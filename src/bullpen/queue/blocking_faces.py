@@ -35,7 +35,7 @@ from bullpen.queue.dead_letters.operations import DeadLetters as AsyncDeadLetter
 from bullpen.queue.durability import Durability
 from bullpen.queue.flows import BlockedParent, ChildKind, ChildrenPage, Flow, FlowNode
 from bullpen.queue.heads import FoundHeads, HeadFilter, JobHead
-from bullpen.queue.job import Added, BlockedBy, DataT_co, JobState, Progress
+from bullpen.queue.job import Added, BlockedBy, DataT_co, Progress
 from bullpen.queue.job import Job as AsyncJob
 from bullpen.queue.lanes import LaneInfo, LaneSettings, Nothing, Rate
 from bullpen.queue.lanes import Lanes as AsyncLanes

@@ -19,8 +19,9 @@ from bullpen.errors import InvalidOption, JobNotFound, ServerRefused
 from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.queue.base import QueuePart, id_of, literally
 from bullpen.queue.children import PARTS, Children, ChildrenCounts, read_part
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.job import Job
 from bullpen.queue.places import lines_of
+from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import MAX_PRIORITY, to_epoch_ms

@@ -25,7 +25,7 @@ from bullpen.queue.children import PARTS, children_of, split_key
 from bullpen.queue.codec import Sealer
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.flow_entries import FlowEntry, flow_arguments
-from bullpen.queue.job import Added, BlockedBy, Job, JobState
+from bullpen.queue.job import Added, BlockedBy, Job
 from bullpen.queue.packing import (
     PackedJob,
     call_ttl_ms,
@@ -37,6 +37,7 @@ from bullpen.queue.packing import (
     stored_fields,
 )
 from bullpen.queue.sealed_add import NOTHING_WRITTEN, forget_each, seal_each
+from bullpen.queue.states import JobState
 from bullpen.redis import calls
 from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys

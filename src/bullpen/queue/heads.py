@@ -12,8 +12,8 @@ from typing import Final
 
 from bullpen._kernel.duration import check_int, check_texts
 from bullpen.queue.base import QueuePart
-from bullpen.queue.job import JobState
 from bullpen.queue.places import lines_of
+from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
 
 __all__ = ["PREVIEW_BYTES", "FoundHeads", "HeadFilter", "Heads", "JobHead"]

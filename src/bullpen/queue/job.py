@@ -46,7 +46,6 @@ __all__ = [
     "Handler",
     "Job",
     "JobActions",
-    "JobState",
     "Mark",
     "NewJob",
     "Progress",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from bullpen.errors import ResultTimeout
-from bullpen.queue.job import JobState
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys, client_name
 
 PATIENCE_S: Final = 1.0

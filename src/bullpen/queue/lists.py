@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from bullpen.queue.job import JobState
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 
 _STEP: Final = 4_000

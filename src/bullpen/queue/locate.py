@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, TypedDict
 
 from bullpen.queue.base import QueuePart
-from bullpen.queue.job import JobState
+from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord, read_int
 
 __all__ = ["Locating", "Place"]

@@ -19,9 +19,10 @@ from bullpen.queue.base import QueuePart, id_of
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.changes import check_finished
 from bullpen.queue.children import remove_pending_children
-from bullpen.queue.job import Job, JobState, Progress
+from bullpen.queue.job import Job, Progress
 from bullpen.queue.job_logs import JobLogs, read_dropped
 from bullpen.queue.orphans import find_orphans, remove_orphans
+from bullpen.queue.states import JobState
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
 from bullpen.wire.records import check_progress
 

@@ -19,7 +19,8 @@ from bullpen._kernel.duration import to_ms
 from bullpen._kernel.tuples import maker
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, LaneFull, QueueError, require
 from bullpen.queue.arguments import NewJobArguments
-from bullpen.queue.job import Added, BlockedBy, JobState, NewJob
+from bullpen.queue.job import Added, BlockedBy, NewJob
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import JobRecord, LateRecord, check_job_name

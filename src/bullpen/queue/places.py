@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from bullpen.queue.actions import QueueActions
-from bullpen.queue.job import JobState
 from bullpen.queue.lists import walk_line
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 
 _IDS_PER_PAGE: Final = 500

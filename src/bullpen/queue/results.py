@@ -29,9 +29,10 @@ from bullpen.errors import (
 from bullpen.queue.changes import SendsScripts
 from bullpen.queue.codec import Sealer
 from bullpen.queue.events import PAGE, EventStream, StreamClosed
-from bullpen.queue.job import JobState, Mark
+from bullpen.queue.job import Mark
 from bullpen.queue.late_results import PATIENCE_S, Circumstances, late_result, lists_worker
 from bullpen.queue.late_wakeups import note_late_result
+from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection, Door
 from bullpen.wire.cancels import reason_in
 from bullpen.wire.keys import QueueKeys, client_name

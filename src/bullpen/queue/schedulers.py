@@ -21,8 +21,8 @@ from bullpen.errors import InvalidOption, JobStateConflict, NotJson, SchedulerNo
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.arguments import SchedulerArguments
 from bullpen.queue.base import QueuePart
-from bullpen.queue.job import JobState
 from bullpen.queue.packing import call_ttl_ms, clock_and_version
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import check_job_name, read_int

@@ -18,7 +18,7 @@ from bullpen._kernel.service import BaseService
 from bullpen._kernel.ticker import Ticker
 from bullpen.ledger import Ledger, RunRow, RunStatus
 from bullpen.queue import Job, Queue
-from bullpen.queue.job import JobState
+from bullpen.queue.states import JobState
 from bullpen.runs._logs import log
 from bullpen.runs.neighbours import Neighbours
 from bullpen.runs.processor import Take, fail_run, failure_message, is_old_news

@@ -26,8 +26,9 @@ from bullpen.queue.actor import check_actor
 from bullpen.queue.dead_letters import operations as dead_letter
 from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, entry_id
 from bullpen.queue.dead_letters.port import as_letter, starts_of
-from bullpen.queue.job import Job, JobState
+from bullpen.queue.job import Job
 from bullpen.queue.packing import VERSION_FIELD
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_OPTIONS
 from bullpen.wire.records import JobRecord, check_job_name

@@ -28,8 +28,8 @@ from bullpen.queue.actor import check_actor
 from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, original_data
 from bullpen.queue.dead_letters.sweep import Sweeper
 from bullpen.queue.dead_letters.tenants import TenantIndex
-from bullpen.queue.job import JobState
 from bullpen.queue.lists import walk_line
+from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord

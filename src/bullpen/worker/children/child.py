@@ -38,7 +38,8 @@ from bullpen.errors import (
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.changes import JobChanges
 from bullpen.queue.children import ChildrenCounts
-from bullpen.queue.job import Handler, Job, JobState, Mark
+from bullpen.queue.job import Handler, Job, Mark
+from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
 from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message
 from bullpen.worker.children.limits import ChildLimits
