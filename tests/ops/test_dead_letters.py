@@ -214,11 +214,11 @@ async def test_an_app_finds_all_stores_and_the_command_shows_them(
     def run(*arguments: str) -> Answer:
         return cli("dead-letters", *arguments, cwd=tmp_path, env=env)
 
-    assert json.loads((await asyncio.to_thread(run, "overview", "--json")).out) == {
+    assert json.loads((await asyncio.to_thread(run, "stats", "--json")).out) == {
         "mails-dlq": 2,
         "integration_outbox": 1,
     }
-    shown = await asyncio.to_thread(run, "overview")
+    shown = await asyncio.to_thread(run, "stats")
     assert shown.out.index("mails-dlq") < shown.out.index("integration_outbox")
     (group,) = json.loads((await asyncio.to_thread(run, "groups", "--store", "mails-dlq", "--json")).out)
     assert (group["count"], group["name"]) == (2, "send")
@@ -229,6 +229,6 @@ async def test_an_app_finds_all_stores_and_the_command_shows_them(
 
 async def test_without_any_the_command_says_so(redis_url: str, tmp_path: Path) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_EMBEDDED": "never"}
-    for command in ("overview", "groups"):
+    for command in ("stats", "groups"):
         answer = await asyncio.to_thread(partial(cli, "dead-letters", command, cwd=tmp_path, env=env))
         assert (answer.code, answer.err.strip()) == (0, "no dead letters anywhere")

@@ -19,6 +19,7 @@ from bullpen import DeadLetterFilter, Flow, Job, JobState, NewJob, PermanentErro
 from bullpen.ports.edits import make_edit
 from bullpen.queue.blocking import drive
 from bullpen.queue.flows import BlockedParent, FlowNode
+from bullpen.queue.heads import HeadFilter
 from bullpen.queue.schedulers import DeclaredScheduler
 from bullpen.queue.sync import DeadLetters, FailedSetStore, Lanes
 from bullpen.wire.records import JobRecord
@@ -138,6 +139,7 @@ class Scenario:
         await self.do("healthy", queue.is_healthy())
         self.note("heads", [head.record.id for head in await get(queue.heads(JobState.FAILED))])
         self.note("heads", [head.preview("data") for head in await get(queue.heads_of(["w1", "none"]))])
+        await self.do("find", queue.find(JobState.WAITING, HeadFilter(name="mail")))
         await self.do("position", queue.position_at(JobState.DELAYED, 4_000_000_000_000))
         self.note("locate", (await get(queue.locate("w1")))[0])
         self.note("meta", sorted(await get(queue.meta())))

@@ -54,7 +54,7 @@ def name_of_store(console: DeadLetterConsole, named: str) -> str:
 
 
 async def letters_of(app: Bullpen, named: str, tenant: str | None, by: str) -> DeadLetters | StoredLetters:
-    """Those of a queue, which may also be named as `overview` names their store."""
+    """Those of a queue, which may also be named as `stats` names their store."""
     if named == OUTBOX_STORE:
         raise WrongCommand(
             "these are rows of the outbox: bullpen outbox list --status DEAD, redrive, discard; here they can be edited"
