@@ -399,7 +399,7 @@ def _read_reply(
     if isinstance(reply, list) and isinstance(reply[0], int):
         code, index = reply
         entry = entries[index - 1]
-        raise refusal(code, entry.packed, entry.keys.name)
+        raise refusal(b"%d" % code, entry.packed, entry.keys.name)
     now, taken = (reply, []) if isinstance(reply, bytes) else reply
     jobs = [
         Job(actions_of(keys), LateRecord(packed.job_id, partial(stored_fields, packed, now)))
