@@ -35,17 +35,18 @@ REFUSED = (
 
 def _rows_of(tenant: str, number: int) -> list[str]:
     """A row in each table that has one per tenant and is not filled otherwise."""
-    return [
-        f"INSERT INTO {S}.bullpen_recipients (tenant_id, id, zone, channel, address) "
-        f"VALUES ('{tenant}', 'r', 'UTC', 'email', 'a@b.c')",
-        f"INSERT INTO {S}.bullpen_occasions (tenant_id, recipient_id, occasion, on_date) "
-        f"VALUES ('{tenant}', 'r', 'birthday', '--01-01')",
-        f"INSERT INTO {S}.bullpen_inbox (tenant_id, scope, key) VALUES ('{tenant}', 's', 'k')",
-        f"INSERT INTO {S}.bullpen_events (stream_id, version, event_id, event_type, data, metadata, tenant_id) "
-        f"VALUES ('of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}', '{tenant}')",
-        f"INSERT INTO {S}.bullpen_workflow_history (tenant_id, workflow, urn, version, event, source, target, kind, "
-        f"event_key, step) VALUES ('{tenant}', 'w', 'u', {number}, 'e', 'a', 'b', 'event', 'k', 0)",
-    ]
+    rows = {
+        "bullpen_recipients (tenant_id, id, zone, channel, address)": f"'{tenant}', 'r', 'UTC', 'email', 'a@b.c'",
+        "bullpen_occasions (tenant_id, recipient_id, occasion, on_date)": f"'{tenant}', 'r', 'birthday', '--01-01'",
+        "bullpen_inbox (tenant_id, scope, key)": f"'{tenant}', 's', 'k'",
+        "bullpen_events (tenant_id, stream_id, version, event_id, event_type, data, metadata)": (
+            f"'{tenant}', 'of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}'"
+        ),
+        "bullpen_workflow_history (tenant_id, workflow, urn, version, event, source, target, kind, event_key, step)": (
+            f"'{tenant}', 'w', 'u', {number}, 'e', 'a', 'b', 'event', 'k', 0"
+        ),
+    }
+    return [f"INSERT INTO {S}.{columns} VALUES ({values})" for columns, values in rows.items()]
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +296,17 @@ TABLES = tables.metadata.sorted_tables
 PLAIN = ("integration_outbox_attempts", "integration_outbox_fences", "bullpen_messages", "bullpen_run_steps")
 """Tables that have rows of one tenant only here."""
 VERBS = {"INSERT": "INSERT INTO", "UPDATE": "UPDATE", "DELETE": "DELETE FROM"}
-MAY = {
+MAY: dict[str, dict[str, set[str]]] = {
     "tenant": {
-        **dict.fromkeys(("bullpen_recipients", "bullpen_occasions", "bullpen_turns"), {"INSERT", "UPDATE", "DELETE"}),
+        "bullpen_recipients": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_occasions": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_turns": {"INSERT", "UPDATE", "DELETE"},
         "bullpen_messages": {"UPDATE"},
         "bullpen_inbox": {"INSERT", "DELETE"},
-        **dict.fromkeys(
-            ("integration_outbox", "bullpen_events", "bullpen_workflow_history", "bullpen_audit"), {"INSERT"}
-        ),
+        "integration_outbox": {"INSERT"},
+        "bullpen_events": {"INSERT"},
+        "bullpen_workflow_history": {"INSERT"},
+        "bullpen_audit": {"INSERT"},
     }
 }
 MAY["worker"] = {
