@@ -129,6 +129,19 @@ async def test_keys_of_one_tenant_do_not_hide_messages_of_another(tenant_ledger:
     assert seen == {ALICE: [True, False], BOB: [True]}
 
 
+@pytest.mark.requirement("X-52")
+async def test_tenants_and_workers_take_turns_at_the_same_entity(
+    tenant_ledger: Ledger, worker_ledger: Ledger, service_ledger: Ledger
+) -> None:
+    """An entity may be everybody's, so its turn is, too."""
+    ledgers = [tenant_ledger, worker_ledger, service_ledger]
+    for holder in ledgers:
+        assert await holder.turns.take("orders/urn:1", "holder", 10_000)
+        assert await holder.turns.take("orders/urn:1", "holder", 10_000)  # renewed
+        assert [await each.turns.take("orders/urn:1", "other", 10_000) for each in ledgers] == [False] * 3
+        await holder.turns.release("orders/urn:1", "holder")
+
+
 async def test_each_duty_passes_its_own_check(
     tenant_ledger: Ledger, worker_ledger: Ledger, service_ledger: Ledger
 ) -> None:
