@@ -245,7 +245,8 @@ async def measure_loop(ledger: Ledger, url: str, rows: int, count: int, *, bare:
                 await connection.exec_driver_sql(statement)
             await connection.exec_driver_sql(
                 "INSERT INTO bare (source, tenant_id, payload, headers) "
-                "SELECT 'order/e' || n, 'tenant-' || mod(n, 20), jsonb_build_object('orderId', n, 'text', repeat('x', 100)), "
+                "SELECT 'order/e' || n, 'tenant-' || mod(n, 20), "
+                "jsonb_build_object('orderId', n, 'text', repeat('x', 100)), "
                 f"jsonb_build_object('idempotencyKey', 'e' || n) FROM generate_series(1, {rows}) n"
             )
     else:
