@@ -20,6 +20,7 @@ COLUMNS: Final = ", ".join(
 )
 """All columns of a row, in the table's order. jsonb and uuid as text: our own reader is faster than the driver's."""
 
+_WITHOUT_CONTENT: Final = COLUMNS.replace("CAST(payload AS text)", "''").replace("CAST(headers AS text)", "NULL")
 _OPEN: Final = "('PENDING', 'FAILED')"
 _UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
 _CLAIMABLE: Final = f"status IN {_OPEN} AND NOT parked"
@@ -41,6 +42,20 @@ _ITEM: Final = {
     "due_ms": "bigint",
     "delay_ms": "bigint",
     "max_attempts": "int",
+}
+
+_OUTCOME: Final = {
+    "id": "uuid",
+    "fence": "int",
+    "kind": "text",
+    "counted": "int",
+    "error": "text",
+    "code": "text",
+    "delay_ms": "bigint",
+    "worker": "text",
+    "receipt": "text",
+    "started_ms": "bigint",
+    "next_ms": "bigint",
 }
 
 
@@ -224,8 +239,8 @@ RETURNING {COLUMNS}"""
         """SQLite: one lane."""
         return self._claim(f"({self._due_in_lane(':type', ':tenant' if by_tenant else None, ':quota')}) AS s")
 
-    @cached_property
-    def begin(self) -> str:
+    def begin(self, *, content: bool) -> str:
+        """Without `content` payload and headers stay where they are: they never change, and the caller has them."""
         # `started_at IS NULL`: a row that somebody delivers right now, or died delivering, is the reaper's business.
         # A row that came back because its job waited longer than its lease is begun too, by that job: otherwise, behind
         # a long queue, every claim would run out before its turn and nothing would ever be delivered. Only after a
@@ -236,7 +251,7 @@ UPDATE {self.outbox} SET status = 'CLAIMED', fence = fence + 1, started_at = {se
 FROM {self._batch({"id": "uuid"})}
 WHERE id = s_id AND ((status = 'CLAIMED' AND started_at IS NULL) OR (status IN {_OPEN} AND fence > 0
     AND ordering_key IS NULL AND NOT parked AND due_at <= {self.now}))
-RETURNING {COLUMNS}"""
+RETURNING {COLUMNS if content else _WITHOUT_CONTENT}"""
 
     @cached_property
     def extend(self) -> str:
@@ -263,25 +278,18 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED' AND started_at IS NUL
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def settle(self) -> str:
+    def settle(self, *, notify: bool = False, take_next: bool = False) -> str:
+        """Write outcomes. On PostgreSQL also the attempts and, if asked, the claims of what comes next under the same
+        ordering keys: one round trip, one transaction. On SQLite those are statements of their own."""
         # One guarded UPDATE: the count grows from what is stored, the row's own maximum decides, and a claim that no
         # longer holds (another fence, or no longer CLAIMED) changes nothing. SENT and DEAD are never overwritten.
-        batch = self._batch(
-            {
-                "id": "uuid",
-                "fence": "int",
-                "kind": "text",
-                "counted": "int",
-                "error": "text",
-                "code": "text",
-                "delay_ms": "bigint",
-            }
-        )
+        # What an outcome does not have is left out of its record: most of them are short.
+        batch = self._batch(_OUTCOME)
+        counted = "coalesce(s_counted, 0)"
         dies = "s_kind = 'DEAD' OR (s_kind = 'FAILED' AND attempts + 1 >= max_attempts)"
-        return f"""\
+        update = f"""\
 UPDATE {self.outbox} SET
-    attempts = attempts + s_counted,
+    attempts = attempts + {counted},
     status = CASE
         WHEN s_kind = 'SENT' THEN 'SENT'
         WHEN {dies} THEN 'DEAD'
@@ -296,6 +304,49 @@ UPDATE {self.outbox} SET
 FROM {batch}
 WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
 RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
+        if not self._is_postgres:
+            return update
+        told = f"pg_notify('{self.channel}', '')" if notify else "NULL"
+        ended = f"d.id, d.status, d.attempts, CASE WHEN d.status IN {_OPEN} THEN {told} END"
+        statement = f"""\
+WITH done AS ({update}, id AS row_id, fence, tenant_id, s_kind, {counted} AS s_counted, s_error, s_code, s_worker,
+    s_receipt, s_started_ms, s_next_ms),
+logged AS (
+    INSERT INTO {self.attempts} (outbox_id, number, fence, worker, outcome, error_code, error, tenant_id, receipt,
+        started_at, finished_at)
+    SELECT row_id, attempts + 1 - s_counted, fence, s_worker, status, s_code, s_error, tenant_id, s_receipt,
+        to_timestamp(s_started_ms / 1000.0), {self.now}
+    FROM done WHERE s_kind <> 'RELEASED'
+)"""
+        if not take_next:
+            return f"{statement}\nSELECT {ended} FROM done d"
+        # This statement still sees the row before it as CLAIMED, hence the comparison of ids; the index of rows in
+        # flight does not, because `next` can only be computed from a row that `done` has changed already.
+        return f"""\
+{statement},
+next AS ({self._take_next("done d", "d.row_id")})
+SELECT {ended}, n.* FROM done d
+LEFT JOIN next n ON n.integration_type = d.integration_type AND n.ordering_key = d.ordering_key"""
+
+    def _take_next(self, source: str, ended_id: str) -> str:
+        return f"""\
+UPDATE {self.outbox} SET status = 'CLAIMED', parked = false, fence = fence + 1, locked_at = {self.now},
+    locked_by = s_by, locked_until = {self._later("s_for_ms")}, started_at = {self.now}
+FROM (
+    SELECT s_worker AS s_by, s_next_ms AS s_for_ms, (
+        SELECT n.id FROM {self.outbox} n WHERE n.integration_type = d.integration_type
+        AND n.ordering_key = d.ordering_key AND n.status IN {_UNFINISHED} AND n.id <> {ended_id} ORDER BY n.seq LIMIT 1
+    ) AS s_next_id
+    FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0
+) AS w
+WHERE id = s_next_id AND status IN {_OPEN} AND due_at <= {self.now}
+RETURNING {COLUMNS}"""
+
+    @cached_property
+    def take_next(self) -> str:
+        """SQLite: claim what comes next under the ordering keys of rows that have just ended."""
+        ended = self._batch({"id": "text", "worker": "text", "next_ms": "bigint"})
+        return self._take_next(f"{ended} JOIN {self.outbox} d ON d.id = s_id", "d.id")
 
     @cached_property
     def log_attempts(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
@@ -189,8 +189,7 @@ class Enqueued:
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """One row as it was read."""
 
     id: str
@@ -235,8 +234,12 @@ class OutboxRow:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt and after a redrive, and for no other message."""
+        return self.key_in(self.headers)
+
+    def key_in(self, headers: Mapping[str, Any]) -> str:
+        """The same, of headers that were read already."""
         # A row of another program may have no such header; its key is made as `OutboxItem` makes it.
-        return str(self.headers.get("idempotencyKey") or _own_key(self.source_event_id, self.route_key))
+        return str(headers.get("idempotencyKey") or _own_key(self.source_event_id, self.route_key))
 
     @property
     def is_announcement(self) -> bool:
@@ -306,6 +309,8 @@ class Settlement:
     row: OutboxRow
     outcome: RowOutcome
     worker: str
+    next_lease_ms: int = 0
+    """Take the next row of the same ordering key for so long, if this one has ended and that is due. 0: leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +320,8 @@ class SettledRow:
     id: str
     status: OutboxStatus | None
     attempts: int
+    next: OutboxRow | None = None
+    """The next row of its ordering key: claimed for whoever settled, and begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,16 @@ class OutboxRepository(ABC):
 
     @abstractmethod
     async def begin(
-        self, ids: Collection[str], *, worker_id: str, lease_ms: int, tenant_id: str | None = None
+        self,
+        ids: Collection[str],
+        *,
+        worker_id: str,
+        lease_ms: int,
+        tenant_id: str | None = None,
+        content: bool = True,
     ) -> dict[str, OutboxRow]:
         """Begin the delivery of rows that are claimed and not begun; a new fence makes all earlier holders late.
+        Without `content` the rows come without payload and headers, which the caller has.
 
         Rows whose claim ran out before are begun too, if they are due and have no ordering key. Rows that are left out
         are not to be delivered now: ask `statuses`.
@@ -93,7 +100,8 @@ class OutboxRepository(ABC):
 
     @abstractmethod
     async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[SettledRow]:
-        """Write outcomes, one attempts entry each, and the announcements of new dead rows, in one transaction."""
+        """Write outcomes, one attempts entry each, and the announcements of new dead rows, in one transaction. With it
+        the next row of an ordering key may be taken (`Settlement.next_lease_ms`)."""
 
     async def mark_sent(self, row: OutboxRow) -> SettledRow:
         return await self._settle_one(row, Sent())

@@ -73,7 +73,7 @@ def to_datetime(value: datetime | int | None) -> datetime | None:
     if value is None:
         return None
     if isinstance(value, datetime):
-        return value.astimezone(UTC)
+        return value if value.tzinfo is UTC else value.astimezone(UTC)
     return _EPOCH + value * _MS
 
 

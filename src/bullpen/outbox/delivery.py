@@ -13,7 +13,7 @@ import logging
 import random as _random
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 from bullpen._kernel import json, telemetry, tracing
 from bullpen._kernel.backoff import Backoff, from_wire
@@ -70,6 +70,8 @@ _LONGEST_PAUSE_S: Final = 2.0
 _ENOUGH_LEASE: Final = 0.8
 """Share of the lease after which a settlement is given up: the reaper has the row then."""
 
+_SENT: Final = Sent()
+
 assert OUTBOX_DELIVERY.policy.backoff is not None
 DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
 
@@ -87,7 +89,7 @@ def judge(
     """What an answer means for the row. `rule` is for answers that never came. Pure."""
     match result:
         case Accepted(detail):
-            return Sent(scrub(detail))
+            return Sent(scrub(detail)) if detail else _SENT
         case Refused(reason, code):
             return Died(scrub(reason), code)
         case NotTried(reason, after_ms):
@@ -130,15 +132,23 @@ def backoff_of(row: OutboxRow) -> Backoff:
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
 
 
-def message_of(row: OutboxRow, timeout_ms: int | None = None) -> Message:
+class Content(NamedTuple):
+    """What a row holds, of whoever had it before."""
+
+    payload: Any
+    headers: dict[str, Any]
+
+
+def message_of(row: OutboxRow, timeout_ms: int | None = None, content: Content | None = None) -> Message:
     """What a channel gets to see of a row. `timeout_ms` is what its route says."""
+    payload, headers = (row.payload, row.headers) if content is None else content
     return Message(
         id=row.id,
         integration_type=row.integration_type,
         event_type=row.event_type,
-        payload=row.payload,
-        headers=row.headers,
-        idempotency_key=row.idempotency_key,
+        payload=payload,
+        headers=headers,
+        idempotency_key=row.key_in(headers),
         source_stream_id=row.source_stream_id,
         source_event_id=row.source_event_id,
         tenant_id=row.tenant_id,
@@ -181,31 +191,70 @@ class OutboxDeliveries:
         until: float,
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
+        content: Content | None = None,
+        takes_next: bool = False,
     ) -> SettledRow | None:
         """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
+        `content` is what the row holds, where it was begun without. `takes_next`: claim the next of its ordering key.
 
         None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
         began = time.monotonic()
-        if began >= until:
-            # This process stood still for longer than the lease: somebody else has delivered it, or will.
-            log(operation, "ERROR", row, source=self._source, level=logging.WARNING, error=LEASE_EXPIRED)
-            telemetry.emit("outbox.overslept", **_ids(row))
+        outcome = await self.attempt(row, route, until=until, operation=operation, content=content)
+        if outcome is None:
             return None
-        outcome = await self._decide(row, route)
         took_ms = (time.monotonic() - began) * 1000
-        settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id)
+        settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=takes_next)
         if settled is not None:
             self._report(row, outcome, settled, took_ms, operation)
         return settled
 
-    async def _decide(self, row: OutboxRow, route: Route) -> RowOutcome:
+    async def attempt(
+        self,
+        row: OutboxRow,
+        route: Route,
+        *,
+        until: float,
+        operation: Operation = "OUTBOX_DELIVER",
+        content: Content | None = None,
+    ) -> RowOutcome | None:
+        """Send one row. None: not even begun, its lease was over."""
+        if time.monotonic() >= until:
+            # This process stood still for longer than the lease: somebody else has delivered it, or will.
+            log(operation, "ERROR", row, source=self._source, level=logging.WARNING, error=LEASE_EXPIRED)
+            telemetry.emit("outbox.overslept", **_ids(row))
+            return None
+        return await self._decide(row, route, content)
+
+    def settle_soon(
+        self,
+        row: OutboxRow,
+        outcome: RowOutcome,
+        *,
+        until: float,
+        took_ms: float,
+        operation: Operation,
+        takes_next: bool,
+        then: Callable[[SettledRow | None], None],
+    ) -> None:
+        """As `settle`, without waiting for it: `then` gets what `settle` returns."""
+
+        def receive(result: SettledRow | LedgerError | None, error: BaseException | None) -> None:
+            settled = self._settled(row, result if error is None else error)
+            if settled is not None:
+                self._report(row, outcome, settled, took_ms, operation)
+            then(settled)
+
+        self._settlements.put((self._settlement(row, outcome, takes_next=takes_next), until), receive)
+
+    async def _decide(self, row: OutboxRow, route: Route, content: Content | None) -> RowOutcome:
         """Try to deliver, unless the destination is closed or a person must decide first."""
         assert route.channel is not None
         rule = when_unknown(route.channel)
-        if is_in_doubt(row) and rule is WhenUnknown.PARK:
+        in_doubt = is_in_doubt(row)
+        if in_doubt and rule is WhenUnknown.PARK:
             return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
-            message = message_of(row, route.timeout_ms)
+            message = message_of(row, route.timeout_ms, content)
         except (NotJson, TypeError, ValueError) as error:
             return Died(f"the row cannot be read: {scrub(str(error))}", UNREADABLE, counted=False)
         entry = None if self._gates is None else await self._gates.enter(row.integration_type)
@@ -213,61 +262,90 @@ class OutboxDeliveries:
             return judge(row, entry)
         result: SendResult | None = None
         try:
-            result = await self._try(row, message, route, ask_first=is_in_doubt(row) and rule is WhenUnknown.LOOK_UP)
+            result = await self._try(row, message, route, ask_first=in_doubt and rule is WhenUnknown.LOOK_UP)
         finally:
             if self._gates is not None and entry is not None:
                 await self._gates.leave(entry, result, route.breaker)
         return judge(row, result, rule=rule, random=self._random)
 
     async def _try(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
-        assert route.channel is not None
         began = time.monotonic()
-        telemetry.emit("outbox.sending", **_ids(row))
-        result: SendResult | None = None
-        with (
-            tracing.span(
-                f"deliver {row.integration_type}",
-                "client",
-                _carried(message),
-                messaging__system="bullpen_outbox",
-                messaging__operation__name="deliver",
-                messaging__operation__type="send",
-                messaging__destination__name=row.integration_type,
-                messaging__message__id=row.id,
-                messaging__message__conversation_id=row.correlation_id,
-                outbox__id=row.id,
-                outbox__type=row.event_type,
-                outbox__attempt=message.attempt,
-            ) as span,
-            handling(message),
-        ):
-            limit_ms = route.limit_ms(self._lease_ms)
-            if ask_first:
-                result = await self._look_up(message, route.channel, limit_ms)
-            if result is None:
-                result = await self._send(message, route.channel, limit_ms)
+        telemetry.emit(
+            "outbox.sending", outbox_id=row.id, integration_type=row.integration_type, tenant_id=row.tenant_id
+        )
+        with handling(message):
+            if tracing.tracer is None:  # a span that nobody wants costs as much as a quick delivery
+                result = await self._call(message, route, ask_first=ask_first)
+            else:
+                result = await self._call_traced(row, message, route, ask_first=ask_first)
+        took_ms = (time.monotonic() - began) * 1000
+        telemetry.emit(
+            "outbox.send_returned",
+            outbox_id=row.id,
+            integration_type=row.integration_type,
+            tenant_id=row.tenant_id,
+            result=type(result).__name__,
+            took_ms=took_ms,
+        )
+        return result
+
+    async def _call(self, message: Message, route: Route, *, ask_first: bool) -> SendResult:
+        assert route.channel is not None
+        limit_ms = route.limit_ms(self._lease_ms)
+        found = await self._look_up(message, route.channel, limit_ms) if ask_first else None
+        return await self._send(message, route.channel, limit_ms) if found is None else found
+
+    async def _call_traced(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
+        with tracing.span(
+            f"deliver {row.integration_type}",
+            "client",
+            _carried(message),
+            messaging__system="bullpen_outbox",
+            messaging__operation__name="deliver",
+            messaging__operation__type="send",
+            messaging__destination__name=row.integration_type,
+            messaging__message__id=row.id,
+            messaging__message__conversation_id=row.correlation_id,
+            outbox__id=row.id,
+            outbox__type=row.event_type,
+            outbox__attempt=message.attempt,
+        ) as span:
+            result = await self._call(message, route, ask_first=ask_first)
             if not isinstance(result, Accepted):
                 span.note("error.type", type(result).__name__ if isinstance(result, NotTried) else result.code)
                 span.fail(f"{type(result).__name__}: {result.reason}")
-        took_ms = (time.monotonic() - began) * 1000
-        telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
         return result
 
     async def settle(
-        self, row: OutboxRow, outcome: RowOutcome, *, until: float, tenant_id: str | None = None
+        self,
+        row: OutboxRow,
+        outcome: RowOutcome,
+        *,
+        until: float,
+        tenant_id: str | None = None,
+        takes_next: bool = False,
     ) -> SettledRow | None:
         """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
         try:
-            settled = await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
+            result: object = await self._settlements.submit(
+                (self._settlement(row, outcome, takes_next=takes_next), until), tenant_id
+            )
         except LedgerError as error:
-            settled = error
-        if isinstance(settled, SettledRow):
-            return settled
+            result = error
+        return self._settled(row, result)
+
+    def _settlement(self, row: OutboxRow, outcome: RowOutcome, *, takes_next: bool) -> Settlement:
+        takes_next = takes_next and row.ordering_key is not None
+        return Settlement(row, outcome, self.worker_id, self._lease_ms if takes_next else 0)
+
+    def _settled(self, row: OutboxRow, result: object) -> SettledRow | None:
+        if isinstance(result, SettledRow):
+            return result
         log(
-            "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(settled).__name__,
+            "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(result).__name__,
             outcome="UNKNOWN",
         )  # fmt: skip
-        telemetry.emit("outbox.unsettled", **_ids(row), error=settled)
+        telemetry.emit("outbox.unsettled", **_ids(row), error=result)
         return None
 
     async def idle(self) -> None:

@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -31,7 +32,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
-from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
+from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, SettledRow, Settlement
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.gates import Gates
@@ -53,6 +54,7 @@ _OVERLOOKED_S: Final = 0.1
 _AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
+_UNSETTLED_BATCHES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,14 @@ class Dispatcher:
         self._listener: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
-        """Rows per integration type that were handed on and are not settled or queued yet."""
+        """Rows per integration type that were handed on and are not sent or queued yet."""
+        self._lines: defaultdict[str, deque[tuple[OutboxRow, float]]] = defaultdict(deque)
+        """Claimed rows of direct routes that nobody sends yet, each with the end of its lease."""
+        self._senders: Counter[str] = Counter()
+        self._spare: dict[str, asyncio.Task[None]] = {}
+        """Senders that have not begun yet, by type."""
+        self._unsettled = 0
+        """Rows that were sent, and whose outcome is on its way to the database."""
         self._starved: set[str] = set()
         """Types that had more than they may have under way: the next free place is a reason to look."""
         self._held_back: set[str] = set()
@@ -138,6 +147,7 @@ class Dispatcher:
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
         self._next_unpark = 0.0
+        self._is_closing = False
         self._close_timeout_s = self.options.lease_ms / 1000
         for pattern, route in router.items():
             self._check_route(pattern, route)
@@ -186,9 +196,10 @@ class Dispatcher:
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
-        await self._deliveries.idle()
+        while self._tasks or self._unsettled:  # a row that is settled may bring the next of its ordering key
+            if self._tasks:
+                await asyncio.wait(list(self._tasks))
+            await self._deliveries.idle()
 
     async def _begin(self) -> None:
         await self._ticker.start()
@@ -208,8 +219,10 @@ class Dispatcher:
         self._ended.set()
 
     async def _finish(self) -> None:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=self._close_timeout_s)
+        self._is_closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._close_timeout_s):
+                await self.idle()
         await end(*self._tasks)
         await self._deliveries.idle()
 
@@ -281,7 +294,10 @@ class Dispatcher:
         if route is None:
             return batch if self.options.unknown_types == "dead" else 0
         if route.is_direct:
-            return route.concurrency - self._under_way[integration_type]
+            # Rows that were sent need no place at the target any more; a database that is slow to write their outcomes
+            # still bounds how many there are.
+            is_behind = self._unsettled >= _UNSETTLED_BATCHES * max(batch, route.concurrency)
+            return 0 if is_behind else route.concurrency - self._under_way[integration_type]
         if self._queues is None:
             return 0
         name = queue_name(integration_type)
@@ -333,7 +349,7 @@ class Dispatcher:
         match kind:
             case "direct":
                 for row in claimed.rows:
-                    self._hand_on([row], self._send(row, until))
+                    self._put_in_line(row, until)
             case "queued":
                 for name, rows in self._by_queue(claimed.rows):
                     self._hand_on(rows, self._enqueue(name, rows, until))
@@ -394,9 +410,72 @@ class Dispatcher:
 
         task.add_done_callback(over)
 
-    async def _send(self, row: OutboxRow, until: float) -> None:
-        route = self._route(row.integration_type)
-        await self._deliveries.deliver(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+    def _put_in_line(self, row: OutboxRow, until: float) -> None:
+        self._under_way[row.integration_type] += 1
+        self._lines[row.integration_type].append((row, until))
+        self._add_sender(row.integration_type)
+
+    def _add_sender(self, integration_type: str) -> None:
+        """See that somebody takes the next row of a line, if there is one and if the route allows one more.
+
+        One spare sender is enough: as soon as it begins, it sees to the next one. So a target that answers at once is
+        served by one task, and each row that has to wait for an answer has a task of its own."""
+        if not self._lines[integration_type] or integration_type in self._spare:
+            return
+        if self._senders[integration_type] >= self._route(integration_type).concurrency:
+            return
+        self._senders[integration_type] += 1
+        task = asyncio.create_task(self._send_line(integration_type), name="bullpen outbox dispatch")
+        self._spare[integration_type] = task
+        self._tasks.add(task)
+
+        def over(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if self._spare.get(integration_type) is done:  # cancelled before it began
+                del self._spare[integration_type]
+            self._senders[integration_type] -= 1
+            if not done.cancelled():
+                if (error := done.exception()) is not None:
+                    _log.error("dispatching failed; its row comes back when its lease ends", exc_info=error)
+                self._add_sender(integration_type)
+
+        task.add_done_callback(over)
+
+    async def _send_line(self, integration_type: str) -> None:
+        route, line = self._route(integration_type), self._lines[integration_type]
+        del self._spare[integration_type]
+        while line:
+            row, until = line.popleft()
+            self._add_sender(integration_type)
+            began = time.monotonic()
+            try:
+                outcome = await self._deliveries.attempt(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+            finally:
+                self._under_way[integration_type] -= 1
+                self._wake_if_starved(integration_type)
+            if outcome is None:
+                continue
+            self._unsettled += 1
+            self._deliveries.settle_soon(
+                row,
+                outcome,
+                until=until,
+                took_ms=(time.monotonic() - began) * 1000,
+                operation="OUTBOX_DIRECT_SEND",
+                takes_next=not self._is_closing,
+                then=partial(self._on_settled, time.monotonic()),
+            )
+
+    def _on_settled(self, asked_at: float, settled: SettledRow | None) -> None:
+        self._unsettled -= 1
+        if settled is not None and settled.next is not None:
+            self._put_in_line(settled.next, asked_at + self.options.lease_ms / 1000)
+        if self._starved:
+            self._ticker.wake()
+
+    def _wake_if_starved(self, integration_type: str) -> None:
+        if integration_type in self._starved:
+            self._ticker.wake()
 
     async def _enqueue(self, name: str, rows: Sequence[OutboxRow], until: float) -> None:
         assert self._queues is not None
