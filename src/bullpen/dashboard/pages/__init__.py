@@ -6,6 +6,7 @@ from bullpen.dashboard.pages import (
     acting,
     audit,
     entry,
+    flow,
     health,
     jobs,
     ledger,
@@ -21,6 +22,7 @@ from bullpen.dashboard.pages import (
 ROUTES = (
     *overview.ROUTES,
     *jobs.ROUTES,
+    *flow.ROUTES,
     *acting.ROUTES,
     *letters.ROUTES,
     *ledger.ROUTES,
