@@ -46,6 +46,7 @@ def frame_of(context: Context, page: Page) -> dict[str, Any]:
         "menu": _menu(dashboard, visitor),
         "may_search": _search_is_for(dashboard, visitor),
         "dead_letters": None if visitor.tenants or not visitor.name else dashboard.desk.known_dead_letters,
+        "stream": _stream(context, page),
         "request": request,
         "tenant": _tenant(context),
         "context": context,
@@ -59,6 +60,15 @@ def frame_of(context: Context, page: Page) -> dict[str, Any]:
         "payloads_shown": context.payloads,
         "now_ms": int(time.time() * 1000),
     }
+
+
+def _stream(context: Context, page: Page) -> str:
+    """Where the page hears that it is out of date; empty: nowhere."""
+    if page.is_polled:
+        return context.url("pulse")
+    if page.stream is None:
+        return ""
+    return context.url("stream", page.stream) if page.stream else context.url("stream")
 
 
 def _tenant(context: Context) -> str | None:

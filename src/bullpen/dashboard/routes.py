@@ -39,6 +39,8 @@ class Page:
     """The first part of the address of its menu entry; `overview` for the first page."""
     stream: str | None = None
     """The topic that tells when the page is out of date: a queue, or "" for all."""
+    is_polled: bool = False
+    """The store that it shows tells nobody of changes: the page asks again every second and a half."""
     values: dict[str, Any] = field(default_factory=dict)
     """What only the template needs."""
     status: int = 200

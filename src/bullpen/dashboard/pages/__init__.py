@@ -5,6 +5,8 @@ from __future__ import annotations
 from bullpen.dashboard.pages import (
     acting,
     audit,
+    chains,
+    destinations,
     entry,
     flow,
     health,
@@ -26,6 +28,8 @@ ROUTES = (
     *acting.ROUTES,
     *letters.ROUTES,
     *ledger.ROUTES,
+    *chains.ROUTES,
+    *destinations.ROUTES,
     *schedules.ROUTES,
     *workers.ROUTES,
     *operations.ROUTES,

@@ -6,7 +6,7 @@ itself. A flow of ten thousand jobs costs as much as one of a hundred: what is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -142,7 +142,7 @@ async def _look(desk: Desk, nodes: list[_Node]) -> None:
             node.counts = {kind: size for kind, size in zip(PARTS, replies, strict=True) if size}
 
 
-async def _ask(desk: Desk, keys: QueueKeys, each: list[list[tuple[str, ...]]]) -> list[list[Any]]:
+async def _ask(desk: Desk, keys: QueueKeys, each: Sequence[Sequence[tuple[str, ...]]]) -> list[list[Any]]:
     """The answers to several questions about each of some jobs, in one write."""
     commands = [command for one in each for command in one]
     replies = iter(await desk.app.connection.shared_door(keys.base).call_many(commands) if commands else [])
