@@ -105,13 +105,14 @@ def _menu(dashboard: DashboardState, visitor: Visitor) -> list[PageRoute]:
     """The pages that somebody may open; of nobody none."""
     if not visitor.name:
         return []
-    has_ledger = dashboard.has_ledger
-    return [route for route in dashboard.routes if route.menu and route.is_for(visitor, has_ledger=has_ledger)]
+    there = {"has_ledger": dashboard.has_ledger, "has_workflows": bool(dashboard.desk.app.workflows.all)}
+    return [route for route in dashboard.routes if route.menu and route.is_for(visitor, **there)]
 
 
 def _search_is_for(dashboard: DashboardState, visitor: Visitor) -> bool:
     return bool(visitor.name) and any(
-        route.nav == "search" and route.is_for(visitor, has_ledger=True) for route in dashboard.routes
+        route.nav == "search" and route.is_for(visitor, has_ledger=True, has_workflows=True)
+        for route in dashboard.routes
     )
 
 

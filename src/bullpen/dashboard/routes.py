@@ -66,6 +66,8 @@ class PageRoute:
     key: str = ""
     """Opens it after `g`."""
     needs_ledger: bool = False
+    needs_workflows: bool = False
+    """In the menu only of a dashboard whose app has workflows."""
 
     @property
     def nav(self) -> str:
@@ -83,9 +85,11 @@ class PageRoute:
                 return None
         return found
 
-    def is_for(self, visitor: Visitor, *, has_ledger: bool) -> bool:
+    def is_for(self, visitor: Visitor, *, has_ledger: bool, has_workflows: bool) -> bool:
         """Whether somebody may open it, and there is something to see."""
         if (visitor.tenants and not self.for_tenants) or (self.needs_ledger and not has_ledger):
+            return False
+        if self.needs_workflows and not has_workflows:
             return False
         return visitor.may(self.permission)
 

@@ -19,6 +19,7 @@ from bullpen.dashboard.pages import (
     schedules,
     search,
     workers,
+    workflows,
 )
 
 ROUTES = (
@@ -30,6 +31,7 @@ ROUTES = (
     *ledger.ROUTES,
     *chains.ROUTES,
     *destinations.ROUTES,
+    *workflows.ROUTES,
     *schedules.ROUTES,
     *workers.ROUTES,
     *operations.ROUTES,
