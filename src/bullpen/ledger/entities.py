@@ -21,7 +21,7 @@ from bullpen.errors import EntityChanged, InvalidOption, require, word
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
 from bullpen.ledger.turns import Turns
-from bullpen.ports.entity import AllowedStates, Applied, Change, HistoryEntry, Loaded
+from bullpen.ports.entity import AllowedStates, Applied, Change, EntityHead, HistoryEntry, Loaded
 
 __all__ = ["SqlEntities"]
 
@@ -194,6 +194,36 @@ class SqlEntities(Generic[T, S]):
         async with self._database.transaction(tenant=tenant_id) as connection:
             rows = (await connection.execute(query, execution_options=self._places())).all()
         return [_entry(row) for row in reversed(rows)]
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    async def count_by_status(self, *, most: int = 100_000, tenant_id: str | None = None) -> dict[str, int]:
+        status = self._column(self._status)
+        some = sa.select(status.label("status")).select_from(self._model).limit(most).subquery()
+        query = sa.select(some.c.status, sa.func.count()).group_by(some.c.status)
+        async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
+            return {word(found): count for found, count in (await session.execute(query)).all()}
+
+    async def browse(
+        self,
+        *,
+        status: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        tenant_id: str | None = None,
+    ) -> list[EntityHead]:
+        urn, state, version = (self._column(name) for name in (self._urn, self._status, self._version))
+        query = sa.select(urn, state, version).order_by(urn).limit(limit)
+        if status is not None:
+            kind = getattr(state.type, "enum_class", None)
+            query = query.where(state == (status if kind is None else kind(status)))
+        if prefix:
+            query = query.where(urn.startswith(prefix, autoescape=True))
+        if after is not None:
+            query = query.where(urn > after)
+        async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
+            return [EntityHead(str(each[0]), word(each[1]), each[2]) for each in (await session.execute(query)).all()]
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.incidents import Incidents
+from bullpen.ledger.looks import Looks
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.parts import Part, check_parts
@@ -94,6 +95,8 @@ class Ledger:
         """Who did what by hand."""
         self.incidents = Incidents(self.database, self.enqueuer)
         """What is wrong now, and whether somebody has been told."""
+        self.looks = Looks(self.database)
+        """What people look up: all of one correlation id, how deliveries went."""
         self.turns = Turns(self.database)
         """Whose turn it is to change an entity of a workflow."""
         self._inbox = Inbox(schema)

@@ -338,20 +338,30 @@ class SqlOutbox(OutboxRepository):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        event_type: str | None = None,
+        ordering_key: str | None = None,
+        correlation_id: str | None = None,
+        source_event_id: str | None = None,
         since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
+        newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
     ) -> list[OutboxRow]:
         table = tables.outbox
-        query = sa.select(*(table.c[column.name] for column in table.columns)).order_by(table.c.seq)
+        order = table.c.seq.desc() if newest_first else table.c.seq
+        query = sa.select(*(table.c[column.name] for column in table.columns)).order_by(order)
         query = query.offset(start).limit(limit)
         equal = {
             "status": status,
             "integration_type": integration_type,
             "error_code": error_code,
             "tenant_id": tenant_id,
+            "event_type": event_type,
+            "ordering_key": ordering_key,
+            "correlation_id": correlation_id,
+            "source_event_id": source_event_id,
         }
         for name, value in equal.items():
             if value is not None:
@@ -361,7 +371,8 @@ class SqlOutbox(OutboxRepository):
         if before is not None:
             query = query.where(table.c.created_at < before)
         if after_id is not None:
-            query = query.where(table.c.seq > sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery())
+            place = sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery()
+            query = query.where(table.c.seq < place if newest_first else table.c.seq > place)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in await self._select(connection, query)]
 

@@ -145,13 +145,18 @@ class OutboxRepository(ABC):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        event_type: str | None = None,
+        ordering_key: str | None = None,
+        correlation_id: str | None = None,
+        source_event_id: str | None = None,
         since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
+        newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
     ) -> list[OutboxRow]:
-        """Rows by filter, oldest first, from `start`; `after_id` continues behind a row.
+        """Rows by filter, oldest first or newest first, from `start`; `after_id` continues behind a row.
 
         `since` and `before` are about when they were created: not earlier, and earlier.
         """

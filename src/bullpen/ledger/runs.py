@@ -542,10 +542,16 @@ class AllRuns:
         status: RunStatus | None = None,
         handler: str | None = None,
         tenant_id: str | None = None,
+        after_id: str | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
-        """Newest first."""
+        """Newest first; `after_id` continues behind a run."""
         query = sa.select(*COLUMNS)
+        if after_id is not None:
+            last = await self.get(after_id)
+            if last is None:
+                return []
+            query = query.where(_is_older((last.created_at, last.id)))
         if handler is not None:
             query = query.where(_runs.c.handler == handler)
         if status is not None:

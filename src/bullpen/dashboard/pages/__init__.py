@@ -5,7 +5,10 @@ from __future__ import annotations
 from bullpen.dashboard.pages import (
     acting,
     audit,
+    chains,
+    destinations,
     entry,
+    flow,
     health,
     jobs,
     ledger,
@@ -16,14 +19,19 @@ from bullpen.dashboard.pages import (
     schedules,
     search,
     workers,
+    workflows,
 )
 
 ROUTES = (
     *overview.ROUTES,
     *jobs.ROUTES,
+    *flow.ROUTES,
     *acting.ROUTES,
     *letters.ROUTES,
     *ledger.ROUTES,
+    *chains.ROUTES,
+    *destinations.ROUTES,
+    *workflows.ROUTES,
     *schedules.ROUTES,
     *workers.ROUTES,
     *operations.ROUTES,
