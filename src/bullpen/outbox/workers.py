@@ -138,6 +138,8 @@ class DeliveryWorkers:
 
     async def _discover(self) -> None:
         is_fallback, names = self._discovery.is_fallback, set(self._announced)
+        # What stood there before anybody could hear of it is nobody's lost announcement.
+        is_suspicious = is_fallback and self._is_settled and not self._must_look
         if is_fallback:
             self._judge_suspects()
         if is_fallback or self._must_look:
@@ -146,7 +148,7 @@ class DeliveryWorkers:
         for name in sorted(names):
             read = read_queue_name(name)
             route = None if read is None else self._router.resolve(read[0])
-            if route is not None and await self._serve(name, route) and is_fallback and self._is_settled:
+            if route is not None and await self._serve(name, route) and is_suspicious:
                 self._suspects.add(name)
 
     def _judge_suspects(self) -> None:
