@@ -20,6 +20,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from bullpen.errors import EntityChanged, InvalidOption, require, word
 from bullpen.ledger import tables
 from bullpen.ledger.ledger import Ledger
+from bullpen.ledger.records import check_text
 from bullpen.ledger.turns import Turns
 from bullpen.ports.entity import AllowedStates, Applied, Change, EntityHead, HistoryEntry, Loaded
 
@@ -30,6 +31,8 @@ S = TypeVar("S")
 
 _history: Final = tables.workflow_history
 _LONGEST_KEY: Final = 300
+_LONGEST_URN: Final = 300
+_LONGEST_TENANT: Final = 60
 
 
 class _NotStored(Exception):
@@ -101,15 +104,21 @@ class SqlEntities(Generic[T, S]):
         self._states.allow(states)
 
     async def create(self, entity: T, *, tenant_id: str | None = None) -> T:
-        """Store a new entity. A program may as well insert it itself."""
+        """Store a new entity. A program may as well insert it itself. Raises EntityChanged when its urn exists."""
+        urn = self.urn(entity)
+        check_text("entity.urn", urn, _LONGEST_URN)
+        check_text("tenant_id", tenant_id, _LONGEST_TENANT, required=False)
         if getattr(entity, self._version) is None:
             setattr(entity, self._version, 1)
         if getattr(entity, self._status) is not None:  # else the column has a default
             self._states.check(self.status(entity))
-        async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
-            session.add(entity)
-            await session.flush()
-            await _reload(session, entity)
+        try:
+            async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
+                session.add(entity)
+                await self._insert(session)
+                await _reload(session, entity)
+        except _NotStored as error:
+            raise await self._why(error, urn, tenant_id, exists=True) from error
         return entity
 
     async def load(self, urn: str, *, tenant_id: str | None = None) -> T | None:
@@ -132,6 +141,8 @@ class SqlEntities(Generic[T, S]):
     async def read(
         self, workflow: str, urn: str, keys: Sequence[str] = (), *, tenant_id: str | None = None
     ) -> Loaded[T] | None:
+        check_text("urn", urn, _LONGEST_URN)
+        check_text("tenant_id", tenant_id, _LONGEST_TENANT, required=False)
         async with self._database.transaction(tenant=tenant_id) as connection:
             # The entity first: an event that is committed in between is then found among the applied ones. The other
             # way round it would look new, and the entity would be read with it.
@@ -151,9 +162,7 @@ class SqlEntities(Generic[T, S]):
         try:
             return await self._commit(change)
         except _NotStored as error:
-            if await self.load(change.urn, tenant_id=change.tenant_id) is not None:
-                raise EntityChanged(change.urn) from error  # somebody else has made it meanwhile
-            raise self._database.translate(error.cause) from error.cause
+            raise await self._why(error, change.urn, change.tenant_id) from error
 
     async def _commit(self, change: Change[T]) -> T:
         entity, is_new = change.entity, change.version == 0
@@ -170,13 +179,9 @@ class SqlEntities(Generic[T, S]):
                     attributes.set_committed_value(entity, self._version, change.version + 1)
                 session.add(entity)
                 try:
-                    await session.flush()
+                    await (self._insert(session) if is_new else session.flush())
                 except StaleDataError as error:
                     raise EntityChanged(change.urn) from error
-                except sa.exc.IntegrityError as error:
-                    if is_new:
-                        raise _NotStored(error) from error
-                    raise
                 await _reload(session, entity)
             await self._remember(connection, change, getattr(entity, self._version))
             await self._ledger.enqueuer.enqueue_many(connection, change.messages)
@@ -232,6 +237,17 @@ class SqlEntities(Generic[T, S]):
 
     def _session(self, connection: AsyncConnection) -> AsyncSession:
         return AsyncSession(bind=connection, expire_on_commit=False, autoflush=False)
+
+    async def _insert(self, session: AsyncSession) -> None:
+        try:
+            await session.flush()
+        except sa.exc.IntegrityError as error:
+            raise _NotStored(error) from error
+
+    async def _why(self, error: _NotStored, urn: str, tenant_id: str | None, *, exists: bool = False) -> Exception:
+        if await self.load(urn, tenant_id=tenant_id) is not None:
+            return EntityChanged(urn, exists=exists)  # somebody else has made it
+        return self._database.translate(error.cause)
 
     def _places(self) -> dict[str, Any]:
         return {"schema_translate_map": self._database.translate_map}
