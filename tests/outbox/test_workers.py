@@ -14,7 +14,7 @@ from bullpen._kernel.backoff import Backoff
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Outbox, Route, queue_name
-from bullpen.outbox.queues import job_data
+from bullpen.outbox.queues import OutboxQueues, job_data
 from bullpen.ports.channel import Refused, Unavailable
 from bullpen.queue import JobState, Queue, RateLimit
 from bullpen.redis import Connection
@@ -455,6 +455,29 @@ async def test_workers_beside_the_dispatcher_find_a_new_queue_at_once(
     await workers.close()
 
     assert workers.queues == [QUEUE]
+
+
+async def test_a_queue_that_was_announced_before_and_filled_after_the_workers_began_is_served_at_once(
+    sqlite_url: str, make_ledger: MakeLedger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """Between the two it has no key that a look could find, and the announcement is over."""
+    ledger, spy = make_ledger(sqlite_url), SpyChannel()
+    outbox = make_outbox({"webhook:*": Route(channel=spy)}, connection=connection, ledger=ledger)
+    queues = OutboxQueues(connection)
+    await queues.place(QUEUE, [])
+
+    workers = outbox.workers(discover_ms=600_000)
+    await workers.start()
+    async with asyncio.timeout(20):
+        while workers.queues != [QUEUE]:  # noqa: ASYNC110 - they tell nobody
+            await asyncio.sleep(0.01)
+    await ledger.outbox.enqueue(item())
+    await dispatch(outbox)
+    await until_settled(ledger, 1)
+    await workers.close()
+    await queues.aclose()
+
+    assert len(spy.messages) == 1
 
 
 async def test_workers_serve_a_new_queue_of_a_dispatcher_in_another_process_at_once(

@@ -122,14 +122,18 @@ class OutboxQueues:
         return [(row, *self._judge(result)) for row, result in zip(rows, results, strict=True)]
 
     async def announcements(self) -> AsyncGenerator[frozenset[str], None]:
-        """Names of queues that dispatchers of any process begin to fill, from the first one on, which is empty:
-        whoever has it looks for the queues that are there already. Empty ones later: some may have been missed."""
+        """Names of queues that dispatchers of any process begin to fill. The first ones are empty: whoever has them
+        looks for the queues that are there already. Empty ones later: some may have been missed.
+
+        From the oldest announcement on: one that was made just before we came may be of a queue without a job so far,
+        which no look finds.
+        """
         key = self._announcements
         door = Door(self.connection, "bullpen-outbox-queues", key=key)
         try:
-            stream = EventStream(door, key)
-            await stream.start()
+            await EventStream(door, key).start()  # a server that is away is waited for
             yield frozenset()
+            stream = EventStream(door, key, "0-0")
             while True:
                 lost, entries = await stream.next_page()
                 if lost:
