@@ -19,6 +19,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bullpen._kernel.command_line import command_line
+from bullpen._kernel.instants import as_utc
 from bullpen._kernel.printable import printable
 from bullpen.dashboard._web import segment
 from bullpen.errors import MissingExtra
@@ -163,12 +164,16 @@ def to_ms(text: str) -> int:
         return 0
 
 
+_NO_INSTANT: Final = datetime.fromtimestamp(0, UTC)
+
+
 def iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return (as_utc(ms) or _NO_INSTANT).isoformat(timespec="milliseconds")
 
 
 def clock(ms: int, zone: Any) -> str:
-    return datetime.fromtimestamp(ms / 1000, zone).strftime("%Y-%m-%d %H:%M:%S")
+    found = as_utc(ms)
+    return "no instant" if found is None else found.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def find_zone(name: str) -> Any:

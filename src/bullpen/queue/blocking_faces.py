@@ -558,7 +558,8 @@ class QueueFace:
         """A job and those below it in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out.
+        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        job lists as its children.
         """
         return _node_or_none(
             self._run(self._inner.get_flow(_plain(job), depth=depth, max_children=max_children)), self._run

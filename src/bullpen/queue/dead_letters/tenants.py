@@ -13,7 +13,7 @@ from typing import Any, Final
 from bullpen._kernel import json
 from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.records import read_int
+from bullpen.wire.records import read_int, read_score
 
 __all__ = ["TenantIndex"]
 
@@ -38,7 +38,7 @@ class TenantIndex:
         """Place and id of every entry that is there now, newest first. An older one has a smaller place."""
         await self._catch_up()
         flat = await self._actions.command("ZRANGE", self._index, 0, -1, "WITHSCORES")
-        known = [(int(float(score)), raw) for raw, score in zip(flat[::2], flat[1::2], strict=True)]
+        known = [(read_score(score), raw) for raw, score in zip(flat[::2], flat[1::2], strict=True)]
         there, gone = list[tuple[int, bytes]](), list[bytes]()
         for first in range(0, len(known), _PER_CHECK):
             chunk = known[first : first + _PER_CHECK]
@@ -74,7 +74,7 @@ class TenantIndex:
             start += len(ids)
         if mine:
             last = await self._actions.command("ZRANGE", self._index, -1, -1, "WITHSCORES")
-            place = int(float(last[1])) if last else 0
+            place = read_score(last[1]) if last else 0
             # Oldest first: the places tell the order. One that is known keeps its own.
             flat = [part for at, raw in enumerate(reversed(mine), place + 1) for part in (at, raw)]
             for first in range(0, len(flat), _PER_CHECK):
