@@ -133,9 +133,12 @@ ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id
     @cached_property
     def next_due_ms(self) -> str:
         rows = f"FROM {self._by('ix_outbox_lane_due')} WHERE {_CLAIMABLE}"
-        left = f"min((SELECT min(due_at) {rows} AND integration_type = t)) - {self.now}"
+        first = f"min((SELECT min(due_at) {rows} AND integration_type = t))"
+        left = f"{first} - {self.now}"
         if self._is_postgres:
-            left = f"extract(epoch FROM {left}) * 1000"
+            # Within a day either way: infinity, which another program may have written, has no distance from now.
+            day, now = "interval '1 day'", self.now
+            left = f"extract(epoch FROM least(greatest({first}, {now} - {day}), {now} + {day}) - {now}) * 1000"
         return f"""\
 WITH RECURSIVE lane(t) AS (
     SELECT min(integration_type) {rows}

@@ -190,6 +190,7 @@ class Database:
             engine = create_async_engine(
                 self.url, pool_size=self.pool_size, max_overflow=0, pool_timeout=self._timeout_s, connect_args=arguments
             )
+            sa.event.listen(engine.sync_engine, "connect", _read_every_instant)
             if prepared_statements:  # the same pooler would leave the setting behind for somebody else
                 release_abandoned(engine.sync_engine, after_ms=int(self._timeout_s * 2_000))
             return engine
@@ -219,6 +220,12 @@ def now_sql(dialect: str, offset_ms: int = 0) -> str:
 def qualified(dialect: str, schema: str, table: str) -> str:
     """The name of a table in SQL text."""
     return f"{schema}.{table}" if dialect == "postgresql" else table
+
+
+def _read_every_instant(connection: Any, _record: object) -> None:
+    from bullpen.ledger._instants import read_every_instant  # needs the driver, which is an extra
+
+    read_every_instant(connection.driver_connection)
 
 
 def release_abandoned(engine: sa.Engine, *, after_ms: int) -> None:

@@ -43,6 +43,8 @@ RESERVED_STREAM: Final = "outbox.dead"
 
 _unwanted = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]").search
 _REQUIRED: Final = frozenset({"source_stream_id", "source_event_id", "integration_type", "event_type"})
+_LAST_YEAR: Final = 9_000
+_LONGEST_DELAY_MS: Final = 100 * 366 * 86_400_000
 _HEADROOM: Final = 4_096  # ids and names that travel beside payload and headers in the same job
 
 
@@ -158,6 +160,9 @@ class OutboxItem:
             aware = isinstance(self.due_at, datetime) and self.due_at.tzinfo is not None
             require("due_at", aware, "an aware datetime", self.due_at)
             require("delay", self.delay == 0, "none beside due_at", self.delay)
+            require("due_at", self.due_at.year <= _LAST_YEAR, f"an instant up to the year {_LAST_YEAR}", self.due_at)
+        delay_ms = to_ms("delay", self.delay)
+        require("delay", delay_ms <= _LONGEST_DELAY_MS, "at most 100 years", self.delay)
         if self.max_attempts is not None:
             check_int("max_attempts", self.max_attempts, minimum=1, maximum=1_000_000)
         if self.idempotency_key is not None:
@@ -174,7 +179,7 @@ class OutboxItem:
             "correlation_id": self.correlation_id,
             "ordering_key": self.ordering_key,
             "due_ms": None if self.due_at is None else int(self.due_at.timestamp() * 1000),
-            "delay_ms": to_ms("delay", self.delay),
+            "delay_ms": delay_ms,
             "max_attempts": self.max_attempts,
             "backoff": None if backoff is None else _json_text(backoff.to_wire(), "backoff"),
         }

@@ -33,6 +33,13 @@ SQLITE_UUID: Final = (
 )
 
 
+# A day from the ends of what a datetime can be, so that every zone can show them.
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+_EARLIEST_MS: Final = (EARLIEST - _EPOCH) // _MS
+_LATEST_MS: Final = (LATEST - _EPOCH) // _MS
+
+
 class Instant(sa.types.TypeDecorator[datetime]):
     """An aware datetime: timestamptz on PostgreSQL, milliseconds since 1970 on SQLite."""
 
@@ -69,12 +76,16 @@ def to_epoch_ms(instant: datetime) -> int:
 
 
 def to_datetime(value: datetime | int | None) -> datetime | None:
-    """An instant as either database gives it."""
+    """An instant as either database gives it. What no datetime can be, in a row that another program wrote, is the
+    nearest one that can: it must not keep the other rows from being read."""
     if value is None:
         return None
     if isinstance(value, datetime):
-        return value if value.tzinfo is UTC else value.astimezone(UTC)
-    return _EPOCH + value * _MS
+        bounded = min(max(value, EARLIEST), LATEST)
+        return bounded if bounded.tzinfo is UTC else bounded.astimezone(UTC)
+    if not isinstance(value, int | float) or value != value:  # text in a column of SQLite, which sorts behind numbers
+        return LATEST
+    return _EPOCH + int(min(max(value, _EARLIEST_MS), _LATEST_MS)) * _MS
 
 
 class _UuidDefault(sa.sql.expression.ColumnElement[str]):
