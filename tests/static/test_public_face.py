@@ -72,7 +72,11 @@ def exported(module: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_name_no_other_module(page: Path) -> None:
     """A name in the text is where a reader imports it from."""
-    rooms = {found.name for found in pkgutil.walk_packages(bullpen.__path__, "bullpen.")} - {*MODULES, *loggers()}
+    rooms = {found.name for found in pkgutil.walk_packages(bullpen.__path__, "bullpen.")} - {
+        *MODULES,
+        *loggers(),
+        "bullpen.compat",
+    }
     named = re.findall(r"`(bullpen(?:\.\w+)+)", page.read_text())
 
     assert [name for name in named if any(name == room or name.startswith(f"{room}.") for room in rooms)] == []

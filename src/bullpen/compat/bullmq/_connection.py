@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bullpen._kernel.ids import check_prefix
-from bullpen.errors import InvalidOption, MissingExtra
+from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.redis.client import Connection
 
 _ADDRESS: Final = frozenset(
@@ -113,7 +113,9 @@ def raw_client(opts: Any) -> Any:
     try:
         library = importlib.import_module("redis.asyncio")
     except ImportError as error:
-        raise MissingExtra("redis", "`client` is a redis-py client, and redis-py is not installed;") from error
+        raise NotConfigured(
+            "`client` is a redis-py client, and redis-py is not installed: pip install redis"
+        ) from error
     if isinstance(given, str):
         return library.from_url(given, decode_responses=True)
     if given is None or isinstance(given, dict):
