@@ -332,6 +332,7 @@ SELECT {ended}, n.* FROM done d
 LEFT JOIN next n ON n.integration_type = d.integration_type AND n.ordering_key = d.ordering_key"""
 
     def _take_next(self, source: str, ended_id: str) -> str:
+        # A tenant with limits has its rows claimed one by one: a claim counts them.
         return f"""\
 UPDATE {self.outbox} SET status = 'CLAIMED', parked = false, fence = fence + 1, locked_at = {self.now},
     locked_by = s_by, locked_until = {self._later("s_for_ms")}, started_at = {self.now}
@@ -342,7 +343,9 @@ FROM (
     ) AS s_next_id
     FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0
 ) AS w
-WHERE id = s_next_id AND status IN {_OPEN} AND due_at <= {self.now}
+WHERE id = s_next_id AND status IN {_OPEN} AND due_at <= {self.now} AND NOT EXISTS (
+    SELECT 1 FROM {self.limits} l WHERE l.tenant_id = coalesce({tables.outbox.name}.tenant_id, '')
+)
 RETURNING {COLUMNS}"""
 
     @cached_property
@@ -444,6 +447,69 @@ RETURNING trips"""
         return f"""\
 UPDATE {self.destinations} SET broken_until = NULL, trips = 0, updated_at = {self.now}
 WHERE integration_type = :integration_type AND trips > 0"""
+
+    # ---- tenants ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def limits(self) -> str:
+        return self._table(tables.tenant_limits.name)
+
+    @cached_property
+    def tenant_limits(self) -> str:
+        return (
+            f"SELECT tenant_id, integration_type, weight, concurrency, rate_max, rate_ms FROM {self.limits} "
+            "ORDER BY tenant_id, integration_type"
+        )
+
+    @cached_property
+    def set_tenant_limit(self) -> str:
+        return f"""\
+INSERT INTO {self.limits} (tenant_id, integration_type, weight, concurrency, rate_max, rate_ms, updated_at)
+VALUES (:tenant_id, :integration_type, :weight, :concurrency, :rate_max, :rate_ms, {self.now})
+ON CONFLICT (tenant_id, integration_type) DO UPDATE SET weight = excluded.weight, concurrency = excluded.concurrency,
+    rate_max = excluded.rate_max, rate_ms = excluded.rate_ms, updated_at = excluded.updated_at"""
+
+    @cached_property
+    def remove_tenant_limit(self) -> str:
+        return f"DELETE FROM {self.limits} WHERE tenant_id = :tenant_id AND integration_type = :integration_type"
+
+    @property
+    def _rate_is_over(self) -> str:
+        # A window in the future was begun before a clock was set back.
+        return f"spent_since IS NULL OR spent_since > {self.now} OR {self._later('0')} >= " + (
+            "spent_since + rate_ms * interval '1 millisecond'" if self._is_postgres else "spent_since + rate_ms"
+        )
+
+    @cached_property
+    def lock_tenant_limits(self) -> str:
+        # In the order of the key, so that no two claims wait for each other.
+        lock = "FOR UPDATE OF l" if self._is_postgres else ""
+        return f"""\
+SELECT tenant_id, integration_type, concurrency,
+    CASE WHEN rate_max IS NULL THEN NULL WHEN {self._rate_is_over} THEN rate_max ELSE rate_max - spent END
+FROM {self.limits} l JOIN {self._batch({"tenant": "text", "type": "text"})}
+ON tenant_id = s_tenant AND integration_type = s_type
+ORDER BY tenant_id, integration_type {lock}"""
+
+    @cached_property
+    def tenants_under_way(self) -> str:
+        # Rows under way are few, and have an index. What has a limit of its own does not count for `*`.
+        return f"""\
+SELECT s_tenant, s_type, (
+    SELECT count(*) FROM {self.outbox} o WHERE o.status = 'CLAIMED' AND coalesce(o.tenant_id, '') = s_tenant
+    AND (o.integration_type = s_type OR (s_type = '*' AND NOT EXISTS (SELECT 1 FROM {self.limits} l
+        WHERE l.tenant_id = s_tenant AND l.integration_type = o.integration_type)))
+)
+FROM {self._batch({"tenant": "text", "type": "text"})}"""
+
+    @cached_property
+    def spend_tenant_limits(self) -> str:
+        return f"""\
+UPDATE {self.limits} SET
+    spent = CASE WHEN {self._rate_is_over} THEN s_n ELSE spent + s_n END,
+    spent_since = CASE WHEN {self._rate_is_over} THEN {self.now} ELSE spent_since END
+FROM {self._batch({"tenant": "text", "type": "text", "n": "int"})}
+WHERE tenant_id = s_tenant AND integration_type = s_type AND rate_max IS NOT NULL"""
 
     # ---- looking after ------------------------------------------------------------------------------------------
 

@@ -240,6 +240,7 @@ def release_abandoned(engine: sa.Engine, *, after_ms: int) -> None:
         connection.autocommit = True
         cursor = connection.cursor()
         cursor.execute(f"SET idle_in_transaction_session_timeout = {after_ms:d}")
+        cursor.execute("SET TimeZone = 'UTC'")  # instants come as we keep them, and need not be moved one by one
         cursor.close()
         connection.autocommit = False
 

@@ -29,6 +29,7 @@ from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
+from bullpen.ledger.tenant_limits import TenantLimits
 from bullpen.ledger.transactions import TransactionManager
 from bullpen.ledger.turns import Turns
 
@@ -82,6 +83,8 @@ class Ledger:
         """Where the death of a row is announced; None: nowhere."""
         self.destinations = Destinations(self.database)
         """Which targets are switched off or broken."""
+        self.tenant_limits = TenantLimits(self.database)
+        """How much of the outbox a tenant may have."""
         self.checkpoints = Checkpoints(self.database)
         self.events = EventLog(self.database, notify=notify)
         """The ledger's own event store."""

@@ -35,7 +35,7 @@ from bullpen.ledger.message_records import (
     RecipientRow,
     ToPublish,
 )
-from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.records import encode_rows
 from bullpen.ledger.tables import to_datetime, to_epoch_ms
 
 Key = tuple[str, str]

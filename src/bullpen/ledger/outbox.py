@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -45,10 +46,12 @@ from bullpen.ledger.records import (
     Sent,
     SettledRow,
     Settlement,
+    encode_rows,
     one_line,
 )
 from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.tables import to_datetime, to_epoch_ms
+from bullpen.ledger.tenant_limits import Allowance
 
 DEAD_EVENT: Final = "outbox.dead.v1"
 _CLAIM_TRIES: Final = 3
@@ -60,11 +63,6 @@ _STATUS: Final = list(tables.outbox.columns.keys()).index("status")
 
 
 _is_id = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
-
-
-def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A batch as the parameter `:rows`."""
-    return msgspec.json.encode([{f"s_{name}": value for name, value in row.items()} for row in rows]).decode()
 
 
 class SqlOutbox(OutboxRepository):
@@ -119,36 +117,40 @@ class SqlOutbox(OutboxRepository):
         if not wanted:
             return Claimed((), frozenset())
         common = _claim_parameters(worker_id, lease_ms, starting=starting)
-        by_tenant = wanted[0].tenant_id is not None
-        if self._database.is_postgres:
-            shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in wanted]
-            statement = self.sql.claim_lanes(by_tenant=by_tenant, most=sum(lane.quota for lane in wanted))
-            statements = [(statement, {**common, "rows": encode_rows(shares)})]
+        if any(lane.limit is not None and lane.limit.is_bounded for lane in wanted):
+            rows, held = await self._try_claim_within_limits(wanted, common)
         else:
-            text = self.sql.claim_lane(by_tenant=by_tenant)
-            names = ("type", "tenant") if by_tenant else ("type",)
-            statements = [
-                (
-                    text,
-                    {
-                        **common,
-                        "quota": lane.quota,
-                        **dict(zip(names, (lane.integration_type, lane.tenant_id), strict=False)),
-                    },
-                )
-                for lane in wanted
-            ]
-        rows = await self._try_claim(statements)
-        taken: dict[tuple[str, str | None], int] = {}
-        for row in rows:
-            lane_key = (row.integration_type, (row.tenant_id or "") if by_tenant else None)
-            taken[lane_key] = taken.get(lane_key, 0) + 1
+            rows, held = await self._try_claim(self._claim_statements(wanted, common)), frozenset()
+        by_tenant = wanted[0].tenant_id is not None
+        taken = Counter((row.integration_type, (row.tenant_id or "") if by_tenant else None) for row in rows)
         full = {
             (lane.integration_type, lane.tenant_id)
             for lane in wanted
-            if taken.get((lane.integration_type, lane.tenant_id), 0) >= lane.quota
+            if taken[lane.integration_type, lane.tenant_id] >= lane.quota
         }
-        return Claimed(tuple(row for row in rows if not row.parked), frozenset(full))
+        return Claimed(tuple(row for row in rows if not row.parked), frozenset(full), held)
+
+    def _claim_statements(
+        self, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        by_tenant = lanes[0].tenant_id is not None
+        if self._database.is_postgres:
+            shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in lanes]
+            statement = self.sql.claim_lanes(by_tenant=by_tenant, most=sum(lane.quota for lane in lanes))
+            return [(statement, {**common, "rows": encode_rows(shares)})]
+        text = self.sql.claim_lane(by_tenant=by_tenant)
+        names = ("type", "tenant") if by_tenant else ("type",)
+        return [
+            (
+                text,
+                {
+                    **common,
+                    "quota": lane.quota,
+                    **dict(zip(names, (lane.integration_type, lane.tenant_id), strict=False)),
+                },
+            )
+            for lane in lanes
+        ]
 
     async def _try_claim(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[OutboxRow]:
         """Claim; when two dispatchers took rows of one ordering key in the same moment, the index lets one pass and
@@ -157,17 +159,59 @@ class SqlOutbox(OutboxRepository):
             try:
                 # On PostgreSQL all lanes are one statement; on SQLite they share a transaction.
                 async with self._database.statement() as connection:
-                    rows = [
-                        row
-                        for statement, parameters in statements
-                        for row in await self._rows(connection, statement, parameters)
-                    ]
+                    return await self._claim(connection, statements)
             except LedgerError as error:
-                if "ux_outbox_in_flight" not in str(error) and "integration_outbox.ordering_key" not in str(error):
+                if not _is_in_flight(error):
                     raise
-            else:
-                return sorted(rows, key=lambda row: (row.due_at, row.seq))
         return []
+
+    async def _claim(
+        self, connection: AsyncConnection, statements: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> list[OutboxRow]:
+        rows = [
+            row for statement, parameters in statements for row in await self._rows(connection, statement, parameters)
+        ]
+        return sorted(rows, key=_by_due)
+
+    async def _try_claim_within_limits(
+        self, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> tuple[list[OutboxRow], frozenset[str]]:
+        """As `_try_claim`, in a transaction that counts what limited tenants have under way and have started."""
+        for _ in range(_CLAIM_TRIES):
+            try:
+                async with self._database.transaction_without_tenant() as connection:
+                    return await self._claim_within_limits(connection, lanes, common)
+            except LedgerError as error:
+                if not _is_in_flight(error):
+                    raise
+        return [], frozenset()
+
+    async def _claim_within_limits(
+        self, connection: AsyncConnection, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> tuple[list[OutboxRow], frozenset[str]]:
+        bounded = {
+            (lane.integration_type, lane.tenant_id): lane.limit
+            for lane in lanes
+            if lane.limit is not None and lane.limit.is_bounded
+        }
+        allowance = await Allowance.lock(connection, self.sql, list(bounded.values()))
+        open_lanes, held = [], set()
+        for lane in lanes:
+            limit = bounded.get((lane.integration_type, lane.tenant_id))
+            quota = lane.quota if limit is None else allowance.take(limit, lane.quota)
+            if quota < lane.quota:
+                held.add(lane.integration_type)
+            if quota > 0:
+                open_lanes.append(replace(lane, quota=quota))
+        if not open_lanes:
+            return [], frozenset(held)
+        rows = await self._claim(connection, self._claim_statements(open_lanes, common))
+        for row in rows:
+            limit = bounded.get((row.integration_type, row.tenant_id or ""))
+            if limit is not None and not row.parked:
+                allowance.took(limit, 1)
+        await allowance.write()
+        return rows, frozenset(held)
 
     async def begin(
         self,
@@ -498,6 +542,15 @@ class SqlOutbox(OutboxRepository):
     async def _select(self, connection: AsyncConnection, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
         options = {"schema_translate_map": self._database.translate_map}
         return [tuple(row) for row in (await connection.execute(query, execution_options=options)).all()]
+
+
+def _by_due(row: OutboxRow) -> tuple[datetime, int]:
+    return row.due_at, row.seq
+
+
+def _is_in_flight(error: LedgerError) -> bool:
+    """Whether two rows of one ordering key would have been in flight."""
+    return "ux_outbox_in_flight" in str(error) or "integration_outbox.ordering_key" in str(error)
 
 
 def _to_row(values: Sequence[Any]) -> OutboxRow:

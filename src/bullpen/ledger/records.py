@@ -7,11 +7,13 @@ the contract of a store (`repository`), the statements (`outbox`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypedDict
+
+import msgspec
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
@@ -40,6 +42,12 @@ MAX_RECEIPT: Final = 500
 
 RESERVED_STREAM: Final = "outbox.dead"
 """Stream of our own announcements that a row is DEAD. An announcement that dies is not announced."""
+
+ALL_TYPES: Final = "*"
+"""Instead of an integration type: all of them."""
+
+MAX_WEIGHT: Final = 1_000
+_MOST_ROWS: Final = 1_000_000
 
 _unwanted = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]").search
 _REQUIRED: Final = frozenset({"source_stream_id", "source_event_id", "integration_type", "event_type"})
@@ -329,6 +337,36 @@ class SettledRow:
     """The next row of its ordering key: claimed for whoever settled, and begun."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimit:
+    """What was decided about one tenant."""
+
+    tenant_id: str
+    integration_type: str = ALL_TYPES
+    """Which rows of the tenant it is about; `*`: all together for which nothing else is said."""
+    weight: int = 1
+    """Its share of a claim beside the shares of others."""
+    concurrency: int | None = None
+    """Rows under way at the same time, over all dispatchers and workers. None: no limit."""
+    rate_max: int | None = None
+    """Rows started within `rate_ms`. None: no limit."""
+    rate_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        check_text("tenant_id", self.tenant_id, MAX_LENGTHS["tenant_id"])
+        check_text("integration_type", self.integration_type, MAX_LENGTHS["integration_type"])
+        check_int("weight", self.weight, minimum=1, maximum=MAX_WEIGHT)
+        for name in ("concurrency", "rate_max"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=0, maximum=_MOST_ROWS)
+        check_int("rate_ms", self.rate_ms, minimum=1, maximum=86_400_000)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a claim has to ask how many rows it may take."""
+        return self.concurrency is not None or self.rate_max is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """A share of the next claim."""
@@ -337,6 +375,8 @@ class Lane:
     quota: int
     tenant_id: str | None = None
     """One tenant's rows only ("" are those without a tenant); None: all."""
+    limit: TenantLimit | None = None
+    """What the tenant may have of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +385,19 @@ class Claimed:
 
     rows: tuple[OutboxRow, ...]
     full_lanes: frozenset[tuple[str, str | None]]
+    held_types: frozenset[str] = frozenset()
+    """Types of which a tenant's limit keeps rows back."""
 
 
 def _own_key(source_event_id: str, route_key: str) -> str:
     # One key for two messages would let a target take the first and swallow the second, and whether the event has
     # another message nobody knows: it may be stored by the next call.
     return f"{source_event_id}/{route_key}" if route_key else source_event_id
+
+
+def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A batch as the parameter `:rows`."""
+    return msgspec.json.encode([{f"s_{name}": value for name, value in row.items()} for row in rows]).decode()
 
 
 def one_line(text: str, limit: int = MAX_ERROR) -> str:

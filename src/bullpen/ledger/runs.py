@@ -27,8 +27,7 @@ from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import Enqueued, OutboxItem
+from bullpen.ledger.records import Enqueued, OutboxItem, encode_rows
 
 __all__ = [
     "AllRuns",

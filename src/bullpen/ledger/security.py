@@ -31,6 +31,7 @@ TENANT_TABLES: Final = (
     tables.attempts.name,
     tables.fences.name,
     tables.inbox.name,
+    tables.tenant_limits.name,
     tables.audit.name,
     tables.recipients.name,
     tables.occasions.name,
@@ -160,7 +161,7 @@ def _grants(roles: Roles) -> Iterator[tuple[str, list[str], str]]:
     for table, numbered in ((tables.outbox, {"seq"}), (tables.events, {"id"}), (tables.workflow_history, {"id", "at"})):
         columns = ", ".join(column.name for column in table.columns if column.name not in numbered)
         yield grant(f"SELECT, INSERT ({columns})", [table], both)
-    yield grant("SELECT", [tables.fences, tables.attempts], both)
+    yield grant("SELECT", [tables.fences, tables.attempts, tables.tenant_limits], both)
     yield grant("SELECT, INSERT, DELETE", [tables.inbox], both)
     yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions], both)
     # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.

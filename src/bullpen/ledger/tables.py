@@ -252,6 +252,23 @@ destinations = sa.Table(
     _now_column("updated_at"),
 )
 
+tenant_limits = sa.Table(
+    "bullpen_tenant_limits",
+    metadata,
+    # Only tenants about which something was decided. `*` as type: all their rows that have no limit of their own.
+    sa.Column("tenant_id", sa.String(60), primary_key=True),
+    sa.Column("integration_type", sa.String(120), primary_key=True),
+    sa.Column("weight", sa.Integer, nullable=False, server_default=sa.text("1")),
+    sa.Column("concurrency", sa.Integer),
+    sa.Column("rate_max", sa.Integer),
+    sa.Column("rate_ms", sa.Integer),
+    # Rows started since then, within one `rate_ms`.
+    sa.Column("spent", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("spent_since", Instant),
+    _now_column("updated_at"),
+    sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="ck_tenant_limits_weight"),
+)
+
 incidents = sa.Table(
     "bullpen_incidents",
     metadata,

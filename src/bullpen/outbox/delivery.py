@@ -21,6 +21,7 @@ from bullpen._kernel.batches import Batches
 from bullpen._kernel.logs import get_logger, handling
 from bullpen._kernel.policy import OUTBOX_DELIVERY
 from bullpen._kernel.scrub import scrub
+from bullpen._kernel.within import within
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotJson
 from bullpen.ledger import (
     Died,
@@ -192,21 +193,29 @@ class OutboxDeliveries:
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
         content: Content | None = None,
-        takes_next: bool = False,
+        follows: int = 0,
     ) -> SettledRow | None:
         """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
-        `content` is what the row holds, where it was begun without. `takes_next`: claim the next of its ordering key.
+        `content` is what the row holds, where it was begun without. `follows`: so many rows behind it under the same
+        ordering key are delivered as well, while they are due.
 
         None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
-        began = time.monotonic()
-        outcome = await self.attempt(row, route, until=until, operation=operation, content=content)
-        if outcome is None:
-            return None
-        took_ms = (time.monotonic() - began) * 1000
-        settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=takes_next)
-        if settled is not None:
-            self._report(row, outcome, settled, took_ms, operation)
-        return settled
+        first: SettledRow | None = None
+        following: OutboxRow | None = row
+        while following is not None:
+            row = following
+            began = time.monotonic()
+            outcome = await self.attempt(row, route, until=until, operation=operation, content=content)
+            if outcome is None:
+                break
+            sent_at = time.monotonic()
+            settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=follows > 0)
+            if settled is None:
+                break
+            self._report(row, outcome, settled, (sent_at - began) * 1000, operation)
+            first, following = first or settled, settled.next
+            until, content, follows = sent_at + self._lease_ms / 1000, None, follows - 1
+        return first
 
     async def attempt(
         self,
@@ -354,8 +363,7 @@ class OutboxDeliveries:
 
     async def _send(self, message: Message, channel: Channel, timeout_ms: int) -> SendResult:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await channel.send(message)
+            return await within(channel.send(message), timeout_ms / 1000)
         except TimeoutError:
             return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed

@@ -32,18 +32,28 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
-from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, SettledRow, Settlement
+from bullpen.ledger import (
+    Died,
+    Lane,
+    OutboxRepository,
+    OutboxRow,
+    Released,
+    RowOutcome,
+    SettledRow,
+    Settlement,
+    TenantLimits,
+)
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
+from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
 
 UNQUEUABLE: Final = "UNQUEUABLE"
 _SOURCE: Final = "outbox-dispatcher"
-_MOST_TENANTS: Final = 50
 _RUNNING_LEASE_MS: Final = 5_000
 _REDIS_RETRY_MS: Final = 1_000
 _REAP_BATCH: Final = 200
@@ -55,6 +65,10 @@ _AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
 _UNSETTLED_BATCHES: Final = 2
+_REFILL_PARTS: Final = 4
+_FULL_S: Final = 0.01
+"""Until a full queue, or a tenant's limit, is asked again the first time; then twice as long each time."""
+_LONGEST_FULL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +81,9 @@ class DispatcherOptions:
     """How often to look although nobody told of new rows."""
     lease_ms: int = 60_000
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
-    fair_tenants: bool = False
-    """Spread claims over the tenants of a channel too. Costs one more query per channel and tick."""
+    fair_tenants: bool = True
+    """Share claims among the tenants of a channel, by weight. Costs one more query per channel and tick. Tenants with
+    limits (`bullpen outbox tenants`) are looked at either way."""
     unknown_types: Literal["dead", "leave"] = "dead"
     """dead: a row whose type no route serves is DEAD at once, with a clear code. leave: other processes serve it."""
     keep_sent_ms: int | None = 7 * 86_400_000
@@ -106,6 +121,7 @@ class Dispatcher:
         *,
         queues: OutboxQueues | None = None,
         gates: Gates | None = None,
+        limits: TenantLimits | None = None,
         options: DispatcherOptions | None = None,
         commits: Callable[[], AsyncGenerator[None, None]] | None = None,
         is_notified: bool = True,
@@ -116,6 +132,7 @@ class Dispatcher:
         """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
         self._store, self._router, self._queues = store, router, queues
         self._gates = gates
+        self._shares = Shares(limits)
         self._deliveries = OutboxDeliveries(
             store, worker_id=self.name, source=_SOURCE, lease_ms=self.options.lease_ms, gates=gates
         )
@@ -142,6 +159,9 @@ class Dispatcher:
         self._held_back: set[str] = set()
         """Types with due rows that something outside holds back (a gate, a full queue): asked for at every interval."""
         self._was_held_back: set[str] = set()
+        self._full: set[str] = set()
+        """Types whose queue holds enough jobs for now, or whose tenants have as much as they may."""
+        self._full_pause_s = _FULL_S
         self._notified, self._notified_at = 0, 0.0
         self._overlooked: list[tuple[int, OutboxRow]] = []
         """Rows that the interval found, each with how many notifications had come by then."""
@@ -244,8 +264,19 @@ class Dispatcher:
             self._ticker.wake_in(await self._seconds_until_due())
         return more
 
+    def _seconds_until_room(self) -> float | None:
+        """When to ask queues again that were full: workers take jobs out of them and tell nobody."""
+        if not self._full:
+            self._full_pause_s = _FULL_S
+            return None
+        pause_s = self._full_pause_s
+        self._full_pause_s = min(pause_s * 2, _LONGEST_FULL_S, self.options.tick_interval_ms / 1000)
+        return pause_s
+
     async def _seconds_until_due(self) -> float | None:
         left_ms = await self._store.next_due_ms()
+        if (until_room_s := self._seconds_until_room()) is not None:
+            return until_room_s if not left_ms else min(until_room_s, left_ms / 1000)
         if left_ms is None or left_ms > 0:
             return None if left_ms is None else left_ms / 1000
         # Due already: since the tick, or held by another dispatcher in that moment, which will not tell when it lets
@@ -257,8 +288,10 @@ class Dispatcher:
         types = await self._store.due_types()
         if not types:
             self._held_back = set()
+            self._full.clear()
             return False
         under_way = dict(self._under_way)
+        self._full.clear()
         # All at once: with a queue each they share a few round trips, and one that does not answer costs one wait.
         room = dict(zip(types, await asyncio.gather(*(self._room(name) for name in types)), strict=True))
         served = [name for name in types if room[name] > 0]
@@ -303,22 +336,31 @@ class Dispatcher:
         name = queue_name(integration_type)
         if not await self._queues.is_open(name):
             return 0
-        if not route.split_tenants and not await self._queues.has_room(name, route.max_queued):
+        free = batch - self._under_way[integration_type]
+        if route.split_tenants or free <= 0:
+            return free
+        room = await self._queues.room(name, route.max_queued - self._under_way[integration_type])
+        # Not for a handful of rows: a queue that is nearly full is filled when a part of it has been worked on.
+        if room < min(batch, max(1, route.max_queued // _REFILL_PARTS)):
+            self._full.add(integration_type)
             return 0
-        return batch - self._under_way[integration_type]
+        return min(free, room)
 
     async def _share(self, types: Sequence[str], room: dict[str, int], limit: int) -> list[Lane]:
         """An equal share of the batch for each lane; what one leaves over the next tick gives to the others."""
         share = max(1, limit // max(1, len(types)))
+        if types:
+            await self._shares.refresh()
+        by_tenant = self.options.fair_tenants or not self._shares.is_empty
         lanes = []
         for name in types:
             quota = min(share, room[name])
-            lanes += await self._share_tenants(name, quota) if self.options.fair_tenants else [Lane(name, quota)]
+            lanes += await self._share_tenants(name, quota) if by_tenant else [Lane(name, quota)]
         return lanes
 
     async def _share_tenants(self, integration_type: str, quota: int) -> list[Lane]:
-        """As many tenants as the quota has rows, beginning behind the last one that was served."""
-        most = min(quota, _MOST_TENANTS)
+        """As many tenants as may share the quota, beginning behind the last one that was served."""
+        most = self._shares.most_tenants(quota)
         after = self._tenant_cursor[integration_type]
         tenants = await self._store.due_tenants(integration_type, after=after, most=most)
         if len(tenants) < most and after:
@@ -326,10 +368,10 @@ class Dispatcher:
             tenants += [tenant for tenant in first if tenant < after]
         if not tenants:
             return []
-        # The next name that could exist: "\\0" is the smallest character, and no tenant's name has it.
-        self._tenant_cursor[integration_type] = f"{tenants[-1]}\x01"
-        share = max(1, quota // len(tenants))
-        return [Lane(integration_type, share, tenant) for tenant in tenants]
+        # The next name that could exist: "\0" is the smallest character, and no tenant's name has it. With all of them
+        # in this claim the next one begins at the first name again, which saves the second look.
+        self._tenant_cursor[integration_type] = f"{tenants[-1]}\x01" if len(tenants) == most else ""
+        return self._shares.lanes(integration_type, tenants, quota)
 
     async def _claim(self, lanes: Sequence[Lane], kind: str) -> bool:
         if not lanes:
@@ -342,6 +384,7 @@ class Dispatcher:
         telemetry.emit("outbox.claimed", count=len(claimed.rows), took_ms=took_ms, kind=kind)
         if claimed.rows:
             count = len(claimed.rows)
+            self._full_pause_s = _FULL_S
             log("OUTBOX_CLAIM", "SUCCESS", source=_SOURCE, level=logging.DEBUG, count=count, durationMs=round(took_ms))
             if self._ticker.is_fallback and self._is_notified:
                 self._suspect_late_wakeup(claimed.rows)
@@ -355,6 +398,8 @@ class Dispatcher:
                     self._hand_on(rows, self._enqueue(name, rows, until))
             case _:
                 self._hand_on(claimed.rows, self._bury(claimed.rows, until))
+        self._full |= claimed.held_types
+        self._held_back |= claimed.held_types
         # A lane whose places are all taken is no reason to look again at once: a place that becomes free is.
         again = False
         for integration_type, _ in claimed.full_lanes:
@@ -463,14 +508,14 @@ class Dispatcher:
                 took_ms=(time.monotonic() - began) * 1000,
                 operation="OUTBOX_DIRECT_SEND",
                 takes_next=not self._is_closing,
-                then=partial(self._on_settled, time.monotonic()),
+                then=partial(self._on_settled, integration_type, time.monotonic()),
             )
 
-    def _on_settled(self, asked_at: float, settled: SettledRow | None) -> None:
+    def _on_settled(self, integration_type: str, asked_at: float, settled: SettledRow | None) -> None:
         self._unsettled -= 1
         if settled is not None and settled.next is not None:
             self._put_in_line(settled.next, asked_at + self.options.lease_ms / 1000)
-        if self._starved:
+        if self._starved or integration_type in self._full:  # a limit of its tenant may have kept the next one back
             self._ticker.wake()
 
     def _wake_if_starved(self, integration_type: str) -> None:
