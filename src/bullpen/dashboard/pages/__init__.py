@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bullpen.dashboard.pages import (
     acting,
+    adding,
     audit,
     chains,
     destinations,
@@ -27,6 +28,7 @@ from bullpen.dashboard.pages import (
 ROUTES = (
     *overview.ROUTES,
     *jobs.ROUTES,
+    *adding.ROUTES,
     *flow.ROUTES,
     *acting.ROUTES,
     *letters.ROUTES,
