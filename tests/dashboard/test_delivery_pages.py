@@ -96,7 +96,8 @@ async def test_rows_are_found_by_what_is_known_of_them(app: Bullpen) -> None:
 
 
 async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: Bullpen) -> None:
-    (before,) = await visit(app, ADMIN, "/api/v1/destinations")
+    before, listed, one = await visit(app, ADMIN, "/api/v1/destinations", "/destinations", "/destinations/webhook:bad")
+    assert (listed.status_code, one.status_code) == (200, 200)
     rows = {row["type"]: row for row in before.json()["destinations"]}
     assert rows["webhook:good"]["windows"][0]["ok"] == 1.0
     assert rows["webhook:bad"]["windows"][0]["ok"] == 0.0

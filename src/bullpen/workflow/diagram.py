@@ -198,7 +198,9 @@ def _path(source: tuple[int, int], target: tuple[int, int], label: str, nth: int
     elif y2 > y1:
         begin, end = (x1 + half + shift, y1 + _HEIGHT), (x2 + half + shift, y2)
         path = f"M{begin[0]} {begin[1]} L{end[0]} {end[1]}"
-        at = ((begin[0] + end[0]) // 2 + 4, (begin[1] + end[1]) // 2)
+        # Near the end of a slanting line: its beginning is where the lines of other events are.
+        part = 5 if x1 == x2 else 7
+        at = (begin[0] + (end[0] - begin[0]) * part // 10 + 4, begin[1] + (end[1] - begin[1]) * part // 10)
     else:
         # Back, or along a row: around the side, so that it does not run through boxes.
         begin, end = (x1 + _WIDTH, y1 + _HEIGHT // 2), (x2 + _WIDTH, y2 + _HEIGHT // 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bullpen.dashboard.pages import (
     acting,
+    adding,
     audit,
     chains,
     destinations,
@@ -14,10 +15,12 @@ from bullpen.dashboard.pages import (
     ledger,
     letters,
     live,
+    messages,
     operations,
     overview,
     schedules,
     search,
+    tail,
     workers,
     workflows,
 )
@@ -25,6 +28,7 @@ from bullpen.dashboard.pages import (
 ROUTES = (
     *overview.ROUTES,
     *jobs.ROUTES,
+    *adding.ROUTES,
     *flow.ROUTES,
     *acting.ROUTES,
     *letters.ROUTES,
@@ -32,8 +36,10 @@ ROUTES = (
     *chains.ROUTES,
     *destinations.ROUTES,
     *workflows.ROUTES,
+    *messages.ROUTES,
     *schedules.ROUTES,
     *workers.ROUTES,
+    *tail.ROUTES,
     *operations.ROUTES,
     *health.ROUTES,
     *audit.ROUTES,

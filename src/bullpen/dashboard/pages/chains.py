@@ -136,7 +136,7 @@ def _attempt_step(context: Context, each: ChainAttempt, row: ChainRow) -> ChainS
         facts.append(f"took {duration_text(ms_of(each.finished_at) - ms_of(each.started_at))}")
     if each.receipt and context.payloads:
         facts.append(f"receipt {summary(each.receipt)}")
-    error = " ".join(part for part in (each.error_code or "", summary(each.error or "")) if part)
+    error = " ".join(part for part in (each.error_code or "", summary(each.error) if each.error else "") if part)
     return ChainStep(
         ms_of(each.finished_at),
         *("attempt", word.value, each.outcome.lower()),
@@ -159,7 +159,7 @@ def _move_step(context: Context, move: ChainMove) -> ChainStep:
         *("move", word.value, move.kind),
         f"{move.urn}: {move.source} → {move.target}" + (f" on {move.event}" if move.event else ""),
         " · ".join([f"workflow {move.workflow}", *facts]),
-        summary(move.reason or "") if context.payloads else "",
+        summary(move.reason) if move.reason and context.payloads else "",
         context.url("workflows", move.workflow, move.urn),
     )
 
