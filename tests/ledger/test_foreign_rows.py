@@ -58,6 +58,8 @@ async def test_a_repetition_is_known_whoever_wrote_the_first(ledger: Ledger) -> 
 @pytest.mark.requirement("X-73")
 async def test_a_time_that_no_datetime_can_be_harms_no_other_row(ledger: Ledger) -> None:
     """`-infinity` is how PostgreSQL writes "at once". The driver could not read it, and no claim ever got a row."""
+    past: tuple[str, ...]
+    future: tuple[str, ...]
     if ledger.database.is_postgres:
         past, future = ("'-infinity'", "'0044-03-15 BC'"), ("'infinity'", "'33715-01-01'")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -37,7 +37,8 @@ class Effects:
     """How often an action has run."""
 
     def __init__(self) -> None:
-        self.count, self.returns = 0, lambda entity: entity
+        self.count = 0
+        self.returns: Callable[[Any], Any] = lambda entity: entity
 
     async def act(self, entity: Any, payload: Any) -> Any:
         self.count += 1

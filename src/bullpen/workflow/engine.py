@@ -354,7 +354,7 @@ class Engine(Generic[T, P, E, S]):
         self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any, urn: str
     ) -> T:
         try:
-            returned: T | None = await action(entity, payload)
+            returned: T = await action(entity, payload)
             own = self._urn_of(returned, action)
             if own != urn:
                 # It would be stored over another entity, or as a new one beside the old.
