@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.routes import Context
 from bullpen.ops.words import Word
@@ -25,9 +26,10 @@ async def ledger_of(context: Context, part: str = "outbox", page: str = "") -> L
     """The ledger with the tables of a part. Raises PageProblem that says how they are made."""
     ledger = await context.desk.ledger()
     if ledger is None:
-        raise PageProblem(404, "No ledger is configured, or its tables are not made.", hint="bullpen migrate")
+        raise PageProblem(404, "No ledger is configured, or its tables are not made.", hint=command_line("migrate"))
     if part not in await read(context, ledger.parts()):
-        raise PageProblem(404, f"This ledger has no tables for {page or part}.", hint=f"bullpen migrate --for {part}")
+        advice = command_line("migrate", **{"for": part})
+        raise PageProblem(404, f"This ledger has no tables for {page or part}.", hint=advice)
     return ledger
 
 
