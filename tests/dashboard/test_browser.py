@@ -18,7 +18,7 @@ from tests.dashboard.test_pages import fail_one
 WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
 # In the dark only colours differ, on a telephone only sizes and order.
-_RULES = {
+RULES = {
     "light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
     "dark": ["color-contrast", "link-in-text-block"],
     "phone": ["target-size", "scrollable-region-focusable", "color-contrast"],
@@ -92,7 +92,7 @@ async def test_every_page_is_accessible_and_fits(
             if not AXE.exists():
                 pytest.skip("axe-core is not installed; python -m tools.setup_test_machine")
             await page.add_script_tag(path=AXE)
-            found = await page.evaluate(f"() => axe.run({{runOnly: {_RULES[look]}}})")
+            found = await page.evaluate(f"() => axe.run({{runOnly: {RULES[look]}}})")
             told = [f"{each['id']}: {each['nodes'][0]['html'][:150]}" for each in found["violations"]]
             assert told == [], name
 

@@ -1,4 +1,4 @@
-"""`/queues/{queue}/limits` and `/queues/{queue}/add`: what a queue may do and what it holds; and a job added by hand."""
+"""`/queues/{queue}/limits` and `/queues/{queue}/add`: what a queue may do and what it holds; a job added by hand."""
 
 from __future__ import annotations
 
