@@ -247,11 +247,14 @@ async def perform(context: Context) -> PageAnswer:
 async def export(context: Context) -> PageAnswer:
     """Letters as NDJSON, without secrets, streamed."""
     console = await context.desk.console(_tenant(context))
-    wanted = _filter(context)
+    letters = aiter(console.find(_filter(context)))
+    first = await anext(letters, None)  # what cannot be read is said before the answer begins
 
     async def lines() -> AsyncGenerator[bytes, None]:
-        async for found in console.find(wanted):
+        found = first
+        while found is not None:
             yield msgspec.json.encode(_exported(found, payloads=context.payloads)) + b"\n"
+            found = await anext(letters, None)
 
     headers = {"content-disposition": 'attachment; filename="dead-letters.ndjson"'}
     return PageAnswer(200, content_type="application/x-ndjson", headers=headers, stream=lines())
