@@ -198,7 +198,7 @@ class Enqueued:
     """What became of one item. `created` is False when the same source event was stored before for this route."""
 
     id: str | None
-    """None only for a duplicate whose row is no longer there (retention) or cannot be seen (another tenant)."""
+    """None only for a duplicate whose row is no longer there (retention), or cannot be seen by one without a tenant."""
     created: bool
 
 
