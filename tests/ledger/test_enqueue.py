@@ -237,7 +237,7 @@ class TestEveryKindOfConnection:
         """Both count their orders from 1. The second was taken for a repetition, and never sent."""
         await run(kind, ledger_url, item(1, tenant_id="alice"), item(2))
 
-        with pytest.raises(InvalidOption, match="no other tenant .*put the tenant into source_stream_id"):
+        with pytest.raises(InvalidOption, match=r"no other tenant .*put the tenant into source_stream_id"):
             await run(kind, ledger_url, item(1, tenant_id="bob"))
         known = await run(kind, ledger_url, item(1), item(1, tenant_id="alice"), item(2, tenant_id="bob"))
 

@@ -418,8 +418,8 @@ def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> N
 
 
 def _json_text(value: Any, what: str) -> str:
-    text = json.encode(value, what=what).decode()
+    encoded = json.encode(value, what=what)
     # jsonb has no way to hold it, and a row that SQLite takes and PostgreSQL refuses is a trap.
-    if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
+    if json.holds_nul(encoded):
         raise InvalidOption(what, "text without the character U+0000, which PostgreSQL's jsonb cannot hold", value)
-    return text
+    return encoded.decode()
