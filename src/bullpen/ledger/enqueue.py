@@ -101,7 +101,8 @@ class Enqueuer:
         return _by_source(await caller.run(self._statements(caller.dialect)[1], _encode(records)))
 
     async def _existing_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> Rows:
-        return await caller.run(self._statements(caller.dialect)[0].existing, _encode(records))
+        found: Rows = await caller.run(self._statements(caller.dialect)[0].existing, _encode(records))
+        return found
 
 
 def _encode(records: Sequence[Mapping[str, Any]]) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.outcome import cut
+from bullpen._kernel.outcome import cut, storable
 from bullpen.errors import InvalidOption, require
 
 MAX_LENGTHS: Final = {
@@ -402,7 +402,7 @@ def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def one_line(text: str, limit: int = MAX_ERROR) -> str:
     """An error as a row may keep it: one line, bounded, storable."""
-    return cut(" ".join(text.replace("\0", " ").split()), limit)
+    return cut(" ".join(storable(text).split()), limit)
 
 
 def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> None:
