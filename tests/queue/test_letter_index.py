@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ async def test_everything_beside_the_entries_ends_by_itself_and_with_the_queue(k
         for number in range(3):
             await queue.dead_letters.put(letter(number, tenant="acme"))
         await queue.dead_letters.groups()
-        keys = kit.redis.keys("*:bp:letters:*")
+        keys: Any = kit.redis.keys("*:bp:letters:*")
         assert {key.rpartition(b":")[2] for key in keys} == {
             *(b"facts", b"index", b"counts", b"causes", b"tenants", b"checked")
         }

@@ -244,7 +244,6 @@ class SqlEntities(Generic[T, S]):
             rows = (await connection.execute(query, execution_options=self._places())).all()
         return [_entry(row) for row in reversed(rows)]
 
-<<<<<<< HEAD
     # ---- looking ------------------------------------------------------------------------------------------------
 
     async def count_by_status(self, *, most: int = 100_000, tenant_id: str | None = None) -> dict[str, int]:
@@ -275,8 +274,6 @@ class SqlEntities(Generic[T, S]):
         async with self._database.transaction(tenant=tenant_id) as connection, self._session(connection) as session:
             return [EntityHead(str(each[0]), word(each[1]), each[2]) for each in (await session.execute(query)).all()]
 
-||||||| parent of 30ee9a1 (Store a workflow event in one statement, made once)
-=======
     # ---- the short way -------------------------------------------------------------------------------------------
 
     def _plain_changes(self, state: Any) -> dict[str, Any] | None:
@@ -380,7 +377,6 @@ class SqlEntities(Generic[T, S]):
     def _insert_past(self) -> sa.Insert:
         return sa.insert(_history).execution_options(**self._places())
 
->>>>>>> 30ee9a1 (Store a workflow event in one statement, made once)
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _column(self, name: str) -> Any:
