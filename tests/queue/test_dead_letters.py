@@ -11,7 +11,7 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
-from bullpen.errors import CorruptJob, InvalidOption, JobNotFound, JobStateConflict, PermanentError
+from bullpen.errors import CorruptJob, DeadLetterNotFound, InvalidOption, JobStateConflict, PermanentError
 from bullpen.queue import Job, JobState, Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.worker import Worker
@@ -248,7 +248,7 @@ class TestNames:
         await kit.drain(fail, 1, dead_letters=DeadLetterPolicy(store="queue", suffix="-dead"))
 
         letters = kit.queue(dead_letter_suffix="-dead").dead_letters
-        assert letters.queue_name == f"{kit.name}-dead"
+        assert letters.name == f"{kit.name}-dead"
         assert await letters.depth() == 1
         assert await kit.queue().dead_letters.depth() == 0
 
@@ -452,7 +452,7 @@ class TestRedrive:
         letters = kit.queue().dead_letters
         await letters.redrive("dl-order-1-2")
 
-        with pytest.raises(JobNotFound, match=r"'dl-order-1-2' is not in .* redriven or discarded already"):
+        with pytest.raises(DeadLetterNotFound, match=r"'dl-order-1-2' is not in .* redriven or discarded already"):
             await letters.redrive("dl-order-1-2")
 
         assert kit.ids("wait") == ["order-1"]
@@ -510,7 +510,7 @@ class TestRedrive:
         async with Queue(kit.name, connection=kit.url) as queue:
             assert await queue.dead_letters.depth() == 0
             assert await queue.dead_letters.list() == []
-            with pytest.raises(JobNotFound):
+            with pytest.raises(DeadLetterNotFound):
                 await queue.dead_letters.redrive("dl-none-1")
         assert kit.redis.dbsize() == 0
 
