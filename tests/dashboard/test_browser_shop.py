@@ -30,7 +30,6 @@ _ELSEWHERE = (
     "pause-all",
 )
 """Pages that `test_browser` opens in every look."""
-_MORE = {"limits": "/queues/images/limits", "add": "/queues/emails/add"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -77,7 +76,7 @@ async def test_every_page_of_the_shop_is_accessible_and_fits(
     if not AXE.exists():
         pytest.skip("axe-core is not installed; python -m tools.setup_test_machine")
     async with visiting(browser, bypass_csp=True, **options) as page:
-        for name, path in (screenshots.PAGES | _MORE).items():
+        for name, path in screenshots.PAGES.items():
             if name in _ELSEWHERE:
                 continue
             answer = await page.goto(url + path.format_map(found), wait_until="domcontentloaded")
@@ -99,7 +98,7 @@ async def test_every_page_of_the_shop_obeys_the_policy_and_needs_no_script(
         await page.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective))"
         )
-        for name, path in (screenshots.PAGES | _MORE).items():
+        for name, path in screenshots.PAGES.items():
             if name in _ELSEWHERE:
                 continue
             address = url + path.format_map(found)
