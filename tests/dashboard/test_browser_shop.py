@@ -29,7 +29,6 @@ _ELSEWHERE = (
     "pause-all",
 )
 """Pages that `test_browser` opens in every look."""
-_MORE = {"limits": "/queues/images/limits", "add": "/queues/emails/add"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -69,7 +68,7 @@ async def test_every_page_of_the_shop_is_accessible_and_fits(
     browser: Browser, shop: tuple[dict[str, str], str]
 ) -> None:
     found, url = shop
-    pages = {name: path for name, path in (screenshots.PAGES | _MORE).items() if name not in _ELSEWHERE}
+    pages = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
     await must_be_accessible_and_fit(browser, {name: url + path.format_map(found) for name, path in pages.items()})
 
 
@@ -83,7 +82,7 @@ async def test_every_page_of_the_shop_obeys_the_policy_and_needs_no_script(
         await page.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective))"
         )
-        for name, path in (screenshots.PAGES | _MORE).items():
+        for name, path in screenshots.PAGES.items():
             if name in _ELSEWHERE:
                 continue
             address = url + path.format_map(found)
