@@ -15,7 +15,7 @@ from bullpen.errors import CorruptJob, DeadLetterNotFound, InvalidOption, JobSta
 from bullpen.queue import Job, JobState, Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.worker import Worker
-from tests.queue._kit import Failing, Gate, Kit, nothing
+from tests.queue._kit import Failing, Gate, Kit, engine_of, nothing
 
 
 async def fail(job: Job) -> None:
@@ -398,7 +398,7 @@ class TestRedrive:
         """The operator who pressed the button waits for it."""
         await self.failed_once(kit, backoff=Backoff.fixed(1))
         told = await kit.work(nothing, drain_delay=60_000)
-        await kit.until(lambda: told.worker._last_exchange, "the worker is idle")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker is idle")
 
         await kit.queue().dead_letters.redrive("dl-order-1-2")
 
