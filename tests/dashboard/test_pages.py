@@ -183,7 +183,7 @@ async def test_any_name_has_an_address_and_is_only_text(redis_url: str, text: st
     """Queue names, job names, ids and data are of strangers."""
     name = "".join(char for char in text.replace(":", ";") if ord(char) >= 32 and ord(char) != 127).strip() or "x"
     async with Queue(name, connection=redis_url) as queue:
-        job_id = "".join(char for char in f"id{text}".replace(":", ";") if ord(char) >= 32)
+        job_id = "".join(char for char in f"job {text}".replace(":", ";") if ord(char) >= 32)
         job = await queue.add(text, {text: [text]}, job_id=job_id)
         async with opened(redis_url) as (http, _):
             address = join("", "queues", name, "jobs", job.id)
