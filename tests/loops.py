@@ -39,6 +39,7 @@ def _factories() -> dict[str, LoopFactory]:
     return found
 
 
+FACTORIES: Final = _factories()
 _ONE: Final[dict[str, LoopFactory]] = {"asyncio": asyncio.new_event_loop}
 
 
@@ -64,4 +65,4 @@ def pytest_configure(config: pytest.Config) -> None:
 def loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
     """For the hook `pytest_asyncio_loop_factories` of a folder that has such tests. Not for all: where it is asked,
     what a session shares on its loop is made anew for each test."""
-    return _ONE if item.get_closest_marker("every_loop") is None else _factories()
+    return _ONE if item.get_closest_marker("every_loop") is None else FACTORIES

@@ -36,7 +36,7 @@ _PASSED = re.compile(
     re.IGNORECASE,
 )
 _SETTINGS_OF_MACHINE = ("/etc/pip.conf", "/etc/npmrc", "/etc/hosts", "/etc/resolv.conf")
-_SETTINGS_OF_ACCOUNT = (".config/pip/pip.conf", ".pip/pip.conf", ".npmrc")
+_SETTINGS_OF_ACCOUNT = (".config/pip/pip.conf", ".pip/pip.conf", ".npmrc", ".m2/settings.xml")
 _NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 # Runs in the new namespaces of mounts and processes; both end with the command that takes its place.
 _INSIDE = """

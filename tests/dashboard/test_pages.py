@@ -322,3 +322,19 @@ async def test_times_are_in_the_chosen_zone(redis_url: str, queue_name: str) -> 
         shown = re.search(r'<time datetime="\d+-\d+-\d+T(\d+):[^"]+">\d+-\d+-\d+ (\d+):', page)
         assert shown is not None
         assert (int(shown[1]) + 9) % 24 == int(shown[2])
+
+
+async def test_the_live_tail_shows_events_of_the_chosen_kind(redis_url: str, queue_name: str) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        job = await fail_one(redis_url, queue)
+        await queue.add_many([("job", {})] * 200)
+        async with opened(redis_url) as (http, _):
+            every = (await http.get(f"/api/v1/live?queue={queue_name}")).json()
+            failed = (await http.get(f"/api/v1/live?queue={queue_name}&kind=failed")).json()
+            page = await http.get("/live")
+            missing = await http.get("/live?queue=nothing")
+
+    assert len(every["rows"]) == 150
+    assert [(each["job"], each["word"]) for each in failed["rows"]] == [(job.id, "dead")]
+    assert "HTTP 503" in failed["rows"][0]["detail"]
+    assert (page.status_code, missing.status_code) == (200, 404)

@@ -10,7 +10,9 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,30 @@ def test_a_server_of_a_parent_or_a_sibling_is_warned_of_once(
     how = "name its directory with BULLPEN_DATA_DIR, or mark the common directory by a pyproject.toml"
     what = f"there is another embedded server in {neighbour}, whose jobs are not seen here (in {place})"
     assert told == [f"{what}; to share one, {how}"]
+
+
+def test_processes_of_one_directory_warn_of_a_server_nearby_once_a_day(tmp_path: Path) -> None:
+    """Whoever starts ten programs, or one in ten processes, knows after the first one."""
+    place, neighbour = tmp_path / "here" / ".bullpen", tmp_path / "elsewhere" / ".bullpen"
+    program = (
+        "import sys, logging; from pathlib import Path; from bullpen import embedded; logging.basicConfig(); "
+        "embedded.acquire(Path(sys.argv[1])).release()"
+    )
+
+    def told() -> int:
+        ran = subprocess.run([sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=True)
+        return ran.stderr.count("there is another embedded server")
+
+    _use_and_stop(place)  # used first: what comes near by later is told of all the same
+    _use_and_stop(neighbour)
+    assert [told(), told()] == [1, 0]
+
+    note = place / "nearby"
+    os.utime(note, (time.time() - 2 * 24 * 3600,) * 2)
+    assert told() == 1
+    note.unlink()
+    note.mkdir()  # where nothing can be noted
+    assert told() == 1
 
 
 @pytest.mark.parametrize("case", ["a project of its own", "never used", "named by the environment"])

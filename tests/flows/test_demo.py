@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def test_on_a_terminal_it_draws_a_picture_and_leaves_nothing_on_a_server_of_ones
 
     assert terminal.end(timeout=60) == 0
     assert "dead letters" in terminal.text
+    assert "bullpen demo --dashboard" in terminal.text
     assert "✓ 60 added = " in terminal.text
     # The line for Node is copied from the screen: no frame and no line break may stand in it.
     (line,) = [each for each in terminal.text.splitlines() if each.startswith("node -e '")]
@@ -77,6 +79,20 @@ def test_it_goes_on_for_a_visitor_until_interrupted(tmp_path: Path) -> None:
         command.wait_for("^node -e")
         command.wait_for(r"job \d+ was run by python")
         assert "other systems" not in command.output, "they were left out"
+
+        command.interrupt()
+
+        assert command.wait(timeout=30) == 0
+
+
+def test_it_is_seen_in_a_browser_until_interrupted(tmp_path: Path) -> None:
+    given = ("--dashboard", "--plain", "--jobs-only", "--jobs", "20", "--duration", "1")
+    with child("demo", *given, cwd=tmp_path) as command:
+        command.wait_for("^in the browser: http://127.0.0.1:", timeout=60)
+        command.wait_for("^The pages stay until Ctrl-C: http://127.0.0.1:", timeout=60)
+        url = command.output.rstrip().rpartition(" ")[2]
+        with urllib.request.urlopen(f"{url}/queues/demo", timeout=30) as answer:
+            assert b"dead letters" in answer.read()
 
         command.interrupt()
 

@@ -6,7 +6,8 @@ import psycopg
 import pytest
 
 from bullpen.errors import LedgerError
-from bullpen.ledger import Ledger
+from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.ledger.messages import SqlMessages
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
 from tests.databases import ROLES, MakeLedger, item
@@ -52,6 +53,51 @@ async def test_a_repetition_is_known_whoever_wrote_the_first(ledger: Ledger) -> 
 
     assert again.created is False
     assert len(await ledger.outbox.find()) == 1
+
+
+@pytest.mark.requirement("X-73")
+async def test_a_time_that_no_datetime_can_be_harms_no_other_row(ledger: Ledger) -> None:
+    """`-infinity` is how PostgreSQL writes "at once". The driver could not read it, and no claim ever got a row."""
+    past: tuple[str, ...]
+    future: tuple[str, ...]
+    if ledger.database.is_postgres:
+        past, future = ("'-infinity'", "'0044-03-15 BC'"), ("'infinity'", "'33715-01-01'")
+    else:
+        past, future = (f"{-(10**17)}", "1.5"), (f"{10**17}", "'soon'", "9e999", "x'00'")
+    for number, due in enumerate((*past, *future)):
+        text = INSERT.replace("payload)", "payload, due_at)").replace("7}}')", f"7}}}}', {due})")
+        await insert(ledger, event=f"odd-{number}", text=text)
+    left_ms = await ledger.outbox.next_due_ms()
+    await insert(ledger)
+
+    claimed = await ledger.outbox.claim_due_batch("me", 10)
+
+    assert left_ms == 0
+    assert {row.source_event_id for row in claimed} == {"odd-0", "odd-1", "event-1"}
+    waiting = [row for row in await ledger.outbox.find() if row.status is OutboxStatus.PENDING]
+    assert [row.due_at.year for row in waiting] == [9999] * len(future)
+    assert [count for _, _, count, _ in await ledger.outbox.stats()] == [3, len(future)]
+    left_ms = await ledger.outbox.next_due_ms()
+    assert left_ms is not None and left_ms > 80_000_000
+
+
+async def test_a_planned_message_with_such_a_time_keeps_no_other_from_leaving(
+    postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    ledger = make_ledger(postgres_url)
+    table = ledger.database.table("bullpen_messages")
+    for number, due in enumerate(("-infinity", "infinity", "now")):
+        await execute(
+            ledger,
+            f"INSERT INTO {table} (id, recipient_id, occasion, period, channel, zone, local_at, due_at) VALUES "
+            f"(gen_random_uuid(), 'r{number}', 'birthday', '2026', 'email', 'UTC', '2026-01-01T00:00', '{due}')",
+        )
+
+    messages = SqlMessages(ledger.database)
+    claimed = await messages.claim(ahead_ms=1_000, lease_ms=1_000, limit=10)
+
+    assert len(claimed) == 2
+    assert len(await messages.find()) == 3
 
 
 @pytest.mark.parametrize(("payload", "status"), [("NULL", "'PENDING'"), ("'{{}}'", "'NONSENSE'")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -98,6 +98,8 @@ def test_none_is_an_empty_payload() -> None:
         ({"due_at": datetime(2030, 1, 1)}, "due_at"),  # noqa: DTZ001 - wrong on purpose
         ({"due_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 5}, "delay"),
         ({"delay": -1}, "delay"),
+        ({"delay": 10**13}, "delay"),
+        ({"due_at": datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-5)))}, "due_at"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"headers": ["no", "mapping"]}, "headers"),
         ({"backoff": "soon"}, "backoff"),

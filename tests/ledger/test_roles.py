@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 from bullpen.errors import LedgerError
-from bullpen.ledger.security import SERVICE_FUNCTIONS, WORKER_FUNCTIONS
+from bullpen.ledger import tables
+from bullpen.ledger.security import SERVICE_FUNCTIONS, TENANT_TABLES, WORKER_FUNCTIONS
 from bullpen.testing.postgres import PostgresServer
 from tests.databases import OWNER, ROLES, MakeLedger
 
@@ -22,6 +23,7 @@ Execute = Callable[..., list[Any]]
 
 QUEUED, RUNNING, FAILED, DONE, BOBS = (f"00000000-0000-0000-0000-00000000000{number}" for number in range(1, 6))
 NEW = "00000000-0000-0000-0000-0000000000ff"
+TURN = "0" * 64
 S = "core_outbox"
 
 REFUSED = (
@@ -29,6 +31,22 @@ REFUSED = (
     psycopg.errors.IntegrityConstraintViolation,  # a trigger says no
     psycopg.errors.CheckViolation,
 )
+
+
+def _rows_of(tenant: str, number: int) -> list[str]:
+    """A row in each table that has one per tenant and is not filled otherwise."""
+    rows = {
+        "bullpen_recipients (tenant_id, id, zone, channel, address)": f"'{tenant}', 'r', 'UTC', 'email', 'a@b.c'",
+        "bullpen_occasions (tenant_id, recipient_id, occasion, on_date)": f"'{tenant}', 'r', 'birthday', '--01-01'",
+        "bullpen_inbox (tenant_id, scope, key)": f"'{tenant}', 's', 'k'",
+        "bullpen_events (tenant_id, stream_id, version, event_id, event_type, data, metadata)": (
+            f"'{tenant}', 'of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}'"
+        ),
+        "bullpen_workflow_history (tenant_id, workflow, urn, version, event, source, target, kind, event_key, step)": (
+            f"'{tenant}', 'w', 'u', {number}, 'e', 'a', 'b', 'event', 'k', 0"
+        ),
+    }
+    return [f"INSERT INTO {S}.{columns} VALUES ({values})" for columns, values in rows.items()]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +81,10 @@ def world(postgres_server: PostgresServer, guarded_template: str) -> Iterator[st
         f"INSERT INTO {S}.bullpen_destinations (integration_type) VALUES ('webhook:x')",
         f"INSERT INTO {S}.bullpen_messages (id, tenant_id, recipient_id, occasion, period, channel, zone, local_at, "
         f"due_at) VALUES ('{NEW}', 'alice', 'r', 'birthday', '2026', 'email', 'UTC', '2026-01-01T00:00', now())",
+        *(statement for number, tenant in enumerate(("alice", "bob")) for statement in _rows_of(tenant, number)),
+        f"INSERT INTO {S}.bullpen_turns VALUES ('{TURN}', 'hers', now() + interval '10 s')",
+        f"INSERT INTO {S}.bullpen_parked_events (projector, position, stream_id, event_id, event_type, version, data, "
+        "metadata, recorded_at, error, tries) VALUES ('p', 1, 's', 'e', 't', 1, '', '', now(), 'no', 1)",
     )
     yield name
     postgres_server.drop_database(name)
@@ -178,13 +200,43 @@ FOR_ALL = {
     "VALUES ('webhook:y', now())",
     "a destination forgotten": f"DELETE FROM {S}.bullpen_destinations",
     "checkpoints": f"UPDATE {S}.bullpen_checkpoints SET position = '0'",
+    "another checkpoint": f"INSERT INTO {S}.bullpen_checkpoints (name, position) VALUES ('mine', '0')",
+    "no checkpoints": f"DELETE FROM {S}.bullpen_checkpoints",
     "incidents": f"DELETE FROM {S}.bullpen_incidents",
     "limits of channels": f"DELETE FROM {S}.bullpen_message_limits",
+    "a channel that is free in a year": f"INSERT INTO {S}.bullpen_message_limits (channel, free_at) "
+    "VALUES ('email', now() + interval '1 year')",
+    "parked events tried again": f"UPDATE {S}.bullpen_parked_events SET retry_wanted = true",
+    "parked events with another content": f"UPDATE {S}.bullpen_parked_events SET data = 'eA=='",
+    "parked events forgotten": f"DELETE FROM {S}.bullpen_parked_events",
+    "a parked event": f"INSERT INTO {S}.bullpen_parked_events (projector, position, stream_id, event_id, event_type, "
+    "version, data, metadata, recorded_at, error, tries) VALUES ('p', 2, 's', 'e', 't', 1, '', '', now(), 'no', 1)",
+    "entities that nobody else gets": f"UPDATE {S}.bullpen_turns SET until = 'infinity'",
+    "an entity that nobody else gets": f"INSERT INTO {S}.bullpen_turns VALUES ('{'1' * 64}', 'mine', "
+    "now() + interval '61 minutes')",
+    "all turns at once": f"TRUNCATE {S}.bullpen_turns",
 }
 BREAKER = {
     "a destination broken for all": f"UPDATE {S}.bullpen_destinations SET broken_until = now() + interval '1 day'",
 }
 CROSSING = {
+    "a recipient of another": f"INSERT INTO {S}.bullpen_recipients (tenant_id, id, zone, channel, address) "
+    "VALUES ('bob', 'x', 'UTC', 'email', 'a@b.c')",
+    "a recipient given away": f"UPDATE {S}.bullpen_recipients SET tenant_id = 'bob', id = 'x'",
+    "an occasion of another": f"INSERT INTO {S}.bullpen_occasions (tenant_id, recipient_id, occasion, on_date) "
+    "VALUES ('bob', 'r', 'name day', '--01-02')",
+    "an occasion given away": f"UPDATE {S}.bullpen_occasions SET tenant_id = 'bob', occasion = 'x'",
+    "a message that another would have applied": f"INSERT INTO {S}.bullpen_inbox (tenant_id, scope, key) "
+    "VALUES ('bob', 's', 'x')",
+    "a move of another's entity": f"INSERT INTO {S}.bullpen_workflow_history (tenant_id, workflow, urn, version, "
+    "event, source, target, kind, event_key, step) VALUES ('bob', 'w', 'u', 9, 'e', 'a', 'b', 'event', 'x', 0)",
+    "a move that was otherwise": f"UPDATE {S}.bullpen_workflow_history SET target = 'paid'",
+    "a move that never was": f"DELETE FROM {S}.bullpen_workflow_history",
+    "an event that was otherwise": f"UPDATE {S}.bullpen_events SET data = '{{}}'",
+    "an event that never was": f"DELETE FROM {S}.bullpen_events",
+    "the next number of messages": f"SELECT nextval('{S}.integration_outbox_seq_seq')",
+    "another next number of messages": f"SELECT setval('{S}.integration_outbox_seq_seq', 1)",
+    "another next number of events": f"SELECT setval('{S}.bullpen_events_id_seq', 1)",
     "a message in front of all others": f"INSERT INTO {S}.integration_outbox (seq, source_stream_id, source_event_id, "
     "route_key, integration_type, event_type, payload, tenant_id, ordering_key) OVERRIDING SYSTEM VALUE "
     "VALUES (-1, 's', 'f', 'r', 'x', 't', '{}', 'alice', 'shared')",
@@ -238,6 +290,64 @@ AS_SERVICE = {
     **{name: FORGING[name] for name in ("a line of yesterday", "a line of another login", "another actor", "no audit")},
     "all of the audit at once": FORGING["all of the audit at once"],
 }
+
+
+TABLES = tables.metadata.sorted_tables
+PLAIN = ("integration_outbox_attempts", "integration_outbox_fences", "bullpen_messages", "bullpen_run_steps")
+"""Tables that have rows of one tenant only here."""
+VERBS = {"INSERT": "INSERT INTO", "UPDATE": "UPDATE", "DELETE": "DELETE FROM"}
+MAY: dict[str, dict[str, set[str]]] = {
+    "tenant": {
+        "bullpen_recipients": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_occasions": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_turns": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_messages": {"UPDATE"},
+        "bullpen_inbox": {"INSERT", "DELETE"},
+        "integration_outbox": {"INSERT"},
+        "bullpen_events": {"INSERT"},
+        "bullpen_workflow_history": {"INSERT"},
+        "bullpen_audit": {"INSERT"},
+    }
+}
+MAY["worker"] = {
+    **MAY["tenant"],
+    "integration_outbox": {"INSERT", "UPDATE"},
+    "integration_outbox_attempts": {"INSERT"},
+    "bullpen_destinations": {"INSERT", "UPDATE"},
+}
+"""What they may write, of some columns or rows at least. Everything else is refused without a look at the row."""
+
+
+@pytest.mark.parametrize("duty", MAY)
+def test_no_table_has_been_forgotten(execute: Execute, duty: str) -> None:
+    """A new table must say here what these logins may do with it."""
+    for table in TABLES:
+        name = f"{S}.{table.name}"
+        for verb in (*VERBS, "TRUNCATE", "REFERENCES", "TRIGGER"):
+            some = "has_any_column_privilege" if verb in ("INSERT", "UPDATE") else "has_table_privilege"
+            ((granted,),) = execute(duty, f"SELECT {some}('{name}', '{verb}')")
+            assert granted == (verb in MAY[duty].get(table.name, ())), f"{verb} on {table.name}"
+        if table.name not in MAY[duty]:
+            for words in ("INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {}"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    execute(duty, words.format(name))
+
+
+@pytest.mark.requirement("X-23")
+@pytest.mark.parametrize("duty", MAY)
+@pytest.mark.parametrize("table", TENANT_TABLES)
+def test_rows_of_another_tenant_are_not_there(execute: Execute, duty: str, table: str) -> None:
+    """Not to be seen, changed, removed, or added to."""
+    may = MAY[duty].get(table, set())
+    others = f"SELECT count(*) FROM {S}.{table} WHERE tenant_id = 'bob'"
+
+    assert execute(duty, others) == [(0,)]
+    assert execute("service", others) != [(0,)] or table in ("integration_outbox", *PLAIN), "the test tests nothing"
+    if "INSERT" in may:
+        with pytest.raises(REFUSED):
+            execute(duty, f"INSERT INTO {S}.{table} (tenant_id) VALUES ('bob')")
+    if "DELETE" in may:
+        assert execute(duty, f"DELETE FROM {S}.{table} WHERE tenant_id = 'bob' RETURNING 1") == []
 
 
 def test_there_are_enough_of_them() -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from bullpen.errors import LedgerNotReady, UnsafeDatabaseRole
+from bullpen.errors import InvalidOption, LedgerNotReady, UnsafeDatabaseRole
 from bullpen.ledger import Died, Ledger, OutboxStatus, Roles, Settlement
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
@@ -53,6 +53,17 @@ async def test_a_row_of_another_tenant_cannot_be_written(tenant_ledger: Ledger) 
     with pytest.raises(UnsafeDatabaseRole, match="another tenant"):
         async with tenant_ledger.database.transaction(tenant=ALICE) as connection:
             await tenant_ledger.enqueuer.enqueue(connection, item())
+
+
+@pytest.mark.requirement("X-23", "X-73")
+async def test_an_event_that_another_tenant_has_stored_is_no_repetition(tenant_ledger: Ledger) -> None:
+    """Both count their orders from 1. The second was taken for a repetition, and never sent."""
+    await tenant_ledger.outbox.enqueue(item(1, tenant_id=ALICE))
+
+    with pytest.raises(InvalidOption, match="put the tenant into source_stream_id"):
+        await tenant_ledger.outbox.enqueue(item(1, tenant_id=BOB))
+
+    assert (await tenant_ledger.outbox.enqueue(item(1, tenant_id=ALICE))).created is False
 
 
 @pytest.mark.requirement("X-23")
@@ -127,6 +138,19 @@ async def test_keys_of_one_tenant_do_not_hide_messages_of_another(tenant_ledger:
             seen[tenant].append(is_new)
 
     assert seen == {ALICE: [True, False], BOB: [True]}
+
+
+@pytest.mark.requirement("X-52")
+async def test_tenants_and_workers_take_turns_at_the_same_entity(
+    tenant_ledger: Ledger, worker_ledger: Ledger, service_ledger: Ledger
+) -> None:
+    """An entity may be everybody's, so its turn is, too."""
+    ledgers = [tenant_ledger, worker_ledger, service_ledger]
+    for holder in ledgers:
+        assert await holder.turns.take("orders/urn:1", "holder", 10_000)
+        assert await holder.turns.take("orders/urn:1", "holder", 10_000)  # renewed
+        assert [await each.turns.take("orders/urn:1", "other", 10_000) for each in ledgers] == [False] * 3
+        await holder.turns.release("orders/urn:1", "holder")
 
 
 async def test_each_duty_passes_its_own_check(

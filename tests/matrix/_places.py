@@ -37,7 +37,8 @@ class Place:
         self.servers: RedisServer | SentinelServers | ClusterServers
         match kind:
             case "sentinel":
-                self.servers = SentinelServers.start()
+                # None of the scenarios kills the primary: one that is starved for a moment is not replaced.
+                self.servers = SentinelServers.start(down_after_ms=30_000)
             case "cluster":
                 self.servers = ClusterServers.start()
             case _:

@@ -37,7 +37,7 @@ def servers() -> Iterator[SentinelServers]:
 def calm_servers() -> Iterator[SentinelServers]:
     """For tests that break nothing."""
     need("valkey")
-    with SentinelServers.start() as started:
+    with SentinelServers.start(down_after_ms=30_000) as started:
         yield started
 
 

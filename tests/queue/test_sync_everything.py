@@ -19,6 +19,7 @@ from bullpen import DeadLetterFilter, Flow, Job, JobState, NewJob, PermanentErro
 from bullpen.ports.edits import make_edit
 from bullpen.queue.blocking import drive
 from bullpen.queue.flows import BlockedParent, FlowNode
+from bullpen.queue.heads import HeadFilter
 from bullpen.queue.schedulers import DeclaredScheduler
 from bullpen.queue.sync import DeadLetters, FailedSetStore, Lanes
 from bullpen.wire.records import JobRecord
@@ -138,6 +139,7 @@ class Scenario:
         await self.do("healthy", queue.is_healthy())
         self.note("heads", [head.record.id for head in await get(queue.heads(JobState.FAILED))])
         self.note("heads", [head.preview("data") for head in await get(queue.heads_of(["w1", "none"]))])
+        await self.do("find", queue.find(JobState.WAITING, HeadFilter(name="mail")))
         await self.do("position", queue.position_at(JobState.DELAYED, 4_000_000_000_000))
         self.note("locate", (await get(queue.locate("w1")))[0])
         self.note("meta", sorted(await get(queue.meta())))
@@ -225,6 +227,7 @@ class Scenario:
         await self.do("resume", queue.resume())
         await self.do("layout", queue.set_pause_layout(None))
         await self.do("events", queue.set_events_max_len(5_000))
+        self.note("find", (await get(queue.find(JobState.WAITING, HeadFilter(name="none"), count=5))).ids)
         lanes = self.over(queue.lanes)
         await self.do("lane", lanes.set("acme", weight=2, concurrency=1))
         await self.do("pause", lanes.pause("acme"))
@@ -235,17 +238,23 @@ class Scenario:
 
     async def use_letters(self) -> None:
         letters = self.over(self.queue.dead_letters)
-        self.note("name", letters.queue_name)
+        self.note("name", letters.name)
         await self.do("depth", letters.depth())
         found = await self.do("list", letters.list())
         await self.do("find", letters.find())
         first, second, *_ = found
         await self.do("get", letters.get(first.id))
         await self.do("tenant", letters.of_tenant("acme"))
+        self.note("page", len((await get(letters.page(limit=2))).letters))
+        self.note("groups", [(group.name, group.count) for group in await get(letters.groups())])
+        await self.do("put", letters.put(first))
         await self.do("redrive", letters.redrive(first.id, by="ada"))
         await self.do("discard", letters.discard(second.id))
         await self.do("redrive all", letters.redrive_all(limit=1, rate=1_000.0, by="ada"))
         await self.do("sweep", letters.sweep())
+        edited, *_ = await get(letters.list())
+        edit = make_edit(edited.data, merge={"n": 9})
+        await self.do("redrive edited", letters.redrive_edited(edited.id, edit))
         await self.do("discard all", letters.discard_all(DeadLetterFilter()))
         failed = self.over(self.queue.failed_set)
         self.note("name", failed.name)
@@ -254,6 +263,8 @@ class Scenario:
         one, two, three = sorted(records, key=lambda each: str(each.id))[:3]
         self.note("list", [each.id.partition("-")[0] for each in (one, two, three)])
         await self.do("get", failed.get("none"))
+        self.note("page", len((await get(failed.page(limit=2))).letters))
+        self.note("groups", [group.count for group in await get(failed.groups())])
         await self.do("discard", failed.discard(one.id))
         await self.do("put", failed.put(one))
         await self.do("redrive", failed.redrive(two.id))

@@ -28,7 +28,7 @@ async def taker_of(kit: Kit, **options: Any) -> AsyncIterator[Taker]:
 
 async def one(taker: Taker) -> Job:
     job = await soon(taker.take())
-    assert job is not None
+    assert isinstance(job, Job)
     return job
 
 
@@ -84,13 +84,11 @@ async def test_ahead_takes_as_many_as_may_be_held(kit: Kit) -> None:
 
 async def test_several_wait_at_the_same_time(kit: Kit) -> None:
     async with taker_of(kit, concurrency=3) as taker:
-        waiting = [asyncio.create_task(taker.take()) for _ in range(3)]
+        waiting = asyncio.gather(*(one(taker) for _ in range(3)))
         await asyncio.sleep(0)
         jobs = await kit.queue().add_many([("a", None)] * 3)
 
-        taken = [await soon(one) for one in waiting]
-
-        assert sorted(job.id for job in taken if job) == sorted(job.id for job in jobs)
+        assert sorted(job.id for job in await waiting) == sorted(job.id for job in jobs)
 
 
 async def test_no_more_are_held_than_allowed(kit: Kit) -> None:

@@ -213,6 +213,7 @@ def test_new_jobs_have_the_options_of_add() -> None:
 # ---- nothing is taken without a name -------------------------------------------------------------------------------
 
 OPEN = {
+    "EventEmitter.emit": "arguments of whichever event it is",
     "Settings.load": "any setting by its name, of which there are more than sixty",
     "AnyTransport.on": "fields of whichever binding the name stands for",
     "TenantRuns.audit": "what a line of the audit shall show",

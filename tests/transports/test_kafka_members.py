@@ -23,6 +23,7 @@ import pytest
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.testing import Child
 from bullpen.testing.kafka import MockKafka
+from tests.kafka_server import KafkaServer
 
 LONG = os.environ.get("BULLPEN_CHAOS") == "long"
 STEPS = 24
@@ -47,7 +48,7 @@ class Run:
 class Crowd:
     """Processes of one group on one topic, and what they noted."""
 
-    def __init__(self, kafka: MockKafka, directory: Path, *, partitions: int, retry: str) -> None:
+    def __init__(self, kafka: MockKafka | KafkaServer, directory: Path, *, partitions: int, retry: str) -> None:
         self.topic, self._group = f"t-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
         for name in (self.topic, f"{self.topic}-dlq", *(f"{self.topic}-retry-{one}" for one in range(1, 6))):
             kafka.create_topic(name, partitions=partitions)
@@ -105,7 +106,7 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(kafka: MockKafka, directory: Path, **options: Any) -> AsyncIterator[Crowd]:
+async def crowd(kafka: MockKafka | KafkaServer, directory: Path, **options: Any) -> AsyncIterator[Crowd]:
     made = Crowd(kafka, directory, **options)
     try:
         yield made
@@ -113,13 +114,26 @@ async def crowd(kafka: MockKafka, directory: Path, **options: Any) -> AsyncItera
         await asyncio.to_thread(made.close)
 
 
-@pytest.mark.long  # the mock broker refuses members that join at the same moment, again and again
+@pytest.fixture(
+    params=[
+        # The mock broker refuses members that join at the same moment, again and again.
+        pytest.param("kafka", id="mock", marks=pytest.mark.long),
+        pytest.param("real_kafka", id="real"),
+    ]
+)
+def brokers(request: pytest.FixtureRequest) -> MockKafka | KafkaServer:
+    found: MockKafka | KafkaServer = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.mark.requirement("W-65", "X-55")
-async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(kafka: MockKafka, tmp_path: Path) -> None:
+async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
+    brokers: MockKafka | KafkaServer, tmp_path: Path
+) -> None:
     """Joined, closed and killed in mid-flight; an idempotent handler has applied every record exactly once."""
-    client = KafkaClient(kafka.address, workflow="producer")
+    client = KafkaClient(brokers.address, workflow="producer")
     sent = 0
-    async with crowd(kafka, tmp_path, partitions=2, retry="pause") as group:
+    async with crowd(brokers, tmp_path, partitions=2, retry="pause") as group:
 
         async def send(count: int) -> None:
             nonlocal sent
@@ -202,11 +216,13 @@ if LONG:  # not collected without it: a skip would be a failure in CI
 
     @pytest.mark.requirement("W-65", "X-55", "X-39")
     @pytest.mark.parametrize("retry", ["pause", "park"])
-    async def test_a_group_that_never_comes_to_rest_skips_nothing(kafka: MockKafka, tmp_path: Path, retry: str) -> None:
+    async def test_a_group_that_never_comes_to_rest_skips_nothing(
+        brokers: MockKafka | KafkaServer, tmp_path: Path, retry: str
+    ) -> None:
         """Attempts are counted right although members die between a failure and the next attempt."""
-        client = KafkaClient(kafka.address, workflow="producer", publish_deadline=60_000)
+        client = KafkaClient(brokers.address, workflow="producer", publish_deadline=60_000)
         chance = random.Random(7)
-        async with crowd(kafka, tmp_path, partitions=6, retry=retry) as group:
+        async with crowd(brokers, tmp_path, partitions=6, retry=retry) as group:
             load = Load(client, group.topic)
             await group.join()
             async with asyncio.TaskGroup() as tasks:

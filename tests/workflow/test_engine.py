@@ -365,7 +365,7 @@ async def test_an_action_that_forgets_to_return_the_entity_has_failed() -> None:
     async def forgets(entity: Order, payload: Any) -> Order:
         return None  # type: ignore[return-value]  # the mistake under test
 
-    with pytest.raises(TypeError, match=r"forgets returned None instead of the entity"):
+    with pytest.raises(PermanentError, match=r"forgets returned None instead of the entity"):
         await engine_of(define(shelf, transitions=[pay(actions=[forgets])])).emit(Event.PAY, "urn:1", 0, delivery())
 
 

@@ -61,6 +61,7 @@ def definition(stored: Stored, *actions: Any, **changes: Any) -> Definition[Any,
 # ---- emitting ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_loop
 @pytest.mark.requirement("X-52")
 @pytest.mark.parametrize("how", ["directly", "in a task", "through another entity"])
 async def test_an_action_that_emits_to_its_own_entity_is_told_so_at_once(
@@ -172,6 +173,7 @@ async def test_a_task_that_outlives_its_action_may_emit(app: Bullpen, stored: St
 # ---- following up --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_loop
 @pytest.mark.requirement("X-52", "X-53")
 async def test_what_follows_up_is_applied_after_its_transition_and_stored_with_it(app: Bullpen, stored: Stored) -> None:
     seen: list[tuple[str, str]] = []

@@ -24,7 +24,7 @@ from tests.workflow.test_stores import opened
 AnyWorkflow = Workflow[Any, Any, Event, Status]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", pytest.param("postgresql", marks=pytest.mark.long)])
 async def stored(request: pytest.FixtureRequest, make_ledger: MakeLedger) -> AsyncIterator[Stored]:
     if request.param == "redis":
         async with opened(request.getfixturevalue("redis_url")) as connection:
@@ -32,7 +32,8 @@ async def stored(request: pytest.FixtureRequest, make_ledger: MakeLedger) -> Asy
             server: RedisServer = request.getfixturevalue("redis_server")
             server.flush()
         return
-    ledger = make_ledger(request.getfixturevalue("sqlite_url"))
+    url = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]
+    ledger = make_ledger(request.getfixturevalue(url))
     await make_tables(ledger)
     yield sql_orders(ledger)
 

@@ -60,6 +60,7 @@ async def test_a_local_lock_is_waited_for_only_so_long() -> None:
     assert locks._held == {}
 
 
+@pytest.mark.every_loop
 @pytest.mark.requirement("X-52")
 async def test_holders_in_different_places_take_turns(connection: Connection, redis_server: RedisServer) -> None:
     places = [RedisLocks(connection) for _ in range(3)]
@@ -79,6 +80,7 @@ async def test_holders_in_different_places_take_turns(connection: Connection, re
     assert redis_server.client().keys("*") == []
 
 
+@pytest.mark.every_loop
 async def test_a_holder_keeps_its_lock_for_as_long_as_it_needs(connection: Connection) -> None:
     slow = RedisLocks(connection, lease=150)
     hasty = RedisLocks(connection, wait=500)

@@ -12,13 +12,13 @@ from bullpen.app import Bullpen
 from bullpen.plugins.transports.kafka import KafkaClient
 from bullpen.ports.bindings import DefaultJobOptions, Kafka, KafkaEvent
 from bullpen.settings import Settings
-from bullpen.testing.kafka import MockKafka
+from tests.kafka_server import KafkaServer
 from tests.transports._listening import listening
 from tests.workflow.kit import Event, Order, OrderTransition, Shelf, Status, define, transitions
 
 
 @pytest.mark.requirement("W-7", "W-17", "W-18", "W-49", "X-55")
-async def test_a_definition_with_kafka_alone_works_and_awaits_its_events(kafka: MockKafka) -> None:
+async def test_a_definition_with_kafka_alone_works_and_awaits_its_events(real_kafka: KafkaServer) -> None:
     """The key is the urn, the value the payload. A failing event is retried in its place and then dead-lettered; what
     stands behind it in its partition is not passed over."""
     topic, shelf = f"orders-{uuid.uuid4().hex[:6]}", Shelf()
@@ -39,7 +39,7 @@ async def test_a_definition_with_kafka_alone_works_and_awaits_its_events(kafka: 
             *transitions()[1:],
         ],
         kafka=Kafka(
-            brokers=kafka.address,
+            brokers=real_kafka.address,
             events=[KafkaEvent(topic=topic, event=Event.PAY)],
             default_job_options=DefaultJobOptions(attempts=3, backoff=Backoff.fixed(20)),
         ),

@@ -24,9 +24,12 @@ from bullpen.ledger.entities import SqlEntities
 from bullpen.ports.entity import Change, EntityStore, Move
 from bullpen.redis import Connection
 from bullpen.testing import RedisServer
+from bullpen.workflow.actions import Hooks
 from bullpen.workflow.batch import Batch
-from bullpen.workflow.context import step
+from bullpen.workflow.context import Trigger, step
 from bullpen.workflow.definition import Transition
+from bullpen.workflow.engine import Engine
+from bullpen.workflow.locks import locks_of
 from bullpen.workflow.service import Workflow
 from bullpen.workflow.stores import RedisEntities
 from tests.databases import ROLES, MakeLedger
@@ -591,3 +594,50 @@ async def test_entities_in_redis_have_a_urn_and_a_status_and_are_made_once(
         with pytest.raises(InvalidOption, match="without ':'"):
             RedisEntities(connection, "a:b")
     redis_server.flush()
+
+
+async def test_an_event_costs_few_statements(stored: Stored) -> None:
+    """On PostgreSQL one each for the turn, the reading, the storing and the end of the turn, each a transaction by
+    itself; SQLite, which has one writer, adds the beginnings of three transactions and the past."""
+    if stored.ledger is None:
+        return  # Redis has scripts instead
+    statements: list[str] = []
+    database = stored.ledger.database
+    sa.event.listen(
+        database.engine.sync_engine, "before_cursor_execute", lambda *given: statements.append(str(given[2]))
+    )
+    await stored.create("urn:1")
+    definition = engine_on(stored).definition
+    engine = Engine("order", definition, stored.store, Hooks(definition.actions), locks=locks_of(stored.store))
+    await engine.emit(Event.PAY, "urn:1", 1, Trigger(key="first"))  # sweeps turns of the dead, once a minute
+    statements.clear()
+
+    await engine.emit(Event.PAY, "urn:1", 1, Trigger(key="second"))
+
+    assert len(statements) <= (4 if database.is_postgres else 8), statements
+    assert await stored.look() == ("new", 2)
+
+
+async def test_what_was_committed_is_what_the_object_says(stored: Stored) -> None:
+    """The short way writes what has changed and nothing else, and the object is as it was committed."""
+    entity = await stored.create("urn:1")
+    loaded = await stored.store.read("order", "urn:1")
+    assert loaded is not None
+    changed = put(loaded.entity, "amount", 7)
+
+    kept = await stored.store.commit(
+        Change(
+            workflow="order",
+            urn="urn:1",
+            entity=changed,
+            version=loaded.version,
+            moves=[Move("pay", "new", "new")],
+            keys=["a"],
+        )
+    )
+    again = await stored.store.read("order", "urn:1", ["a", "b"])
+
+    assert entity is not None
+    assert again is not None
+    assert (get(kept, "amount"), get(again.entity, "amount"), again.version) == (7, 7, loaded.version + 1)
+    assert list(again.applied) == ["a"]

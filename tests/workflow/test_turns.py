@@ -7,6 +7,7 @@ import contextvars
 import json
 import uuid
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from bullpen.workflow import Definition, States, Transition
 from bullpen.workflow.locks import LedgerLocks
 from tests.conftest import StartServer
 from tests.databases import MakeLedger
+from tests.loops import FACTORIES
 from tests.workflow.direct_process import workflow_of
 from tests.workflow.stored import get, make_tables, put, sql_orders
 from tests.workflow.turns_process import stored_of
@@ -69,7 +71,8 @@ async def test_a_busy_entity_runs_each_action_once(
     request: pytest.FixtureRequest,
     children: list[Child],
 ) -> None:
-    """200 events of 20 producers in three processes. With versions alone nearly every second run was in vain.
+    """200 events of 20 producers in three processes, each on a loop of another kind. With versions alone nearly every
+    second run was in vain.
 
     Takes some seconds: three processes must start, and 200 runs one after the other.
     """
@@ -90,8 +93,8 @@ async def test_a_busy_entity_runs_each_action_once(
     stored = stored_of(order, connection)
     await stored.create("urn:1")
 
-    for producers in (7, 7, 6):
-        given = json.dumps({**order, "producers": producers})
+    for producers, loop in zip((7, 7, 6), cycle(FACTORIES), strict=False):
+        given = json.dumps({**order, "producers": producers, "loop": loop})
         children.append(Child.module("tests.workflow.turns_process", given, cwd=ROOT))
     for child in children:
         await asyncio.to_thread(child.wait_for, "ready", PATIENCE_S)
@@ -121,6 +124,7 @@ async def ledger(request: pytest.FixtureRequest, make_ledger: MakeLedger) -> Led
     return made
 
 
+@pytest.mark.every_loop
 @pytest.mark.requirement("X-52")
 async def test_holders_of_a_row_take_turns(ledger: Ledger) -> None:
     places = [LedgerLocks(ledger.turns, "orders") for _ in range(3)]
@@ -159,6 +163,7 @@ async def test_the_row_of_a_dead_holder_ends_and_is_not_given_back_by_it(ledger:
         assert await rows_of(ledger) == 1
 
 
+@pytest.mark.every_loop
 async def test_a_holder_keeps_its_row_for_as_long_as_it_needs(ledger: Ledger) -> None:
     slow, hasty = LedgerLocks(ledger.turns, "orders", lease=300), LedgerLocks(ledger.turns, "orders", wait=900)
 
@@ -171,6 +176,7 @@ async def test_a_holder_keeps_its_row_for_as_long_as_it_needs(ledger: Ledger) ->
         await asyncio.create_task(somebody_else(), context=contextvars.Context())
 
 
+@pytest.mark.every_loop
 @pytest.mark.requirement("X-52")
 @pytest.mark.parametrize("way", ["by default", "switched off"])
 async def test_workflows_take_turns_unless_told_otherwise(make_ledger: MakeLedger, sqlite_url: str, way: str) -> None:

@@ -17,6 +17,7 @@ from bullpen.ports.bindings import BullMQ, BullMQEvent, Kafka, KafkaEvent, Rabbi
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.workflow import Definition, States, Transition
+from tests.loops import FACTORIES
 from tests.workflow.stored import Stored, get, put, redis_orders, sql_orders
 
 
@@ -76,4 +77,6 @@ async def main(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))
+    given = json.loads(sys.argv[1])
+    with asyncio.Runner(loop_factory=FACTORIES[given["loop"]]) as runner:
+        runner.run(main(given))

@@ -11,8 +11,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
+from bullpen._kernel.logs import get_logger
+
+_log = get_logger("bullpen.batches")
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_Receiver = Callable[[Result | None, BaseException | None], None]
 
 _MOST: Final = 500
 
@@ -23,7 +29,7 @@ class Batches(Generic[Item, Result]):
 
     def __init__(self, flush: Callable[[Hashable, Sequence[Item]], Awaitable[Sequence[Result]]]) -> None:
         self._flush = flush
-        self._waiting: dict[Hashable, list[tuple[Item, asyncio.Future[Result]]]] = defaultdict(list)
+        self._waiting: dict[Hashable, list[tuple[Item, _Receiver[Result]]]] = defaultdict(list)
         self._running: dict[Hashable, asyncio.Task[None]] = {}
 
     async def submit(self, item: Item, key: Hashable = None) -> Result:
@@ -32,11 +38,15 @@ class Batches(Generic[Item, Result]):
         Cancelling the caller does not take the item back: what was handed in is done.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting[key].append((item, future))
-        if key not in self._running:
-            task = asyncio.create_task(self._drain(key), name="bullpen batch")
-            self._running[key] = task
+        self.put(item, _waiter(future), key)
         return await asyncio.shield(future)
+
+    def put(self, item: Item, receive: _Receiver[Result], key: Hashable = None) -> None:
+        """Put an item into the next batch of its key, and go on. `receive` gets its result or the error; only an end
+        of the loop keeps it from being called."""
+        self._waiting[key].append((item, receive))
+        if key not in self._running:
+            self._running[key] = asyncio.create_task(self._drain(key), name="bullpen batch")
 
     async def idle(self) -> None:
         """Wait until everything that was handed in is done."""
@@ -50,22 +60,42 @@ class Batches(Generic[Item, Result]):
                 await self._do(key, batch)
         finally:
             del self._running[key]
-            for _, future in self._waiting.pop(key):
-                future.cancel()  # the loop is being shut down: nobody would ever answer
+            for _, receive in self._waiting.pop(key):
+                _tell(receive, None, asyncio.CancelledError())  # the loop is being shut down: nobody would ever answer
 
-    async def _do(self, key: Hashable, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _do(self, key: Hashable, batch: list[tuple[Item, _Receiver[Result]]]) -> None:
         try:
             results = await self._flush(key, [item for item, _ in batch])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers that wait
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # a caller that was cancelled does not ask; that is no bug
+            for _, receive in batch:
+                _tell(receive, None, error)
             return
         except BaseException:
-            for _, future in batch:
-                future.cancel()
+            for _, receive in batch:
+                _tell(receive, None, asyncio.CancelledError())
             raise
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
+        for (_, receive), result in zip(batch, results, strict=True):
+            _tell(receive, result, None)
+
+
+def _tell(receive: _Receiver[Result], result: Result | None, error: BaseException | None) -> None:
+    """One receiver that fails must not keep the others from their results."""
+    try:
+        receive(result, error)
+    except Exception:  # noqa: BLE001 - somebody else's function; it is reported
+        _log.exception("a result could not be received; please report this")
+
+
+def _waiter(future: asyncio.Future[Result]) -> _Receiver[Result]:
+    def receive(result: Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # None only beside an error, or where it is the result
+        elif isinstance(error, asyncio.CancelledError):
+            future.cancel()
+        else:
+            future.set_exception(error)
+            future.exception()  # a caller that was cancelled does not ask; that is no bug
+
+    return receive

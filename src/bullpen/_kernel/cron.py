@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from bullpen._kernel.instants import as_utc
 from bullpen.errors import InvalidOption
 
 LOCAL: Final = "local"
@@ -69,11 +70,15 @@ def next_after(pattern: str, zone: str | None, after_ms: int, *, seed: str | Non
     """
     tz = find_zone(zone or "UTC")
     fields = _read(pattern, pattern if seed is None else seed)
-    after = datetime.fromtimestamp(after_ms / 1000, UTC)
+    after = as_utc(after_ms)
+    if after is None:
+        raise InvalidOption("after", "an instant of the years 1 to 9999, in ms", after_ms)
     try:
         return _ms(_next_real(fields, tz, after) if fields.runs_by_instant else _next_daily(fields, tz, after))
     except StopIteration:
         raise NeverMatches(pattern) from None
+    except (ValueError, OverflowError):  # the calendar ends before its next match
+        raise InvalidOption("after", "an instant with a match before the year 10000", after_ms) from None
 
 
 # ---- zones -------------------------------------------------------------------------------------------------------

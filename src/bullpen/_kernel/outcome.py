@@ -202,7 +202,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     stack, is_clean = stack_of(error, text)
     if text is None or not text.strip():
         return type(error).__name__, stack
-    return cut(text if is_clean else scrub_lines(_storable(text[:_SCRUBBED]))), stack
+    return cut(text if is_clean else scrub_lines(storable(text[:_SCRUBBED]))), stack
 
 
 def type_name(error: BaseException) -> str:
@@ -275,11 +275,13 @@ def stack_of(error: BaseException, text: str | None) -> tuple[str, bool]:
         stack = type(error).__name__
     stack = stack[-_SCRUBBED:]
     if not is_clean:
-        stack = scrub_lines(_storable(stack))
+        stack = scrub_lines(storable(stack))
     # The end of a Python traceback has the error and the line that raised it.
     return stack if len(stack) <= MAX_TEXT else "…" + stack[-(MAX_TEXT - 1) :], is_clean
 
 
-def _storable(text: str) -> str:
-    # Lone surrogates come from file names and broken decoders, and no UTF-8 field can hold them.
+def storable(text: str) -> str:
+    """Without lone surrogates, which come from file names and broken decoders and which no UTF-8 field can hold, and
+    without NUL, which PostgreSQL cannot."""
+    text = text.replace("\0", " ")
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -422,6 +422,6 @@ def _only_first_use(record: logging.LogRecord) -> bool:
     """Whoever types ten commands knows after the first one where the jobs are."""
     from bullpen import embedded
 
-    if record.msg not in (embedded.USED, embedded.NEARBY) or not isinstance(record.args, tuple):
+    if record.msg != embedded.USED or not isinstance(record.args, tuple):
         return record.levelno >= logging.WARNING
     return not embedded.was_used(str(record.args[-1]))

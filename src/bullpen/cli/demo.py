@@ -20,6 +20,7 @@ async def demo(
     duration: Annotated[float, Option(min=1, max=600, help="About how many seconds.")] = 12.0,
     stay: Annotated[bool, Option("--stay", help="Afterwards go on with a job a second until Ctrl-C.")] = False,
     plain: Annotated[bool, Option("--plain", help="Print lines instead of a live picture.")] = False,
+    dashboard: Annotated[bool, Option("--dashboard", help="Show it in a browser too, until Ctrl-C.")] = False,
     jobs_only: Annotated[bool, Option("--jobs-only", help="Leave out the other systems.")] = False,
 ) -> None:
     """Run a few thousand jobs in three worker processes, kill one of them, and add up what became of every job.
@@ -30,12 +31,15 @@ async def demo(
     """
     if stay and at.as_json:
         raise WrongCommand("--stay talks to a person, --json to a program; choose one")
+    if dashboard and at.as_json:
+        raise WrongCommand("--dashboard is for a person, --json for a program; choose one")
     report, lines = await load("stage").run(
         *(jobs, duration, at.redis, at.prefix),
         stay=stay,
         plain=plain,
         quiet=at.as_json,
         with_systems=at.redis is None and not jobs_only,
+        dashboard=dashboard,
     )
     if at.as_json:
         at.say({**report.to_json(), "systems": [line.to_json() for line in lines]})

@@ -24,9 +24,10 @@ from bullpen.cli.show import Column, Record, present
 from bullpen.cli.tree import Argument, Group, Option
 
 if TYPE_CHECKING:
-    from bullpen.ledger import Attempt, Destination, OutboxRow
+    from bullpen.ledger import Attempt, Destination, OutboxRow, TenantLimit
 
 app = Group()
+tenants = app.group("tenants", "Decide how much of the outbox a tenant may have.")
 destinations = app.group("destinations", "See destinations in trouble; switch one off and on; test it; replay.")
 
 RowsArgument = Annotated[list[str] | None, Argument("[ROW]...", "Ids of rows.")]
@@ -132,6 +133,55 @@ async def stats(at: OnLedger) -> None:
 async def follow(at: FollowLedger, row: RowArgument) -> None:
     """Print what happens to a row until it is sent; the exit code is 1 if it dies."""
     await follow_row(at, f"row {row}", lambda: _read(at, row), "SENT", "DEAD")
+
+
+# Tenants ------------------------------------------------------------------------------------------------------------
+
+TenantArgument = Annotated[str, Argument("TENANT", "Name of the tenant, as its rows have it.")]
+LimitTypeOption = Annotated[str, Option("--type", metavar="TYPE", help="Only this integration type; `*`: all others.")]
+
+
+@tenants.command("list")
+async def list_tenants(at: OnLedger) -> None:
+    """List tenants about which something was decided; all others have weight 1 and no limit."""
+    async with at.ledger() as ledger:
+        found = await ledger.tenant_limits.list()
+    at.list(LIMITS, found, empty="nothing was decided about any tenant: all have weight 1 and no limit")
+
+
+@tenants.command("set")
+async def set_tenant(
+    at: OnLedger,
+    tenant: TenantArgument,
+    integration_type: LimitTypeOption = "*",
+    weight: Annotated[int, Option(min=1, max=1_000, help="Its share of each claim, beside the shares of others.")] = 1,
+    concurrency: Annotated[int | None, Option(min=0, help="Rows under way at the same time, over all.")] = None,
+    rate: Annotated[int | None, Option(min=0, help="Rows started within --rate-ms, over all.")] = None,
+    rate_ms: Annotated[int, Option(min=1, max=86_400_000, help="What --rate counts by.")] = 1_000,
+) -> None:
+    """Decide how much of the outbox a tenant may have. What is not named is as for everybody."""
+    from bullpen.ledger import TenantLimit
+
+    limit = TenantLimit(
+        tenant_id=tenant,
+        integration_type=integration_type,
+        weight=weight,
+        concurrency=concurrency,
+        rate_max=rate,
+        rate_ms=rate_ms,
+    )
+    async with at.ledger() as ledger:
+        await ledger.tenant_limits.set(limit, by=whoami())
+    at.say(_limit_json(limit), f"set for {tenant}; dispatchers follow within a second")
+
+
+@tenants.command("remove")
+async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: LimitTypeOption = "*") -> None:
+    """Treat a tenant as everybody again."""
+    async with at.ledger() as ledger:
+        if not await ledger.tenant_limits.remove(tenant, integration_type, by=whoami()):
+            raise Done(f"nothing was decided about {tenant!r} and {integration_type!r}, there was nothing to remove")
+    at.say({"removed": tenant}, f"removed: {tenant}")
 
 
 # Destinations -------------------------------------------------------------------------------------------------------
@@ -276,6 +326,18 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
     return present(fields)
 
 
+def _limit_json(limit: TenantLimit) -> dict[str, Any]:
+    fields = {
+        "tenantId": limit.tenant_id,
+        "integrationType": limit.integration_type,
+        "weight": limit.weight,
+        "concurrency": limit.concurrency,
+        "rateMax": limit.rate_max,
+        "rateMs": None if limit.rate_max is None else limit.rate_ms,
+    }
+    return present(fields)
+
+
 def _destination_json(destination: Destination) -> dict[str, Any]:
     fields = {
         "integrationType": destination.integration_type,
@@ -312,6 +374,14 @@ ATTEMPTS = Record(
 STATS = Record(
     lambda row: {"integrationType": row[0], "status": row[1].value, "count": row[2], "oldestDue": row[3]},
     (Column("type", "integrationType"), Column("status"), Column("rows", "count"), Column("oldest due", "oldestDue")),
+)
+LIMITS = Record(
+    _limit_json,
+    (
+        *(Column("tenant", "tenantId"), Column("type", "integrationType"), Column("weight")),
+        Column("at once", lambda each: each.get("concurrency", "any")),
+        Column("rate", lambda each: f"{each['rateMax']} in {each['rateMs']} ms" if "rateMax" in each else "any"),
+    ),
 )
 DESTINATIONS = Record(
     _destination_json,

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TextIO
 
+from bullpen._kernel.instants import as_utc
 from bullpen._kernel.printable import printable, printable_json
 
 _GAP: Final = 2
@@ -92,8 +93,8 @@ def _json_value(value: Any) -> str:
 
 
 def instant(epoch_ms: int | float | None) -> datetime | None:
-    """None for 0, which means unset."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC) if epoch_ms else None
+    """None for 0, which means unset, and for what is no instant."""
+    return as_utc(epoch_ms) if epoch_ms else None
 
 
 def read_instant(written: str | None) -> datetime | None:

@@ -46,6 +46,7 @@ def frame_of(context: Context, page: Page) -> dict[str, Any]:
         "menu": _menu(dashboard, visitor),
         "may_search": _search_is_for(dashboard, visitor),
         "dead_letters": None if visitor.tenants or not visitor.name else dashboard.desk.known_dead_letters,
+        "stream": _stream(context, page),
         "request": request,
         "tenant": _tenant(context),
         "context": context,
@@ -59,6 +60,15 @@ def frame_of(context: Context, page: Page) -> dict[str, Any]:
         "payloads_shown": context.payloads,
         "now_ms": int(time.time() * 1000),
     }
+
+
+def _stream(context: Context, page: Page) -> str:
+    """Where the page hears that it is out of date; empty: nowhere."""
+    if page.is_polled:
+        return context.url("pulse")
+    if page.stream is None:
+        return ""
+    return context.url("stream", page.stream) if page.stream else context.url("stream")
 
 
 def _tenant(context: Context) -> str | None:
@@ -95,13 +105,14 @@ def _menu(dashboard: DashboardState, visitor: Visitor) -> list[PageRoute]:
     """The pages that somebody may open; of nobody none."""
     if not visitor.name:
         return []
-    has_ledger = dashboard.has_ledger
-    return [route for route in dashboard.routes if route.menu and route.is_for(visitor, has_ledger=has_ledger)]
+    there = {"has_ledger": dashboard.has_ledger, "has_workflows": bool(dashboard.desk.app.workflows.all)}
+    return [route for route in dashboard.routes if route.menu and route.is_for(visitor, **there)]
 
 
 def _search_is_for(dashboard: DashboardState, visitor: Visitor) -> bool:
     return bool(visitor.name) and any(
-        route.nav == "search" and route.is_for(visitor, has_ledger=True) for route in dashboard.routes
+        route.nav == "search" and route.is_for(visitor, has_ledger=True, has_workflows=True)
+        for route in dashboard.routes
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bullpen._kernel.command_line import command_line
+from bullpen._kernel.instants import as_utc
 from bullpen._kernel.printable import printable
 from bullpen.dashboard._web import segment
 from bullpen.errors import MissingExtra
@@ -46,6 +47,7 @@ __all__ = [
     "render",
     "shown",
     "spark",
+    "state_diagram",
     "to_ms",
 ]
 
@@ -162,12 +164,16 @@ def to_ms(text: str) -> int:
         return 0
 
 
+_NO_INSTANT: Final = datetime.fromtimestamp(0, UTC)
+
+
 def iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return (as_utc(ms) or _NO_INSTANT).isoformat(timespec="milliseconds")
 
 
 def clock(ms: int, zone: Any) -> str:
-    return datetime.fromtimestamp(ms / 1000, zone).strftime("%Y-%m-%d %H:%M:%S")
+    found = as_utc(ms)
+    return "no instant" if found is None else found.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def find_zone(name: str) -> Any:
@@ -281,6 +287,49 @@ def spark(values: Sequence[float], unit: str = "hours", kind: str = "dead") -> M
     return Markup(
         '<svg class="spark spark-{}" role="img" viewBox="0 0 {} 20" width="{}" height="20"><title>{}</title>{}</svg>'
     ).format(kind, len(values) * width, len(values) * width, told, Markup("").join(bars))
+
+
+def state_diagram(
+    definition: Any,
+    name: str,
+    counts: Mapping[str, int] | None,
+    *,
+    now: str = "",
+    links: Mapping[str, str] | None = None,
+) -> Markup:
+    """The states of a workflow with how many entities are in each, or with the one that an entity is in."""
+    from bullpen.workflow.diagram import layout
+
+    made, links = layout(definition), links or {}
+    kinds = {"idle": "waiting", "final": "done", "failed": "dead", "passing": "plain"}
+    parts = [Markup('<path class="arrow" d="{}" marker-end="url(#tip)"/>').format(each.line) for each in made.paths]
+    parts += [
+        Markup('<text class="label" x="{}" y="{}">{}</text>').format(each.x, each.y, shown(each.label))
+        for each in made.paths
+    ]
+    for box in made.boxes:
+        middle = box.x + made.box_width // 2
+        count = None if counts is None else counts.get(box.state, 0)
+        told = f"{box.state}, {box.kind}" + ("" if count is None else f": {number(count)}")
+        drawn = Markup(
+            '<g class="w-{}{}"><title>{}</title><rect class="box" x="{}" y="{}" width="{}" height="{}" rx="8"/>'
+            '<text x="{}" y="{}" text-anchor="middle">{}</text>{}</g>'
+        ).format(
+            *(kinds[box.kind], " now" if box.state == now else "", shown(told)),
+            *(box.x, box.y, made.box_width, made.box_height),
+            *(middle, box.y + (24 if count is None else 17), shown(box.state)),
+            Markup('<text class="number" x="{}" y="{}" text-anchor="middle">{}</text>').format(
+                middle, box.y + 33, number(count)
+            )
+            if count is not None
+            else "",
+        )
+        parts.append(Markup('<a href="{}">{}</a>').format(links[box.state], drawn) if box.state in links else drawn)
+    return Markup(
+        '<svg role="group" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}"><defs><marker id="tip" '
+        'viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
+        '<path class="tip" d="M0 0L10 5L0 10z"/></marker></defs>{}</svg>'
+    ).format(f"states of {shown(name)}", made.width, made.height, made.width, made.height, Markup("").join(parts))
 
 
 def json_string(text: str) -> Markup:

@@ -39,6 +39,8 @@ class Page:
     """The first part of the address of its menu entry; `overview` for the first page."""
     stream: str | None = None
     """The topic that tells when the page is out of date: a queue, or "" for all."""
+    is_polled: bool = False
+    """The store that it shows tells nobody of changes: the page asks again every second and a half."""
     values: dict[str, Any] = field(default_factory=dict)
     """What only the template needs."""
     status: int = 200
@@ -64,6 +66,8 @@ class PageRoute:
     key: str = ""
     """Opens it after `g`."""
     needs_ledger: bool = False
+    needs_workflows: bool = False
+    """In the menu only of a dashboard whose app has workflows."""
 
     @property
     def nav(self) -> str:
@@ -81,9 +85,11 @@ class PageRoute:
                 return None
         return found
 
-    def is_for(self, visitor: Visitor, *, has_ledger: bool) -> bool:
+    def is_for(self, visitor: Visitor, *, has_ledger: bool, has_workflows: bool) -> bool:
         """Whether somebody may open it, and there is something to see."""
         if (visitor.tenants and not self.for_tenants) or (self.needs_ledger and not has_ledger):
+            return False
+        if self.needs_workflows and not has_workflows:
             return False
         return visitor.may(self.permission)
 

@@ -15,12 +15,11 @@ The starter spawns a supervisor (`supervisor`), a small process of its own sessi
 and asks for `users.lock` exclusively. It gets it when the last user is gone, and ends the server.
 """
 
-from bullpen.embedded.directory import NEARBY, USED, data_directory, ledger_path, was_used
+from bullpen.embedded.directory import USED, data_directory, ledger_path, was_used
 from bullpen.embedded.server import EmbeddedServer, acquire, is_running
 from bullpen.embedded.stamp import Sync
 
 __all__ = [
-    "NEARBY",
     "USED",
     "EmbeddedServer",
     "Sync",

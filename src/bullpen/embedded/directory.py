@@ -13,6 +13,7 @@ import platform
 import secrets
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ _OUR_FILES = frozenset(
         "users.lock",
         "supervisor.lock",
         "server.lock",
+        "nearby",
     }
 )
 _LONGEST_SOCKET_PATH_BYTES = 100  # the servers refuse 108 and more
@@ -73,15 +75,38 @@ NEARBY: Final = (
 )
 """The line that a process writes when a directory near by has a server of its own."""
 _MOST_SIBLINGS: Final = 200
+_TOLD_FILE: Final = "nearby"
+_TOLD_AGAIN_S: Final = 24 * 3600
 
 
-def announce(place: Path) -> None:
-    if place not in _told:
-        _told.add(place)
-        _log.info(USED, place)
-        other = _nearby(place)
-        if other is not None:
-            _log.warning(NEARBY, other, place)
+def announce(place: Path) -> bool:
+    """Say which directory this process uses; False if it has been said."""
+    if place in _told:
+        return False
+    _told.add(place)
+    _log.info(USED, place)
+    return True
+
+
+def warn_of_nearby(place: Path) -> None:
+    """Once a day, whatever processes use the directory: it remembers what was told. It must have been prepared."""
+    other = _nearby(place)
+    if other is not None and not _was_told(place / _TOLD_FILE, str(other)):
+        _log.warning(NEARBY, other, place)
+
+
+def _was_told(note: Path, what: str) -> bool:
+    """Whether this was noted within a day; then it is."""
+    try:
+        age_s = time.time() - note.stat().st_mtime
+        # A note of tomorrow is one of a clock that went wrong.
+        if abs(age_s) < _TOLD_AGAIN_S and note.read_text("utf-8", "surrogateescape") == what:
+            return True
+    except OSError:
+        pass  # nothing was told so far
+    with contextlib.suppress(OSError):  # a full disk: told again, then
+        note.write_text(what, "utf-8", "surrogateescape")
+    return False
 
 
 def _nearby(place: Path) -> Path | None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-from bullpen.embedded.directory import announce, data_directory, prepare, refuse_if_forbidden
+from bullpen.embedded.directory import announce, data_directory, prepare, refuse_if_forbidden, warn_of_nearby
 from bullpen.embedded.locks import TURN_DEADLINE_S, holds_file, lock_file, my_turn, turns
 from bullpen.embedded.stamp import ELSEWHERE, SYNCS, Stamp, Sync, Tcp
 from bullpen.embedded.starting import find_or_start, is_supervised, runs, sync_always
@@ -39,8 +39,11 @@ def acquire(
     wish = Tcp.check(tcp_port, password)
     require("appendfsync", appendfsync is None or appendfsync in SYNCS, "'everysec' or 'always'", appendfsync)
     place = Path(os.path.realpath(data_directory() if directory is None else Path(directory).expanduser()))
-    announce(place)
-    return EmbeddedServer(place, wish, appendfsync)
+    is_first = announce(place)
+    server = EmbeddedServer(place, wish, appendfsync)
+    if is_first:
+        warn_of_nearby(place)
+    return server
 
 
 def is_running(directory: Path) -> bool:

@@ -31,10 +31,12 @@ from bullpen.ledger.records import (
     Sent,
     SettledRow,
     Settlement,
+    TenantLimit,
 )
 from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.runs import AllRuns, NewRun, RunRow, RunStatus, StepRow, TenantRuns, check_run_id
 from bullpen.ledger.security import Roles
+from bullpen.ledger.tenant_limits import TenantLimits
 from bullpen.ledger.transactions import TransactionManager, check_tenant
 
 __all__ = [
@@ -68,6 +70,8 @@ __all__ = [
     "SettledRow",
     "Settlement",
     "StepRow",
+    "TenantLimit",
+    "TenantLimits",
     "TenantRuns",
     "TransactionManager",
     "check_run_id",

@@ -279,6 +279,28 @@ FROM {source} LEFT JOIN {self.recipients} r ON r.tenant_id = m.tenant_id AND r.i
     def find(self, where: str) -> str:
         return self._select(f"{self.messages} m", f"WHERE {where} ORDER BY m.due_at, m.id LIMIT :limit")
 
+    @property
+    def behind(self) -> str:
+        """Messages that come behind one, in the order of `find`."""
+        uuid = "CAST(:after_id AS uuid)" if self._is_postgres else ":after_id"
+        return f"(m.due_at, m.id) > ({self._instant('CAST(:after_ms AS bigint)')}, {uuid})"
+
+    @cached_property
+    def hours(self) -> str:
+        return self._hours("")
+
+    @cached_property
+    def hours_of_tenant(self) -> str:
+        return self._hours("AND tenant_id = :tenant_id ")
+
+    def _hours(self, more: str) -> str:
+        # The first condition is that of an index: rows that were sent cost nothing.
+        until = self._later("CAST(:within_ms AS bigint)")
+        return f"""\
+SELECT substr(local_at, 1, 13) AS local_hour, zone, count(*) AS number, min(due_at) AS first_due
+FROM {self.messages} WHERE status <> 'SENT' AND status IN ('CREATED', 'QUEUED') AND due_at <= {until} {more}
+GROUP BY 1, 2 ORDER BY 1, 2"""
+
     @cached_property
     def take(self) -> str:
         # Compare and set: of all who saw this row in this state, one gets it. Its fence is what settling must show.

@@ -20,6 +20,7 @@ COLUMNS: Final = ", ".join(
 )
 """All columns of a row, in the table's order. jsonb and uuid as text: our own reader is faster than the driver's."""
 
+_WITHOUT_CONTENT: Final = COLUMNS.replace("CAST(payload AS text)", "''").replace("CAST(headers AS text)", "NULL")
 _OPEN: Final = "('PENDING', 'FAILED')"
 _UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
 _CLAIMABLE: Final = f"status IN {_OPEN} AND NOT parked"
@@ -41,6 +42,20 @@ _ITEM: Final = {
     "due_ms": "bigint",
     "delay_ms": "bigint",
     "max_attempts": "int",
+}
+
+_OUTCOME: Final = {
+    "id": "uuid",
+    "fence": "int",
+    "kind": "text",
+    "counted": "int",
+    "error": "text",
+    "code": "text",
+    "delay_ms": "bigint",
+    "worker": "text",
+    "receipt": "text",
+    "started_ms": "bigint",
+    "next_ms": "bigint",
 }
 
 
@@ -97,10 +112,15 @@ RETURNING CAST(id AS text) AS id, source_stream_id, source_event_id, route_key""
     @cached_property
     def existing(self) -> str:
         source = {name: _ITEM[name] for name in ("source_stream_id", "source_event_id", "route_key")}
+        names = ", ".join(f"s_{name}" for name in source)
+
+        def join(table: str, alias: str) -> str:
+            return f"LEFT JOIN {table} {alias} ON " + " AND ".join(f"{alias}.{name} = s_{name}" for name in source)
+
         return f"""\
-SELECT CAST(id AS text) AS id, source_stream_id, source_event_id, route_key
-FROM {self.outbox} JOIN {self._batch(source)}
-ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id AND route_key = s_route_key"""
+SELECT CAST(o.id AS text) AS id, {names}, coalesce(o.tenant_id, f.tenant_id) AS tenant_id
+FROM {self._batch(source)} {join(self.outbox, "o")} {join(self.fences, "f")}
+WHERE o.id IS NOT NULL OR f.route_key IS NOT NULL"""
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 
@@ -118,9 +138,12 @@ ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id
     @cached_property
     def next_due_ms(self) -> str:
         rows = f"FROM {self._by('ix_outbox_lane_due')} WHERE {_CLAIMABLE}"
-        left = f"min((SELECT min(due_at) {rows} AND integration_type = t)) - {self.now}"
+        first = f"min((SELECT min(due_at) {rows} AND integration_type = t))"
+        left = f"{first} - {self.now}"
         if self._is_postgres:
-            left = f"extract(epoch FROM {left}) * 1000"
+            # Within a day either way: infinity, which another program may have written, has no distance from now.
+            day, now = "interval '1 day'", self.now
+            left = f"extract(epoch FROM least(greatest({first}, {now} - {day}), {now} + {day}) - {now}) * 1000"
         return f"""\
 WITH RECURSIVE lane(t) AS (
     SELECT min(integration_type) {rows}
@@ -224,8 +247,8 @@ RETURNING {COLUMNS}"""
         """SQLite: one lane."""
         return self._claim(f"({self._due_in_lane(':type', ':tenant' if by_tenant else None, ':quota')}) AS s")
 
-    @cached_property
-    def begin(self) -> str:
+    def begin(self, *, content: bool) -> str:
+        """Without `content` payload and headers stay where they are: they never change, and the caller has them."""
         # `started_at IS NULL`: a row that somebody delivers right now, or died delivering, is the reaper's business.
         # A row that came back because its job waited longer than its lease is begun too, by that job: otherwise, behind
         # a long queue, every claim would run out before its turn and nothing would ever be delivered. Only after a
@@ -236,7 +259,7 @@ UPDATE {self.outbox} SET status = 'CLAIMED', fence = fence + 1, started_at = {se
 FROM {self._batch({"id": "uuid"})}
 WHERE id = s_id AND ((status = 'CLAIMED' AND started_at IS NULL) OR (status IN {_OPEN} AND fence > 0
     AND ordering_key IS NULL AND NOT parked AND due_at <= {self.now}))
-RETURNING {COLUMNS}"""
+RETURNING {COLUMNS if content else _WITHOUT_CONTENT}"""
 
     @cached_property
     def extend(self) -> str:
@@ -263,25 +286,18 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED' AND started_at IS NUL
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def settle(self) -> str:
+    def settle(self, *, notify: bool = False, take_next: bool = False) -> str:
+        """Write outcomes. On PostgreSQL also the attempts and, if asked, the claims of what comes next under the same
+        ordering keys: one round trip, one transaction. On SQLite those are statements of their own."""
         # One guarded UPDATE: the count grows from what is stored, the row's own maximum decides, and a claim that no
         # longer holds (another fence, or no longer CLAIMED) changes nothing. SENT and DEAD are never overwritten.
-        batch = self._batch(
-            {
-                "id": "uuid",
-                "fence": "int",
-                "kind": "text",
-                "counted": "int",
-                "error": "text",
-                "code": "text",
-                "delay_ms": "bigint",
-            }
-        )
+        # What an outcome does not have is left out of its record: most of them are short.
+        batch = self._batch(_OUTCOME)
+        counted = "coalesce(s_counted, 0)"
         dies = "s_kind = 'DEAD' OR (s_kind = 'FAILED' AND attempts + 1 >= max_attempts)"
-        return f"""\
+        update = f"""\
 UPDATE {self.outbox} SET
-    attempts = attempts + s_counted,
+    attempts = attempts + {counted},
     status = CASE
         WHEN s_kind = 'SENT' THEN 'SENT'
         WHEN {dies} THEN 'DEAD'
@@ -296,6 +312,52 @@ UPDATE {self.outbox} SET
 FROM {batch}
 WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
 RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
+        if not self._is_postgres:
+            return update
+        told = f"pg_notify('{self.channel}', '')" if notify else "NULL"
+        ended = f"d.id, d.status, d.attempts, CASE WHEN d.status IN {_OPEN} THEN {told} END"
+        statement = f"""\
+WITH done AS ({update}, id AS row_id, fence, tenant_id, s_kind, {counted} AS s_counted, s_error, s_code, s_worker,
+    s_receipt, s_started_ms, s_next_ms),
+logged AS (
+    INSERT INTO {self.attempts} (outbox_id, number, fence, worker, outcome, error_code, error, tenant_id, receipt,
+        started_at, finished_at)
+    SELECT row_id, attempts + 1 - s_counted, fence, s_worker, status, s_code, s_error, tenant_id, s_receipt,
+        to_timestamp(s_started_ms / 1000.0), {self.now}
+    FROM done WHERE s_kind <> 'RELEASED'
+)"""
+        if not take_next:
+            return f"{statement}\nSELECT {ended} FROM done d"
+        # This statement still sees the row before it as CLAIMED, hence the comparison of ids; the index of rows in
+        # flight does not, because `next` can only be computed from a row that `done` has changed already.
+        return f"""\
+{statement},
+next AS ({self._take_next("done d", "d.row_id")})
+SELECT {ended}, n.* FROM done d
+LEFT JOIN next n ON n.integration_type = d.integration_type AND n.ordering_key = d.ordering_key"""
+
+    def _take_next(self, source: str, ended_id: str) -> str:
+        # A tenant with limits has its rows claimed one by one: a claim counts them.
+        return f"""\
+UPDATE {self.outbox} SET status = 'CLAIMED', parked = false, fence = fence + 1, locked_at = {self.now},
+    locked_by = s_by, locked_until = {self._later("s_for_ms")}, started_at = {self.now}
+FROM (
+    SELECT s_worker AS s_by, s_next_ms AS s_for_ms, (
+        SELECT n.id FROM {self.outbox} n WHERE n.integration_type = d.integration_type
+        AND n.ordering_key = d.ordering_key AND n.status IN {_UNFINISHED} AND n.id <> {ended_id} ORDER BY n.seq LIMIT 1
+    ) AS s_next_id
+    FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0
+) AS w
+WHERE id = s_next_id AND status IN {_OPEN} AND due_at <= {self.now} AND NOT EXISTS (
+    SELECT 1 FROM {self.limits} l WHERE l.tenant_id = coalesce({tables.outbox.name}.tenant_id, '')
+)
+RETURNING {COLUMNS}"""
+
+    @cached_property
+    def take_next(self) -> str:
+        """SQLite: claim what comes next under the ordering keys of rows that have just ended."""
+        ended = self._batch({"id": "text", "worker": "text", "next_ms": "bigint"})
+        return self._take_next(f"{ended} JOIN {self.outbox} d ON d.id = s_id", "d.id")
 
     @cached_property
     def log_attempts(self) -> str:
@@ -390,6 +452,69 @@ RETURNING trips"""
         return f"""\
 UPDATE {self.destinations} SET broken_until = NULL, trips = 0, updated_at = {self.now}
 WHERE integration_type = :integration_type AND trips > 0"""
+
+    # ---- tenants ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def limits(self) -> str:
+        return self._table(tables.tenant_limits.name)
+
+    @cached_property
+    def tenant_limits(self) -> str:
+        return (
+            f"SELECT tenant_id, integration_type, weight, concurrency, rate_max, rate_ms FROM {self.limits} "
+            "ORDER BY tenant_id, integration_type"
+        )
+
+    @cached_property
+    def set_tenant_limit(self) -> str:
+        return f"""\
+INSERT INTO {self.limits} (tenant_id, integration_type, weight, concurrency, rate_max, rate_ms, updated_at)
+VALUES (:tenant_id, :integration_type, :weight, :concurrency, :rate_max, :rate_ms, {self.now})
+ON CONFLICT (tenant_id, integration_type) DO UPDATE SET weight = excluded.weight, concurrency = excluded.concurrency,
+    rate_max = excluded.rate_max, rate_ms = excluded.rate_ms, updated_at = excluded.updated_at"""
+
+    @cached_property
+    def remove_tenant_limit(self) -> str:
+        return f"DELETE FROM {self.limits} WHERE tenant_id = :tenant_id AND integration_type = :integration_type"
+
+    @property
+    def _rate_is_over(self) -> str:
+        # A window in the future was begun before a clock was set back.
+        return f"spent_since IS NULL OR spent_since > {self.now} OR {self._later('0')} >= " + (
+            "spent_since + rate_ms * interval '1 millisecond'" if self._is_postgres else "spent_since + rate_ms"
+        )
+
+    @cached_property
+    def lock_tenant_limits(self) -> str:
+        # In the order of the key, so that no two claims wait for each other.
+        lock = "FOR UPDATE OF l" if self._is_postgres else ""
+        return f"""\
+SELECT tenant_id, integration_type, concurrency,
+    CASE WHEN rate_max IS NULL THEN NULL WHEN {self._rate_is_over} THEN rate_max ELSE rate_max - spent END
+FROM {self.limits} l JOIN {self._batch({"tenant": "text", "type": "text"})}
+ON tenant_id = s_tenant AND integration_type = s_type
+ORDER BY tenant_id, integration_type {lock}"""
+
+    @cached_property
+    def tenants_under_way(self) -> str:
+        # Rows under way are few, and have an index. What has a limit of its own does not count for `*`.
+        return f"""\
+SELECT s_tenant, s_type, (
+    SELECT count(*) FROM {self.outbox} o WHERE o.status = 'CLAIMED' AND coalesce(o.tenant_id, '') = s_tenant
+    AND (o.integration_type = s_type OR (s_type = '*' AND NOT EXISTS (SELECT 1 FROM {self.limits} l
+        WHERE l.tenant_id = s_tenant AND l.integration_type = o.integration_type)))
+)
+FROM {self._batch({"tenant": "text", "type": "text"})}"""
+
+    @cached_property
+    def spend_tenant_limits(self) -> str:
+        return f"""\
+UPDATE {self.limits} SET
+    spent = CASE WHEN {self._rate_is_over} THEN s_n ELSE spent + s_n END,
+    spent_since = CASE WHEN {self._rate_is_over} THEN {self.now} ELSE spent_since END
+FROM {self._batch({"tenant": "text", "type": "text", "n": "int"})}
+WHERE tenant_id = s_tenant AND integration_type = s_type AND rate_max IS NOT NULL"""
 
     # ---- looking after ------------------------------------------------------------------------------------------
 

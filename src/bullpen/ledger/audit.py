@@ -20,8 +20,7 @@ from bullpen._kernel.duration import check_int
 from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import one_line
+from bullpen.ledger.records import encode_rows, one_line
 
 _LONGEST_SUBJECT = 200
 

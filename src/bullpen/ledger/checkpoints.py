@@ -12,7 +12,7 @@ from bullpen.ledger import tables
 from bullpen.ledger._callers import async_caller
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
-from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.records import encode_rows
 
 
 class Checkpoints:

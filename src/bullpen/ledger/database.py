@@ -190,6 +190,7 @@ class Database:
             engine = create_async_engine(
                 self.url, pool_size=self.pool_size, max_overflow=0, pool_timeout=self._timeout_s, connect_args=arguments
             )
+            sa.event.listen(engine.sync_engine, "connect", _read_every_instant)
             if prepared_statements:  # the same pooler would leave the setting behind for somebody else
                 release_abandoned(engine.sync_engine, after_ms=int(self._timeout_s * 2_000))
             return engine
@@ -221,6 +222,12 @@ def qualified(dialect: str, schema: str, table: str) -> str:
     return f"{schema}.{table}" if dialect == "postgresql" else table
 
 
+def _read_every_instant(connection: Any, _record: object) -> None:
+    from bullpen.ledger._instants import read_every_instant  # needs the driver, which is an extra
+
+    read_every_instant(connection.driver_connection)
+
+
 def release_abandoned(engine: sa.Engine, *, after_ms: int) -> None:
     """Let PostgreSQL end a transaction of ours in which nothing happens any more.
 
@@ -233,6 +240,7 @@ def release_abandoned(engine: sa.Engine, *, after_ms: int) -> None:
         connection.autocommit = True
         cursor = connection.cursor()
         cursor.execute(f"SET idle_in_transaction_session_timeout = {after_ms:d}")
+        cursor.execute("SET TimeZone = 'UTC'")  # instants come as we keep them, and need not be moved one by one
         cursor.close()
         connection.autocommit = False
 

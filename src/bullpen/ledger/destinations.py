@@ -14,8 +14,7 @@ import sqlalchemy as sa
 
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import MAX_LENGTHS, check_text, one_line
+from bullpen.ledger.records import MAX_LENGTHS, check_text, encode_rows, one_line
 from bullpen.ledger.tables import to_datetime
 
 

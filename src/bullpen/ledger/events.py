@@ -23,8 +23,7 @@ from bullpen.errors import EventIdTaken, InvalidOption, WrongVersion, require
 from bullpen.ledger import tables, wakeups
 from bullpen.ledger._callers import Rows, async_caller, sync_caller
 from bullpen.ledger.database import Database, DialectName, qualified
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import _json_text, check_text
+from bullpen.ledger.records import _json_text, check_text, encode_rows
 from bullpen.ledger.tables import to_datetime
 from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent, SourceEvent
 

@@ -16,7 +16,7 @@ from bullpen.errors import require
 from bullpen.ledger import tables
 from bullpen.ledger._callers import async_caller, sync_caller
 from bullpen.ledger._sql import Sql
-from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.records import encode_rows
 
 
 class Inbox:

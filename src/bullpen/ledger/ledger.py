@@ -21,6 +21,7 @@ from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
 from bullpen.ledger.incidents import Incidents
+from bullpen.ledger.looks import Looks
 from bullpen.ledger.outbox import SqlOutbox
 from bullpen.ledger.parked import ParkedEvents
 from bullpen.ledger.parts import Part, check_parts
@@ -28,6 +29,7 @@ from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.runs import AllRuns
 from bullpen.ledger.security import Duty, Roles
 from bullpen.ledger.tables import SCHEMA
+from bullpen.ledger.tenant_limits import TenantLimits
 from bullpen.ledger.transactions import TransactionManager
 from bullpen.ledger.turns import Turns
 
@@ -81,6 +83,8 @@ class Ledger:
         """Where the death of a row is announced; None: nowhere."""
         self.destinations = Destinations(self.database)
         """Which targets are switched off or broken."""
+        self.tenant_limits = TenantLimits(self.database)
+        """How much of the outbox a tenant may have."""
         self.checkpoints = Checkpoints(self.database)
         self.events = EventLog(self.database, notify=notify)
         """The ledger's own event store."""
@@ -94,6 +98,8 @@ class Ledger:
         """Who did what by hand."""
         self.incidents = Incidents(self.database, self.enqueuer)
         """What is wrong now, and whether somebody has been told."""
+        self.looks = Looks(self.database)
+        """What people look up: all of one correlation id, how deliveries went."""
         self.turns = Turns(self.database)
         """Whose turn it is to change an entity of a workflow."""
         self._inbox = Inbox(schema)

@@ -34,6 +34,17 @@ class MessageStatus(StrEnum):
     CANCELLED = "CANCELLED"
 
 
+@dataclass(frozen=True, slots=True)
+class MessageHour:
+    """How many messages leave in one hour of the clocks of a zone."""
+
+    local_hour: str
+    """`2026-03-14T09`."""
+    zone: str
+    count: int
+    first_due: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipientRow:
     """One recipient."""

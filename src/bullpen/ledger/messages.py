@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
-from bullpen._kernel.duration import check_texts
+from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.outcome import cut
 from bullpen.ledger import tables
 from bullpen.ledger._message_sql import RECIPIENT, MessageSql
@@ -27,6 +27,7 @@ from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.message_records import (
     MessageCount,
+    MessageHour,
     MessageOutcome,
     MessageRow,
     MessageStatus,
@@ -35,7 +36,7 @@ from bullpen.ledger.message_records import (
     RecipientRow,
     ToPublish,
 )
-from bullpen.ledger.outbox import encode_rows
+from bullpen.ledger.records import encode_rows
 from bullpen.ledger.tables import to_datetime, to_epoch_ms
 
 Key = tuple[str, str]
@@ -248,9 +249,10 @@ class SqlMessages:
         occasion: str | None = None,
         recipient_id: str | None = None,
         tenant_id: str | None = None,
+        after_id: str | None = None,
         limit: int = 100,
     ) -> list[MessageRow]:
-        """Messages in the order of their instants."""
+        """Messages in the order of their instants; `after_id` continues behind one."""
         filters: dict[str, Any] = {
             "status": None if status is None else status.value,
             "occasion": occasion,
@@ -259,7 +261,25 @@ class SqlMessages:
         }
         given = {name: value for name, value in filters.items() if value is not None}
         where = " AND ".join(f"m.{name} = :{name}" for name in given) or "true"
+        if after_id is not None:
+            if (last := await self.get(after_id)) is None:
+                return []
+            where += f" AND {self.sql.behind}"
+            given |= {"after_ms": to_epoch_ms(last.due_at), "after_id": last.id}
         return await self._read(self.sql.find(where), tenant_id, **given, limit=limit)
+
+    async def hours(self, within_ms: int, *, tenant_id: str | None = None) -> list[MessageHour]:
+        """How many messages leave in each hour of the recipients' own clocks, by zone, from now on; as far as they are
+        planned."""
+        check_int("within_ms", within_ms, minimum=1)
+        statement = self.sql.hours if tenant_id is None else self.sql.hours_of_tenant
+        parameters: dict[str, Any] = {"within_ms": within_ms}
+        if tenant_id is not None:
+            parameters["tenant_id"] = tenant_id
+        where = self.database.transaction(tenant=tenant_id) if tenant_id else self._alone(reads=True)
+        async with where as connection:
+            rows = (await connection.execute(sa.text(statement), parameters)).all()
+        return [MessageHour(row.local_hour, row.zone, row.number, _instant(row.first_due)) for row in rows]
 
     async def retry(self, ids: Iterable[str], *, by: str) -> set[str]:
         """Send again what failed, expired, was skipped or parked. Returns the ids that were in such a status."""

@@ -6,10 +6,14 @@ inside a caller's own transaction (`enqueue`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, assert_never
 
@@ -19,9 +23,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, check_texts
-from bullpen.errors import LedgerError
+from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import tables
 from bullpen.ledger._sql import COLUMNS, Sql
+from bullpen.ledger._words import prepared
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import (
@@ -41,25 +46,23 @@ from bullpen.ledger.records import (
     Sent,
     SettledRow,
     Settlement,
+    encode_rows,
     one_line,
 )
 from bullpen.ledger.repository import OutboxRepository
 from bullpen.ledger.tables import to_datetime, to_epoch_ms
+from bullpen.ledger.tenant_limits import Allowance
 
 DEAD_EVENT: Final = "outbox.dead.v1"
 _CLAIM_TRIES: Final = 3
-_INSTANTS: Final = frozenset(
+_INSTANTS: Final = tuple(
     index for index, column in enumerate(tables.outbox.columns) if isinstance(column.type, tables.Instant)
 )
+_STATUSES: Final = {status.value: status for status in OutboxStatus}
 _STATUS: Final = list(tables.outbox.columns.keys()).index("status")
 
 
 _is_id = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
-
-
-def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A batch as the parameter `:rows`."""
-    return msgspec.json.encode([{f"s_{name}": value for name, value in row.items()} for row in rows]).decode()
 
 
 class SqlOutbox(OutboxRepository):
@@ -97,53 +100,57 @@ class SqlOutbox(OutboxRepository):
 
     async def due_types(self) -> list[str]:
         async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(sa.text(self.sql.due_types))).scalars())
+            return list((await connection.execute(prepared(self.sql.due_types))).scalars())
 
     async def next_due_ms(self) -> int | None:
         async with self._database.statement(reads=True) as connection:
-            left_ms = (await connection.execute(sa.text(self.sql.next_due_ms))).scalar()
+            left_ms = (await connection.execute(prepared(self.sql.next_due_ms))).scalar()
         return None if left_ms is None else max(0, math.ceil(left_ms))
 
     async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         parameters = {"integration_type": integration_type, "after": after, "most": most}
         async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(sa.text(self.sql.due_tenants), parameters)).scalars())
+            return list((await connection.execute(prepared(self.sql.due_tenants), parameters)).scalars())
 
     async def claim(self, lanes: Sequence[Lane], *, worker_id: str, lease_ms: int, starting: bool = False) -> Claimed:
         wanted = [lane for lane in lanes if lane.quota > 0]
         if not wanted:
             return Claimed((), frozenset())
         common = _claim_parameters(worker_id, lease_ms, starting=starting)
-        by_tenant = wanted[0].tenant_id is not None
-        if self._database.is_postgres:
-            shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in wanted]
-            statement = self.sql.claim_lanes(by_tenant=by_tenant, most=sum(lane.quota for lane in wanted))
-            statements = [(statement, {**common, "rows": encode_rows(shares)})]
+        if any(lane.limit is not None and lane.limit.is_bounded for lane in wanted):
+            rows, held = await self._try_claim_within_limits(wanted, common)
         else:
-            text = self.sql.claim_lane(by_tenant=by_tenant)
-            names = ("type", "tenant") if by_tenant else ("type",)
-            statements = [
-                (
-                    text,
-                    {
-                        **common,
-                        "quota": lane.quota,
-                        **dict(zip(names, (lane.integration_type, lane.tenant_id), strict=False)),
-                    },
-                )
-                for lane in wanted
-            ]
-        rows = await self._try_claim(statements)
-        taken: dict[tuple[str, str | None], int] = {}
-        for row in rows:
-            lane_key = (row.integration_type, (row.tenant_id or "") if by_tenant else None)
-            taken[lane_key] = taken.get(lane_key, 0) + 1
+            rows, held = await self._try_claim(self._claim_statements(wanted, common)), frozenset()
+        by_tenant = wanted[0].tenant_id is not None
+        taken = Counter((row.integration_type, (row.tenant_id or "") if by_tenant else None) for row in rows)
         full = {
             (lane.integration_type, lane.tenant_id)
             for lane in wanted
-            if taken.get((lane.integration_type, lane.tenant_id), 0) >= lane.quota
+            if taken[lane.integration_type, lane.tenant_id] >= lane.quota
         }
-        return Claimed(tuple(row for row in rows if not row.parked), frozenset(full))
+        return Claimed(tuple(row for row in rows if not row.parked), frozenset(full), held)
+
+    def _claim_statements(
+        self, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        by_tenant = lanes[0].tenant_id is not None
+        if self._database.is_postgres:
+            shares = [{"type": lane.integration_type, "tenant": lane.tenant_id, "quota": lane.quota} for lane in lanes]
+            statement = self.sql.claim_lanes(by_tenant=by_tenant, most=sum(lane.quota for lane in lanes))
+            return [(statement, {**common, "rows": encode_rows(shares)})]
+        text = self.sql.claim_lane(by_tenant=by_tenant)
+        names = ("type", "tenant") if by_tenant else ("type",)
+        return [
+            (
+                text,
+                {
+                    **common,
+                    "quota": lane.quota,
+                    **dict(zip(names, (lane.integration_type, lane.tenant_id), strict=False)),
+                },
+            )
+            for lane in lanes
+        ]
 
     async def _try_claim(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[OutboxRow]:
         """Claim; when two dispatchers took rows of one ordering key in the same moment, the index lets one pass and
@@ -152,38 +159,90 @@ class SqlOutbox(OutboxRepository):
             try:
                 # On PostgreSQL all lanes are one statement; on SQLite they share a transaction.
                 async with self._database.statement() as connection:
-                    rows = [
-                        row
-                        for statement, parameters in statements
-                        for row in await self._rows(connection, statement, parameters)
-                    ]
+                    return await self._claim(connection, statements)
             except LedgerError as error:
-                if "ux_outbox_in_flight" not in str(error) and "integration_outbox.ordering_key" not in str(error):
+                if not _is_in_flight(error):
                     raise
-            else:
-                return sorted(rows, key=lambda row: (row.due_at, row.seq))
         return []
 
+    async def _claim(
+        self, connection: AsyncConnection, statements: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> list[OutboxRow]:
+        rows = [
+            row for statement, parameters in statements for row in await self._rows(connection, statement, parameters)
+        ]
+        return sorted(rows, key=_by_due)
+
+    async def _try_claim_within_limits(
+        self, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> tuple[list[OutboxRow], frozenset[str]]:
+        """As `_try_claim`, in a transaction that counts what limited tenants have under way and have started."""
+        for _ in range(_CLAIM_TRIES):
+            try:
+                async with self._database.transaction_without_tenant() as connection:
+                    return await self._claim_within_limits(connection, lanes, common)
+            except LedgerError as error:
+                if not _is_in_flight(error):
+                    raise
+        return [], frozenset()
+
+    async def _claim_within_limits(
+        self, connection: AsyncConnection, lanes: Sequence[Lane], common: Mapping[str, Any]
+    ) -> tuple[list[OutboxRow], frozenset[str]]:
+        bounded = {
+            (lane.integration_type, lane.tenant_id): lane.limit
+            for lane in lanes
+            if lane.limit is not None and lane.limit.is_bounded
+        }
+        allowance = await Allowance.lock(connection, self.sql, list(bounded.values()))
+        open_lanes, held = [], set()
+        for lane in lanes:
+            limit = bounded.get((lane.integration_type, lane.tenant_id))
+            quota = lane.quota if limit is None else allowance.take(limit, lane.quota)
+            if quota < lane.quota:
+                held.add(lane.integration_type)
+            if quota > 0:
+                open_lanes.append(replace(lane, quota=quota))
+        if not open_lanes:
+            return [], frozenset(held)
+        rows = await self._claim(connection, self._claim_statements(open_lanes, common))
+        for row in rows:
+            limit = bounded.get((row.integration_type, row.tenant_id or ""))
+            if limit is not None and not row.parked:
+                allowance.took(limit, 1)
+        await allowance.write()
+        return rows, frozenset(held)
+
     async def begin(
-        self, ids: Collection[str], *, worker_id: str, lease_ms: int, tenant_id: str | None = None
+        self,
+        ids: Collection[str],
+        *,
+        worker_id: str,
+        lease_ms: int,
+        tenant_id: str | None = None,
+        content: bool = True,
     ) -> dict[str, OutboxRow]:
         parameters = {"rows": _ids(ids), "worker_id": worker_id, "lease_ms": lease_ms}
+        async with self._of_tenant(tenant_id) as connection:
+            rows = await self._rows(connection, self.sql.begin(content=content), parameters)
+        return {row.id: row for row in rows}
+
+    def _of_tenant(self, tenant_id: str | None) -> AbstractAsyncContextManager[AsyncConnection]:
+        """For one statement: without a tenant it is a transaction by itself."""
         database = self._database
         is_anyones = tenant_id is None and not database.tenant_required
-        async with database.statement() if is_anyones else database.transaction(tenant=tenant_id) as connection:
-            rows = await self._rows(connection, self.sql.begin, parameters)
-        return {row.id: row for row in rows}
+        return database.statement() if is_anyones else database.transaction(tenant=tenant_id)
 
     async def statuses(self, ids: Collection[str], *, tenant_id: str | None = None) -> dict[str, OutboxStatus]:
         wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
-            found = await connection.execute(sa.text(self.sql.statuses), wanted)
+            found = await connection.execute(prepared(self.sql.statuses), wanted)
             return {row.id: OutboxStatus(row.status) for row in found}
 
     async def extend(self, rows: Collection[OutboxRow], lease_ms: int) -> None:
         batch = encode_rows({"id": row.id, "fence": row.fence} for row in rows)
         async with self._database.statement() as connection:
-            await connection.execute(sa.text(self.sql.extend), {"rows": batch, "lease_ms": lease_ms})
+            await connection.execute(prepared(self.sql.extend), {"rows": batch, "lease_ms": lease_ms})
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
@@ -191,43 +250,98 @@ class SqlOutbox(OutboxRepository):
         given = {settlement.row.id: settlement for settlement in settlements}
         if not given:
             return []
-        async with self._database.transaction(tenant=tenant_id) as connection:
-            batch = encode_rows(_outcome_record(settlement) for settlement in given.values())
-            changed = (await connection.execute(sa.text(self.sql.settle), {"rows": batch})).all()
-            tried = [
-                _attempt_record(given[row.id], row.status)
-                for row in changed
-                if not isinstance(given[row.id].outcome, Released)
-            ]
-            if tried:
-                await connection.execute(sa.text(self.sql.log_attempts), {"rows": encode_rows(tried)})
-            ended = [
-                {"type": row.integration_type, "key": row.ordering_key}
-                for row in changed
-                if row.ordering_key is not None and row.status in ("SENT", "DEAD")
-            ]
-            unparked = 0
-            if ended:
-                result = await connection.execute(sa.text(self.sql.unpark_next), {"rows": encode_rows(ended)})
-                unparked = int(result.rowcount)
-            # The next of the line can go, or a row comes back at a time of its own: whoever claims must hear of it.
-            if unparked or any(row.status in ("PENDING", "FAILED") for row in changed):
-                await self._notify(connection)
-            await self._announce(connection, [given[row.id] for row in changed if row.status == "DEAD"])
-        written = {row.id: SettledRow(row.id, OutboxStatus(row.status), row.attempts) for row in changed}
+        settle = self._settle_at_once if self._database.is_postgres else self._settle_in_steps
+        changed = await settle(given, tenant_id)
         return [
-            written.get(settlement.row.id, SettledRow(settlement.row.id, None, settlement.row.attempts))
+            changed.get(settlement.row.id) or SettledRow(settlement.row.id, None, settlement.row.attempts)
             for settlement in settlements
         ]
 
+    async def _settle_at_once(self, given: Mapping[str, Settlement], tenant_id: str | None) -> dict[str, SettledRow]:
+        """PostgreSQL: one statement, and one round trip where nothing else has to share its transaction."""
+        takes_next = any(each.next_lease_ms for each in given.values())
+        ordered = [each for each in given.values() if each.row.ordering_key is not None]
+        statement = self.sql.settle(notify=self._enqueuer.notify, take_next=takes_next)
+        is_alone = not self._may_announce(given.values()) and all(each.next_lease_ms for each in ordered)
+        scope = self._of_tenant(tenant_id) if is_alone else self._database.transaction(tenant=tenant_id)
+        async with scope as connection:
+            parameters = {"rows": encode_rows(_outcome_record(settlement) for settlement in given.values())}
+            found = (await connection.execute(prepared(statement), parameters)).all()
+            changed = {
+                row[0]: SettledRow(
+                    row[0], _STATUSES[row[1]], row[2], _to_row(row[4:]) if takes_next and row[4] is not None else None
+                )
+                for row in found
+            }
+            if not is_alone:
+                await self._unpark_after(connection, ordered, changed)
+                await self._announce(connection, given, changed)
+        if is_alone and ordered:
+            # After the commit: a claim that saw the row before this one in flight has parked its row by now, or waits
+            # for us. Should this fail, or should we die before it, the reaper finds what is parked for nothing.
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._unpark(ordered, changed, tenant_id)
+        return changed
+
+    async def _settle_in_steps(self, given: Mapping[str, Settlement], tenant_id: str | None) -> dict[str, SettledRow]:
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            batch = encode_rows(_outcome_record(settlement) for settlement in given.values())
+            found = (await connection.execute(prepared(self.sql.settle()), {"rows": batch})).all()
+            changed = {row.id: SettledRow(row.id, _STATUSES[row.status], row.attempts) for row in found}
+            tried = [
+                _attempt_record(given[row.id], row.status)
+                for row in found
+                if not isinstance(given[row.id].outcome, Released)
+            ]
+            if tried:
+                await connection.execute(prepared(self.sql.log_attempts), {"rows": encode_rows(tried)})
+            ordered = [given[row.id] for row in found if row.ordering_key is not None]
+            wanted = [each for each in ordered if each.next_lease_ms]
+            if wanted:
+                records = [{"id": each.row.id, "worker": each.worker, "next_ms": each.next_lease_ms} for each in wanted]
+                rows = await self._rows(connection, self.sql.take_next, {"rows": encode_rows(records)})
+                taken = {(row.integration_type, row.ordering_key): row for row in rows}
+                for each in wanted:
+                    follower = taken.get((each.row.integration_type, each.row.ordering_key))
+                    if follower is not None:
+                        changed[each.row.id] = replace(changed[each.row.id], next=follower)
+            await self._unpark_after(connection, ordered, changed)
+            await self._announce(connection, given, changed)
+        return changed
+
+    async def _unpark(
+        self, ordered: Sequence[Settlement], changed: Mapping[str, SettledRow], tenant_id: str | None
+    ) -> None:
+        if _ended_lines(ordered, changed):
+            async with self._database.transaction(tenant=tenant_id) as connection:
+                await self._unpark_after(connection, ordered, changed)
+
+    async def _unpark_after(
+        self, connection: AsyncConnection, ordered: Sequence[Settlement], changed: Mapping[str, SettledRow]
+    ) -> None:
+        """Let the next of each line go, where it was not taken along: whoever claims must hear of it."""
+        if lines := _ended_lines(ordered, changed):
+            result = await connection.execute(prepared(self.sql.unpark_next), {"rows": encode_rows(lines)})
+            if result.rowcount:
+                await self._notify(connection)
+
     async def _notify(self, connection: AsyncConnection) -> None:
         if self._database.is_postgres and self._enqueuer.notify:
-            await connection.execute(sa.text(self.sql.notify))
+            await connection.execute(prepared(self.sql.notify))
 
-    async def _announce(self, connection: AsyncConnection, dead: Sequence[Settlement]) -> None:
+    def _may_announce(self, settlements: Iterable[Settlement]) -> bool:
+        """Whether a row may be DEAD after this, and somebody wants to know."""
+        return self._dead_letter_type is not None and any(
+            isinstance(each.outcome, Died | Retried) for each in settlements
+        )
+
+    async def _announce(
+        self, connection: AsyncConnection, given: Mapping[str, Settlement], changed: Mapping[str, SettledRow]
+    ) -> None:
         """Tell of new dead rows through the outbox itself, in the transaction that made them so."""
         if self._dead_letter_type is None:
             return
+        dead = [given[row_id] for row_id, settled in changed.items() if settled.status is OutboxStatus.DEAD]
         records = [
             _announcement(settlement, self._dead_letter_type)
             for settlement in dead
@@ -242,7 +356,7 @@ class SqlOutbox(OutboxRepository):
 
     async def unpark(self) -> int:
         async with self._database.transaction_without_tenant() as connection:
-            return int((await connection.execute(sa.text(self.sql.unpark_orphans))).rowcount)
+            return int((await connection.execute(prepared(self.sql.unpark_orphans))).rowcount)
 
     # ---- looking and looking after ------------------------------------------------------------------------------
 
@@ -268,20 +382,31 @@ class SqlOutbox(OutboxRepository):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        event_type: str | None = None,
+        ordering_key: str | None = None,
+        correlation_id: str | None = None,
+        source_event_id: str | None = None,
         since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
+        newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
+        after_seq: int | None = None,
     ) -> list[OutboxRow]:
         table = tables.outbox
-        query = sa.select(*(table.c[column.name] for column in table.columns)).order_by(table.c.seq)
+        order = table.c.seq.desc() if newest_first else table.c.seq
+        query = sa.select(*(table.c[column.name] for column in table.columns)).order_by(order)
         query = query.offset(start).limit(limit)
         equal = {
             "status": status,
             "integration_type": integration_type,
             "error_code": error_code,
             "tenant_id": tenant_id,
+            "event_type": event_type,
+            "ordering_key": ordering_key,
+            "correlation_id": correlation_id,
+            "source_event_id": source_event_id,
         }
         for name, value in equal.items():
             if value is not None:
@@ -290,10 +415,26 @@ class SqlOutbox(OutboxRepository):
             query = query.where(table.c.created_at >= since)
         if before is not None:
             query = query.where(table.c.created_at < before)
+        behind: Any = after_seq
         if after_id is not None:
-            query = query.where(table.c.seq > sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery())
+            behind = sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery()
+        if behind is not None:
+            query = query.where(table.c.seq < behind if newest_first else table.c.seq > behind)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in await self._select(connection, query)]
+
+    async def dead_causes(
+        self, *, tenant_id: str | None = None, limit: int = 5_000
+    ) -> list[tuple[str, str, str | None, str | None, str | None, int, datetime, datetime]]:
+        columns = tables.outbox.c
+        kind = (columns.integration_type, columns.event_type, columns.error_code, columns.last_error, columns.tenant_id)
+        ends = (sa.func.count().label("n"), sa.func.min(columns.dead_at), sa.func.max(columns.dead_at))
+        query = sa.select(*kind, *ends).where(columns.status == "DEAD").group_by(*kind)
+        if tenant_id is not None:
+            query = query.where(columns.tenant_id == tenant_id)
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            rows = await self._select(connection, query.order_by(sa.desc("n")).limit(limit))
+        return [(*row[:6], _must(to_datetime(row[6])), _must(to_datetime(row[7]))) for row in rows]
 
     async def counts(self) -> Mapping[OutboxStatus, int]:
         column = tables.outbox.c.status
@@ -319,7 +460,7 @@ class SqlOutbox(OutboxRepository):
             stored = await self._enqueuer.enqueue(connection, item)
             if stored.created:
                 values = {"rows": _ids([str(stored.id)]), "error": one_line(error), "code": code, "attempts": attempts}
-                await connection.execute(sa.text(self.sql.bury), values)
+                await connection.execute(prepared(self.sql.bury), values)
         return stored
 
     async def redrive(self, ids: Collection[str], *, by: str, tenant_id: str | None = None) -> list[str]:
@@ -340,9 +481,9 @@ class SqlOutbox(OutboxRepository):
         wanted = {"rows": _ids([row_id])}
         async with self._database.transaction(tenant=tenant_id) as connection:
             found = await self._rows(connection, self.sql.dead, wanted)
-            await connection.execute(sa.text(self.sql.fence_dead), wanted)
+            await connection.execute(prepared(self.sql.fence_dead), wanted)
             # Whoever deletes it replaces it: of two at the same moment the second finds nothing to delete.
-            if not found or not (await connection.execute(sa.text(self.sql.delete_dead), wanted)).all():
+            if not found or not (await connection.execute(prepared(self.sql.delete_dead), wanted)).all():
                 return None
             (row,) = found
             (new_id,) = await self._enqueuer.insert_records(connection, [_edited(row, raw.decode())])
@@ -376,7 +517,7 @@ class SqlOutbox(OutboxRepository):
         wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
             for statement in statements:
-                result = await connection.execute(sa.text(statement), wanted)
+                result = await connection.execute(prepared(statement), wanted)
             done = result.all()
             if done and action == "outbox.redrive":
                 await self._notify(connection)
@@ -398,31 +539,54 @@ class SqlOutbox(OutboxRepository):
     async def retire(self, *, keep_ms: int, grace_ms: int, limit: int = 1_000) -> tuple[int, int]:
         parameters = {"keep_ms": keep_ms, "limit": limit}
         async with self._database.transaction_without_tenant() as connection:
-            fenced = (await connection.execute(sa.text(self.sql.fence_sent), parameters)).rowcount
+            fenced = (await connection.execute(prepared(self.sql.fence_sent), parameters)).rowcount
         async with self._database.transaction_without_tenant() as connection:
-            deleted = await connection.execute(sa.text(self.sql.delete_fenced), {**parameters, "grace_ms": grace_ms})
+            deleted = await connection.execute(prepared(self.sql.delete_fenced), {**parameters, "grace_ms": grace_ms})
             return int(fenced), int(deleted.rowcount)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
     async def _audit(self, connection: AsyncConnection, entries: Sequence[Mapping[str, Any]]) -> None:
         if entries:
-            await connection.execute(sa.text(self.sql.audit_entries), {"rows": encode_rows(entries)})
+            await connection.execute(prepared(self.sql.audit_entries), {"rows": encode_rows(entries)})
 
     async def _rows(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any]
     ) -> list[OutboxRow]:
-        return [_to_row(row) for row in (await connection.execute(sa.text(statement), dict(parameters))).all()]
+        return [_to_row(row) for row in (await connection.execute(prepared(statement), dict(parameters))).all()]
 
     async def _select(self, connection: AsyncConnection, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
         options = {"schema_translate_map": self._database.translate_map}
         return [tuple(row) for row in (await connection.execute(query, execution_options=options)).all()]
 
 
+def _by_due(row: OutboxRow) -> tuple[datetime, int]:
+    return row.due_at, row.seq
+
+
+def _is_in_flight(error: LedgerError) -> bool:
+    """Whether two rows of one ordering key would have been in flight."""
+    return "ux_outbox_in_flight" in str(error) or "integration_outbox.ordering_key" in str(error)
+
+
 def _to_row(values: Sequence[Any]) -> OutboxRow:
-    converted: list[Any] = [to_datetime(value) if index in _INSTANTS else value for index, value in enumerate(values)]
-    converted[_STATUS] = OutboxStatus(converted[_STATUS])
-    return OutboxRow(*converted)
+    converted = list(values)
+    for index in _INSTANTS:
+        if (value := converted[index]) is not None:
+            converted[index] = to_datetime(value)
+    converted[_STATUS] = _STATUSES[converted[_STATUS]]
+    return OutboxRow._make(converted)
+
+
+def _ended_lines(ordered: Sequence[Settlement], changed: Mapping[str, SettledRow]) -> list[dict[str, Any]]:
+    """Ordering keys whose row has ended, and whose next one was not taken along."""
+    return [
+        {"type": each.row.integration_type, "key": each.row.ordering_key}
+        for each in ordered
+        if (settled := changed.get(each.row.id)) is not None
+        and settled.status in (OutboxStatus.SENT, OutboxStatus.DEAD)
+        and settled.next is None
+    ]
 
 
 def _claim_parameters(worker_id: str, lease_ms: int, *, starting: bool) -> dict[str, Any]:
@@ -449,31 +613,27 @@ def _common_tenant(items: Sequence[OutboxItem]) -> str | None:
 
 
 def _outcome_record(settlement: Settlement) -> dict[str, Any]:
-    record = {
-        "id": settlement.row.id,
-        "fence": settlement.row.fence,
-        "counted": 0,
-        "error": None,
-        "code": None,
-        "delay_ms": 0,
-    }
-    match settlement.outcome:
-        case Sent():
-            return {**record, "kind": "SENT"}
+    """What PostgreSQL needs to write it and its attempt; what is absent is NULL there."""
+    row, outcome = settlement.row, settlement.outcome
+    record: dict[str, Any] = {"id": row.id, "fence": row.fence, "worker": settlement.worker[:120]}
+    if row.started_at is not None:
+        record["started_ms"] = to_epoch_ms(row.started_at)
+    if settlement.next_lease_ms:
+        record["next_ms"] = settlement.next_lease_ms
+    match outcome:
+        case Sent(receipt):
+            record["kind"] = "SENT"
+            if receipt and (kept := one_line(receipt, MAX_RECEIPT)):
+                record["receipt"] = kept
         case Retried(error, code, delay_ms):
-            return {
-                **record,
-                "kind": "FAILED",
-                "counted": 1,
-                "error": one_line(error),
-                "code": code,
-                "delay_ms": delay_ms,
-            }
+            record.update(kind="FAILED", counted=1, error=one_line(error), code=code, delay_ms=delay_ms)
         case Died(error, code, counted):
-            return {**record, "kind": "DEAD", "counted": int(counted), "error": one_line(error), "code": code}
+            record.update(kind="DEAD", counted=int(counted), error=one_line(error), code=code)
         case Released(delay_ms, error):
-            return {**record, "kind": "RELEASED", "error": error and one_line(error), "delay_ms": delay_ms}
-    assert_never(settlement.outcome)
+            record.update(kind="RELEASED", error=error and one_line(error), delay_ms=delay_ms)
+        case _:
+            assert_never(outcome)
+    return record
 
 
 def _attempt_record(settlement: Settlement, status: str) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import one_line
+from bullpen.ledger.records import encode_rows, one_line
 from bullpen.ports.source import SourceEvent
 
 _table = tables.parked_events

@@ -7,16 +7,18 @@ the contract of a store (`repository`), the statements (`outbox`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
+
+import msgspec
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.outcome import cut
+from bullpen._kernel.outcome import cut, storable
 from bullpen.errors import InvalidOption, require
 
 MAX_LENGTHS: Final = {
@@ -41,8 +43,16 @@ MAX_RECEIPT: Final = 500
 RESERVED_STREAM: Final = "outbox.dead"
 """Stream of our own announcements that a row is DEAD. An announcement that dies is not announced."""
 
+ALL_TYPES: Final = "*"
+"""Instead of an integration type: all of them."""
+
+MAX_WEIGHT: Final = 1_000
+_MOST_ROWS: Final = 1_000_000
+
 _unwanted = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]").search
 _REQUIRED: Final = frozenset({"source_stream_id", "source_event_id", "integration_type", "event_type"})
+_LAST_YEAR: Final = 9_000
+_LONGEST_DELAY_MS: Final = 100 * 366 * 86_400_000
 _HEADROOM: Final = 4_096  # ids and names that travel beside payload and headers in the same job
 
 
@@ -158,6 +168,9 @@ class OutboxItem:
             aware = isinstance(self.due_at, datetime) and self.due_at.tzinfo is not None
             require("due_at", aware, "an aware datetime", self.due_at)
             require("delay", self.delay == 0, "none beside due_at", self.delay)
+            require("due_at", self.due_at.year <= _LAST_YEAR, f"an instant up to the year {_LAST_YEAR}", self.due_at)
+        delay_ms = to_ms("delay", self.delay)
+        require("delay", delay_ms <= _LONGEST_DELAY_MS, "at most 100 years", self.delay)
         if self.max_attempts is not None:
             check_int("max_attempts", self.max_attempts, minimum=1, maximum=1_000_000)
         if self.idempotency_key is not None:
@@ -174,7 +187,7 @@ class OutboxItem:
             "correlation_id": self.correlation_id,
             "ordering_key": self.ordering_key,
             "due_ms": None if self.due_at is None else int(self.due_at.timestamp() * 1000),
-            "delay_ms": to_ms("delay", self.delay),
+            "delay_ms": delay_ms,
             "max_attempts": self.max_attempts,
             "backoff": None if backoff is None else _json_text(backoff.to_wire(), "backoff"),
         }
@@ -185,12 +198,11 @@ class Enqueued:
     """What became of one item. `created` is False when the same source event was stored before for this route."""
 
     id: str | None
-    """None only for a duplicate whose row is no longer there (retention) or cannot be seen (another tenant)."""
+    """None only for a duplicate whose row is no longer there (retention), or cannot be seen by one without a tenant."""
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """One row as it was read."""
 
     id: str
@@ -235,8 +247,12 @@ class OutboxRow:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt and after a redrive, and for no other message."""
+        return self.key_in(self.headers)
+
+    def key_in(self, headers: Mapping[str, Any]) -> str:
+        """The same, of headers that were read already."""
         # A row of another program may have no such header; its key is made as `OutboxItem` makes it.
-        return str(self.headers.get("idempotencyKey") or _own_key(self.source_event_id, self.route_key))
+        return str(headers.get("idempotencyKey") or _own_key(self.source_event_id, self.route_key))
 
     @property
     def is_announcement(self) -> bool:
@@ -306,6 +322,8 @@ class Settlement:
     row: OutboxRow
     outcome: RowOutcome
     worker: str
+    next_lease_ms: int = 0
+    """Take the next row of the same ordering key for so long, if this one has ended and that is due. 0: leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +333,38 @@ class SettledRow:
     id: str
     status: OutboxStatus | None
     attempts: int
+    next: OutboxRow | None = None
+    """The next row of its ordering key: claimed for whoever settled, and begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimit:
+    """What was decided about one tenant."""
+
+    tenant_id: str
+    integration_type: str = ALL_TYPES
+    """Which rows of the tenant it is about; `*`: all together for which nothing else is said."""
+    weight: int = 1
+    """Its share of a claim beside the shares of others."""
+    concurrency: int | None = None
+    """Rows under way at the same time, over all dispatchers and workers. None: no limit."""
+    rate_max: int | None = None
+    """Rows started within `rate_ms`. None: no limit."""
+    rate_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        check_text("tenant_id", self.tenant_id, MAX_LENGTHS["tenant_id"])
+        check_text("integration_type", self.integration_type, MAX_LENGTHS["integration_type"])
+        check_int("weight", self.weight, minimum=1, maximum=MAX_WEIGHT)
+        for name in ("concurrency", "rate_max"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=0, maximum=_MOST_ROWS)
+        check_int("rate_ms", self.rate_ms, minimum=1, maximum=86_400_000)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a claim has to ask how many rows it may take."""
+        return self.concurrency is not None or self.rate_max is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +375,8 @@ class Lane:
     quota: int
     tenant_id: str | None = None
     """One tenant's rows only ("" are those without a tenant); None: all."""
+    limit: TenantLimit | None = None
+    """What the tenant may have of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +385,8 @@ class Claimed:
 
     rows: tuple[OutboxRow, ...]
     full_lanes: frozenset[tuple[str, str | None]]
+    held_types: frozenset[str] = frozenset()
+    """Types of which a tenant's limit keeps rows back."""
 
 
 def _own_key(source_event_id: str, route_key: str) -> str:
@@ -341,9 +395,14 @@ def _own_key(source_event_id: str, route_key: str) -> str:
     return f"{source_event_id}/{route_key}" if route_key else source_event_id
 
 
+def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A batch as the parameter `:rows`."""
+    return msgspec.json.encode([{f"s_{name}": value for name, value in row.items()} for row in rows]).decode()
+
+
 def one_line(text: str, limit: int = MAX_ERROR) -> str:
     """An error as a row may keep it: one line, bounded, storable."""
-    return cut(" ".join(text.replace("\0", " ").split()), limit)
+    return cut(" ".join(storable(text).split()), limit)
 
 
 def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> None:
@@ -359,8 +418,8 @@ def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> N
 
 
 def _json_text(value: Any, what: str) -> str:
-    text = json.encode(value, what=what).decode()
+    encoded = json.encode(value, what=what)
     # jsonb has no way to hold it, and a row that SQLite takes and PostgreSQL refuses is a trap.
-    if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
+    if json.holds_nul(encoded):
         raise InvalidOption(what, "text without the character U+0000, which PostgreSQL's jsonb cannot hold", value)
-    return text
+    return encoded.decode()

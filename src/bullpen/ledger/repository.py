@@ -73,9 +73,16 @@ class OutboxRepository(ABC):
 
     @abstractmethod
     async def begin(
-        self, ids: Collection[str], *, worker_id: str, lease_ms: int, tenant_id: str | None = None
+        self,
+        ids: Collection[str],
+        *,
+        worker_id: str,
+        lease_ms: int,
+        tenant_id: str | None = None,
+        content: bool = True,
     ) -> dict[str, OutboxRow]:
         """Begin the delivery of rows that are claimed and not begun; a new fence makes all earlier holders late.
+        Without `content` the rows come without payload and headers, which the caller has.
 
         Rows whose claim ran out before are begun too, if they are due and have no ordering key. Rows that are left out
         are not to be delivered now: ask `statuses`.
@@ -93,7 +100,8 @@ class OutboxRepository(ABC):
 
     @abstractmethod
     async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[SettledRow]:
-        """Write outcomes, one attempts entry each, and the announcements of new dead rows, in one transaction."""
+        """Write outcomes, one attempts entry each, and the announcements of new dead rows, in one transaction. With it
+        the next row of an ordering key may be taken (`Settlement.next_lease_ms`)."""
 
     async def mark_sent(self, row: OutboxRow) -> SettledRow:
         return await self._settle_one(row, Sent())
@@ -137,16 +145,30 @@ class OutboxRepository(ABC):
         integration_type: str | None = None,
         tenant_id: str | None = None,
         error_code: str | None = None,
+        event_type: str | None = None,
+        ordering_key: str | None = None,
+        correlation_id: str | None = None,
+        source_event_id: str | None = None,
         since: datetime | None = None,
         before: datetime | None = None,
         after_id: str | None = None,
+        newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
+        after_seq: int | None = None,
     ) -> list[OutboxRow]:
-        """Rows by filter, oldest first, from `start`; `after_id` continues behind a row.
+        """Rows by filter, oldest first unless told otherwise, from `start`; `after_id`, or `after_seq` also when that
+        row is gone, continues behind a row.
 
         `since` and `before` are about when they were created: not earlier, and earlier.
         """
+
+    @abstractmethod
+    async def dead_causes(
+        self, *, tenant_id: str | None = None, limit: int = 5_000
+    ) -> list[tuple[str, str, str | None, str | None, str | None, int, datetime, datetime]]:
+        """Dead rows that failed with the same words: integration type, event type, error code, error, tenant, how many,
+        and the first and the last of them; the most frequent first."""
 
     @abstractmethod
     async def counts(self) -> Mapping[OutboxStatus, int]:

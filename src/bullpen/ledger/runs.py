@@ -27,8 +27,7 @@ from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
-from bullpen.ledger.outbox import encode_rows
-from bullpen.ledger.records import Enqueued, OutboxItem
+from bullpen.ledger.records import Enqueued, OutboxItem, encode_rows
 
 __all__ = [
     "AllRuns",
@@ -542,10 +541,16 @@ class AllRuns:
         status: RunStatus | None = None,
         handler: str | None = None,
         tenant_id: str | None = None,
+        after_id: str | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
-        """Newest first."""
+        """Newest first; `after_id` continues behind a run."""
         query = sa.select(*COLUMNS)
+        if after_id is not None:
+            last = await self.get(after_id)
+            if last is None:
+                return []
+            query = query.where(_is_older((last.created_at, last.id)))
         if handler is not None:
             query = query.where(_runs.c.handler == handler)
         if status is not None:

@@ -31,6 +31,7 @@ TENANT_TABLES: Final = (
     tables.attempts.name,
     tables.fences.name,
     tables.inbox.name,
+    tables.tenant_limits.name,
     tables.audit.name,
     tables.recipients.name,
     tables.occasions.name,
@@ -80,6 +81,9 @@ _ADDED: Final = {
     tables.events.name: "position IS NULL",
 }
 """What tenants and workers may add, beside the tenant that must be theirs."""
+_LONGEST_TURN: Final = "until <= clock_timestamp() + interval '1 hour'"
+"""How long whoever takes a turn may keep it without renewing it. Without this a login could keep the entities of all
+tenants for ever, also after it was taken away."""
 _CHANGED: Final = {
     tables.messages.name: "USING (status IN ('CREATED', 'QUEUED')) WITH CHECK (status IN ('CREATED', 'CANCELLED'))",
 }
@@ -135,6 +139,8 @@ def statements(
     for name in TENANT_TABLES:
         if name in there:
             yield from _policies(f"{schema}.{name}", name, roles)
+    if tables.turns.name in there:
+        yield from _turn_policies(f"{schema}.{tables.turns.name}", roles)
 
 
 def _grants(roles: Roles) -> Iterator[tuple[str, list[str], str]]:
@@ -155,7 +161,7 @@ def _grants(roles: Roles) -> Iterator[tuple[str, list[str], str]]:
     for table, numbered in ((tables.outbox, {"seq"}), (tables.events, {"id"}), (tables.workflow_history, {"id", "at"})):
         columns = ", ".join(column.name for column in table.columns if column.name not in numbered)
         yield grant(f"SELECT, INSERT ({columns})", [table], both)
-    yield grant("SELECT", [tables.fences, tables.attempts], both)
+    yield grant("SELECT", [tables.fences, tables.attempts, tables.tenant_limits], both)
     yield grant("SELECT, INSERT, DELETE", [tables.inbox], both)
     yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions], both)
     # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.
@@ -209,6 +215,16 @@ def _policies(table: str, name: str, roles: Roles) -> Iterator[str]:
             f"EXECUTE 'CREATE POLICY bullpen_owner ON {table} TO ' || quote_ident(owner) || "
             f"$p$ USING ({_OWN}) WITH CHECK ({_OWN})$p$; END $$"
         )
+
+
+def _turn_policies(table: str, roles: Roles) -> Iterator[str]:
+    """Turns belong to entities, and an entity may be everybody's: all tenants see the same ones."""
+    yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+    for policy in ("bullpen_turns", "bullpen_service"):
+        yield f"DROP POLICY IF EXISTS {policy} ON {table}"
+    both = f"{roles.tenant}, {roles.worker}"
+    yield f"CREATE POLICY bullpen_turns ON {table} TO {both} USING (true) WITH CHECK ({_LONGEST_TURN})"
+    yield f"CREATE POLICY bullpen_service ON {table} TO {roles.service} USING (true) WITH CHECK (true)"
 
 
 VERSION_TABLE: Final = "bullpen_ledger_version"

@@ -33,6 +33,13 @@ SQLITE_UUID: Final = (
 )
 
 
+# A day from the ends of what a datetime can be, so that every zone can show them.
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+_EARLIEST_MS: Final = (EARLIEST - _EPOCH) // _MS
+_LATEST_MS: Final = (LATEST - _EPOCH) // _MS
+
+
 class Instant(sa.types.TypeDecorator[datetime]):
     """An aware datetime: timestamptz on PostgreSQL, milliseconds since 1970 on SQLite."""
 
@@ -69,12 +76,16 @@ def to_epoch_ms(instant: datetime) -> int:
 
 
 def to_datetime(value: datetime | int | None) -> datetime | None:
-    """An instant as either database gives it."""
+    """An instant as either database gives it. What no datetime can be, in a row that another program wrote, is the
+    nearest one that can: it must not keep the other rows from being read."""
     if value is None:
         return None
     if isinstance(value, datetime):
-        return value.astimezone(UTC)
-    return _EPOCH + value * _MS
+        bounded = min(max(value, EARLIEST), LATEST)
+        return bounded if bounded.tzinfo is UTC else bounded.astimezone(UTC)
+    if not isinstance(value, int | float) or value != value:  # text in a column of SQLite, which sorts behind numbers
+        return LATEST
+    return _EPOCH + int(min(max(value, _EARLIEST_MS), _LATEST_MS)) * _MS
 
 
 class _UuidDefault(sa.sql.expression.ColumnElement[str]):
@@ -174,8 +185,11 @@ _index(
     outbox.c.due_at,
     where=_is_claimable,
 )
-# Counting what is not done, and finding the dead.
-_index("ix_outbox_status", outbox.c.status, where="status <> 'SENT'")
+# What people look up, page by page, and counting what is not done. No claim reads these; each costs every claim and
+# every settlement, because an update of the status makes a new entry in all indexes. So there is none of tenants.
+_index("ix_outbox_seq", outbox.c.seq)
+_index("ix_outbox_status_seq", outbox.c.status, outbox.c.seq, where="status <> 'SENT'")
+_index("ix_outbox_correlation", outbox.c.correlation_id, outbox.c.seq, where="correlation_id IS NOT NULL")
 # Finding claims whose lease ran out.
 _index("ix_outbox_lease", outbox.c.locked_until, where="status = 'CLAIMED'")
 # Retention.
@@ -239,6 +253,23 @@ destinations = sa.Table(
     sa.Column("broken_until", Instant),
     sa.Column("trips", sa.Integer, nullable=False, server_default=sa.text("0")),
     _now_column("updated_at"),
+)
+
+tenant_limits = sa.Table(
+    "bullpen_tenant_limits",
+    metadata,
+    # Only tenants about which something was decided. `*` as type: all their rows that have no limit of their own.
+    sa.Column("tenant_id", sa.String(60), primary_key=True),
+    sa.Column("integration_type", sa.String(120), primary_key=True),
+    sa.Column("weight", sa.Integer, nullable=False, server_default=sa.text("1")),
+    sa.Column("concurrency", sa.Integer),
+    sa.Column("rate_max", sa.Integer),
+    sa.Column("rate_ms", sa.Integer),
+    # Rows started since then, within one `rate_ms`.
+    sa.Column("spent", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("spent_since", Instant),
+    _now_column("updated_at"),
+    sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="ck_tenant_limits_weight"),
 )
 
 incidents = sa.Table(
@@ -497,6 +528,7 @@ _index(
     where="kind <> 'failed'",
     unique=True,
 )
+_index("ix_workflow_correlation", workflow_history.c.correlation_id, where="correlation_id IS NOT NULL")
 _index(
     "ix_workflow_history",
     workflow_history.c.tenant_id,
@@ -547,6 +579,7 @@ runs = sa.Table(
 )
 # A tenant's history, newest first.
 _index("ix_runs_tenant", runs.c.tenant_id, runs.c.created_at, runs.c.id)
+_index("ix_runs_created", runs.c.created_at, runs.c.id)
 # Runs that have not ended: among them those whose job is lost or has failed unnoticed.
 _index("ix_runs_open", runs.c.updated_at, where="status IN ('QUEUED', 'RUNNING')")
 

@@ -12,10 +12,8 @@ import hashlib
 import time
 from typing import Final
 
-import sqlalchemy as sa
-
 from bullpen.ledger import tables
-from bullpen.ledger._words import Words
+from bullpen.ledger._words import Words, prepared
 from bullpen.ledger.database import Database
 
 __all__ = ["Turns"]
@@ -53,7 +51,7 @@ AND name IN (SELECT name FROM {table} WHERE until < {words.now} ORDER BY until L
         """Take a turn that is free or whose lease has ended, renew our own. False: somebody else has it."""
         given = {"name": _digest(name), "token": token, "lease_ms": lease_ms}
         async with self._database.statement() as connection:
-            is_taken = (await connection.execute(sa.text(self._take), given)).first() is not None
+            is_taken = (await connection.execute(prepared(self._take), given)).first() is not None
         if is_taken and time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + _SWEEP_EVERY_S
             await self.sweep()
@@ -63,12 +61,12 @@ AND name IN (SELECT name FROM {table} WHERE until < {words.now} ORDER BY until L
         """Remove turns whose lease has ended: their holders died. Returns how many. Runs by itself with the first turn
         of a process and once a minute: a program of workflows has no other upkeep of its ledger."""
         async with self._database.statement() as connection:
-            return (await connection.execute(sa.text(self._sweep))).rowcount
+            return (await connection.execute(prepared(self._sweep))).rowcount
 
     async def release(self, name: str, token: str) -> None:
         """Give it back, if it is still ours."""
         async with self._database.statement() as connection:
-            await connection.execute(sa.text(self._release), {"name": _digest(name), "token": token})
+            await connection.execute(prepared(self._release), {"name": _digest(name), "token": token})
 
 
 def _digest(name: str) -> str:

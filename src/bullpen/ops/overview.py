@@ -20,7 +20,7 @@ from bullpen.errors import ServerRefused
 from bullpen.queue.browse import find_queues
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.records import read_int
+from bullpen.wire.records import read_int, read_score
 
 __all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "grouped_by_place", "workers_by_queue"]
 
@@ -243,7 +243,7 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
 
 def _oldest(at_ms: int, answers: list[Any], delayed: Any) -> int | None:
     """Workers put delayed jobs in line when they are due: without a worker one that is due waits where it is."""
-    first_due = [int(float(delayed[1])) // _SCORE_PER_MS] if isinstance(delayed, list) and delayed else []
+    first_due = [read_score(delayed[1]) // _SCORE_PER_MS] if isinstance(delayed, list) and delayed else []
     since = [due_ms for due_ms in first_due if due_ms <= at_ms] + [
         read_int(answer[0]) + read_int(answer[1] or b"0")
         for answer in answers

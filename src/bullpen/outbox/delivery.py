@@ -13,7 +13,7 @@ import logging
 import random as _random
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 from bullpen._kernel import json, telemetry, tracing
 from bullpen._kernel.backoff import Backoff, from_wire
@@ -21,6 +21,7 @@ from bullpen._kernel.batches import Batches
 from bullpen._kernel.logs import get_logger, handling
 from bullpen._kernel.policy import OUTBOX_DELIVERY
 from bullpen._kernel.scrub import scrub
+from bullpen._kernel.within import within
 from bullpen.errors import DatabaseUnavailable, LedgerError, NotJson
 from bullpen.ledger import (
     Died,
@@ -37,6 +38,7 @@ from bullpen.ledger import (
 from bullpen.outbox._logs import Operation, log
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.routing import Route
+from bullpen.ports.answers import answer_of, raised
 from bullpen.ports.channel import (
     Accepted,
     Channel,
@@ -60,7 +62,6 @@ LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
 """Of a row that a person must decide about: the target may have it, and may not get it twice."""
 TIMEOUT: Final = "TIMEOUT"
-CHANNEL_ERROR: Final = "CHANNEL_ERROR"
 UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
 UNREADABLE: Final = "UNREADABLE"
 """Of a row that came past our own door, written by hand or by another program, and is no message."""
@@ -69,6 +70,8 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _ENOUGH_LEASE: Final = 0.8
 """Share of the lease after which a settlement is given up: the reaper has the row then."""
+
+_SENT: Final = Sent()
 
 assert OUTBOX_DELIVERY.policy.backoff is not None
 DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
@@ -87,7 +90,7 @@ def judge(
     """What an answer means for the row. `rule` is for answers that never came. Pure."""
     match result:
         case Accepted(detail):
-            return Sent(scrub(detail))
+            return Sent(scrub(detail)) if detail else _SENT
         case Refused(reason, code):
             return Died(scrub(reason), code)
         case NotTried(reason, after_ms):
@@ -130,15 +133,23 @@ def backoff_of(row: OutboxRow) -> Backoff:
     return own if isinstance(own, Backoff) else DEFAULT_BACKOFF
 
 
-def message_of(row: OutboxRow, timeout_ms: int | None = None) -> Message:
+class Content(NamedTuple):
+    """What a row holds, of whoever had it before."""
+
+    payload: Any
+    headers: dict[str, Any]
+
+
+def message_of(row: OutboxRow, timeout_ms: int | None = None, content: Content | None = None) -> Message:
     """What a channel gets to see of a row. `timeout_ms` is what its route says."""
+    payload, headers = (row.payload, row.headers) if content is None else content
     return Message(
         id=row.id,
         integration_type=row.integration_type,
         event_type=row.event_type,
-        payload=row.payload,
-        headers=row.headers,
-        idempotency_key=row.idempotency_key,
+        payload=payload,
+        headers=headers,
+        idempotency_key=row.key_in(headers),
         source_stream_id=row.source_stream_id,
         source_event_id=row.source_event_id,
         tenant_id=row.tenant_id,
@@ -181,31 +192,78 @@ class OutboxDeliveries:
         until: float,
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
+        content: Content | None = None,
+        follows: int = 0,
     ) -> SettledRow | None:
         """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
+        `content` is what the row holds, where it was begun without. `follows`: so many rows behind it under the same
+        ordering key are delivered as well, while they are due.
 
         None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
-        began = time.monotonic()
-        if began >= until:
+        first: SettledRow | None = None
+        following: OutboxRow | None = row
+        while following is not None:
+            row = following
+            began = time.monotonic()
+            outcome = await self.attempt(row, route, until=until, operation=operation, content=content)
+            if outcome is None:
+                break
+            sent_at = time.monotonic()
+            settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=follows > 0)
+            if settled is None:
+                break
+            self._report(row, outcome, settled, (sent_at - began) * 1000, operation)
+            first, following = first or settled, settled.next
+            until, content, follows = sent_at + self._lease_ms / 1000, None, follows - 1
+        return first
+
+    async def attempt(
+        self,
+        row: OutboxRow,
+        route: Route,
+        *,
+        until: float,
+        operation: Operation = "OUTBOX_DELIVER",
+        content: Content | None = None,
+    ) -> RowOutcome | None:
+        """Send one row. None: not even begun, its lease was over."""
+        if time.monotonic() >= until:
             # This process stood still for longer than the lease: somebody else has delivered it, or will.
             log(operation, "ERROR", row, source=self._source, level=logging.WARNING, error=LEASE_EXPIRED)
             telemetry.emit("outbox.overslept", **_ids(row))
             return None
-        outcome = await self._decide(row, route)
-        took_ms = (time.monotonic() - began) * 1000
-        settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id)
-        if settled is not None:
-            self._report(row, outcome, settled, took_ms, operation)
-        return settled
+        return await self._decide(row, route, content)
 
-    async def _decide(self, row: OutboxRow, route: Route) -> RowOutcome:
+    def settle_soon(
+        self,
+        row: OutboxRow,
+        outcome: RowOutcome,
+        *,
+        until: float,
+        took_ms: float,
+        operation: Operation,
+        takes_next: bool,
+        then: Callable[[SettledRow | None], None],
+    ) -> None:
+        """As `settle`, without waiting for it: `then` gets what `settle` returns."""
+
+        def receive(result: SettledRow | LedgerError | None, error: BaseException | None) -> None:
+            settled = self._settled(row, result if error is None else error)
+            if settled is not None:
+                self._report(row, outcome, settled, took_ms, operation)
+            then(settled)
+
+        self._settlements.put((self._settlement(row, outcome, takes_next=takes_next), until), receive)
+
+    async def _decide(self, row: OutboxRow, route: Route, content: Content | None) -> RowOutcome:
         """Try to deliver, unless the destination is closed or a person must decide first."""
         assert route.channel is not None
         rule = when_unknown(route.channel)
-        if is_in_doubt(row) and rule is WhenUnknown.PARK:
+        in_doubt = is_in_doubt(row)
+        if in_doubt and rule is WhenUnknown.PARK:
             return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
-            message = message_of(row, route.timeout_ms)
+            message = message_of(row, route.timeout_ms, content)
         except (NotJson, TypeError, ValueError) as error:
             return Died(f"the row cannot be read: {scrub(str(error))}", UNREADABLE, counted=False)
         entry = None if self._gates is None else await self._gates.enter(row.integration_type)
@@ -213,61 +271,90 @@ class OutboxDeliveries:
             return judge(row, entry)
         result: SendResult | None = None
         try:
-            result = await self._try(row, message, route, ask_first=is_in_doubt(row) and rule is WhenUnknown.LOOK_UP)
+            result = await self._try(row, message, route, ask_first=in_doubt and rule is WhenUnknown.LOOK_UP)
         finally:
             if self._gates is not None and entry is not None:
                 await self._gates.leave(entry, result, route.breaker)
         return judge(row, result, rule=rule, random=self._random)
 
     async def _try(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
-        assert route.channel is not None
         began = time.monotonic()
-        telemetry.emit("outbox.sending", **_ids(row))
-        result: SendResult | None = None
-        with (
-            tracing.span(
-                f"deliver {row.integration_type}",
-                "client",
-                _carried(message),
-                messaging__system="bullpen_outbox",
-                messaging__operation__name="deliver",
-                messaging__operation__type="send",
-                messaging__destination__name=row.integration_type,
-                messaging__message__id=row.id,
-                messaging__message__conversation_id=row.correlation_id,
-                outbox__id=row.id,
-                outbox__type=row.event_type,
-                outbox__attempt=message.attempt,
-            ) as span,
-            handling(message),
-        ):
-            limit_ms = route.limit_ms(self._lease_ms)
-            if ask_first:
-                result = await self._look_up(message, route.channel, limit_ms)
-            if result is None:
-                result = await self._send(message, route.channel, limit_ms)
+        telemetry.emit(
+            "outbox.sending", outbox_id=row.id, integration_type=row.integration_type, tenant_id=row.tenant_id
+        )
+        with handling(message):
+            if tracing.tracer is None:  # a span that nobody wants costs as much as a quick delivery
+                result = await self._call(message, route, ask_first=ask_first)
+            else:
+                result = await self._call_traced(row, message, route, ask_first=ask_first)
+        took_ms = (time.monotonic() - began) * 1000
+        telemetry.emit(
+            "outbox.send_returned",
+            outbox_id=row.id,
+            integration_type=row.integration_type,
+            tenant_id=row.tenant_id,
+            result=type(result).__name__,
+            took_ms=took_ms,
+        )
+        return result
+
+    async def _call(self, message: Message, route: Route, *, ask_first: bool) -> SendResult:
+        assert route.channel is not None
+        limit_ms = route.limit_ms(self._lease_ms)
+        found = await self._look_up(message, route.channel, limit_ms) if ask_first else None
+        return await self._send(message, route.channel, limit_ms) if found is None else found
+
+    async def _call_traced(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
+        with tracing.span(
+            f"deliver {row.integration_type}",
+            "client",
+            _carried(message),
+            messaging__system="bullpen_outbox",
+            messaging__operation__name="deliver",
+            messaging__operation__type="send",
+            messaging__destination__name=row.integration_type,
+            messaging__message__id=row.id,
+            messaging__message__conversation_id=row.correlation_id,
+            outbox__id=row.id,
+            outbox__type=row.event_type,
+            outbox__attempt=message.attempt,
+        ) as span:
+            result = await self._call(message, route, ask_first=ask_first)
             if not isinstance(result, Accepted):
                 span.note("error.type", type(result).__name__ if isinstance(result, NotTried) else result.code)
                 span.fail(f"{type(result).__name__}: {result.reason}")
-        took_ms = (time.monotonic() - began) * 1000
-        telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
         return result
 
     async def settle(
-        self, row: OutboxRow, outcome: RowOutcome, *, until: float, tenant_id: str | None = None
+        self,
+        row: OutboxRow,
+        outcome: RowOutcome,
+        *,
+        until: float,
+        tenant_id: str | None = None,
+        takes_next: bool = False,
     ) -> SettledRow | None:
         """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
         try:
-            settled = await self._settlements.submit((Settlement(row, outcome, self.worker_id), until), tenant_id)
+            result: object = await self._settlements.submit(
+                (self._settlement(row, outcome, takes_next=takes_next), until), tenant_id
+            )
         except LedgerError as error:
-            settled = error
-        if isinstance(settled, SettledRow):
-            return settled
+            result = error
+        return self._settled(row, result)
+
+    def _settlement(self, row: OutboxRow, outcome: RowOutcome, *, takes_next: bool) -> Settlement:
+        takes_next = takes_next and row.ordering_key is not None
+        return Settlement(row, outcome, self.worker_id, self._lease_ms if takes_next else 0)
+
+    def _settled(self, row: OutboxRow, result: object) -> SettledRow | None:
+        if isinstance(result, SettledRow):
+            return result
         log(
-            "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(settled).__name__,
+            "OUTBOX_DELIVER", "ERROR", row, source=self._source, level=logging.ERROR, error=type(result).__name__,
             outcome="UNKNOWN",
         )  # fmt: skip
-        telemetry.emit("outbox.unsettled", **_ids(row), error=settled)
+        telemetry.emit("outbox.unsettled", **_ids(row), error=result)
         return None
 
     async def idle(self) -> None:
@@ -276,14 +363,13 @@ class OutboxDeliveries:
 
     async def _send(self, message: Message, channel: Channel, timeout_ms: int) -> SendResult:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await channel.send(message)
+            return answer_of(await within(channel.send(message), timeout_ms / 1000))
         except TimeoutError:
             return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
             # Without its text and trace, which may show what is being sent.
             _log.error("channel of %r raised %s", message.integration_type, type(error).__name__)
-            return Unknown(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
+            return raised(error)
 
     async def _look_up(self, message: Message, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
         """Whether the target has it. Not being able to tell keeps the doubt: it is asked again next time."""
@@ -293,8 +379,16 @@ class OutboxDeliveries:
                 found = await channel.look_up(message)
         except Exception as error:  # noqa: BLE001 - as above
             _log.error("looking up a message of %r raised %s", message.integration_type, type(error).__name__)
-            found = Unavailable(f"{type(error).__name__}: {error}", UNKNOWN_OUTCOME)
-        return Unavailable(found.reason, UNKNOWN_OUTCOME, found.after_ms) if isinstance(found, Unavailable) else found
+            return Unavailable(raised(error).reason, UNKNOWN_OUTCOME)
+        if found is None:
+            return None
+        match answer_of(found):
+            case Accepted() as there:
+                return there
+            case Unavailable(reason, _, after_ms):
+                return Unavailable(reason, UNKNOWN_OUTCOME, after_ms)
+            case other:
+                return Unavailable(other.reason, UNKNOWN_OUTCOME)
 
     async def _settle_batch(
         self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]

@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -31,18 +32,28 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, require
-from bullpen.ledger import Died, Lane, OutboxRepository, OutboxRow, Released, RowOutcome, Settlement
+from bullpen.ledger import (
+    Died,
+    Lane,
+    OutboxRepository,
+    OutboxRow,
+    Released,
+    RowOutcome,
+    SettledRow,
+    Settlement,
+    TenantLimits,
+)
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
+from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
 
 UNQUEUABLE: Final = "UNQUEUABLE"
 _SOURCE: Final = "outbox-dispatcher"
-_MOST_TENANTS: Final = 50
 _RUNNING_LEASE_MS: Final = 5_000
 _REDIS_RETRY_MS: Final = 1_000
 _REAP_BATCH: Final = 200
@@ -53,6 +64,11 @@ _OVERLOOKED_S: Final = 0.1
 _AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
+_UNSETTLED_BATCHES: Final = 2
+_REFILL_PARTS: Final = 4
+_FULL_S: Final = 0.01
+"""Until a full queue, or a tenant's limit, is asked again the first time; then twice as long each time."""
+_LONGEST_FULL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +81,9 @@ class DispatcherOptions:
     """How often to look although nobody told of new rows."""
     lease_ms: int = 60_000
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
-    fair_tenants: bool = False
-    """Spread claims over the tenants of a channel too. Costs one more query per channel and tick."""
+    fair_tenants: bool = True
+    """Share claims among the tenants of a channel, by weight. Costs one more query per channel and tick. Tenants with
+    limits (`bullpen outbox tenants`) are looked at either way."""
     unknown_types: Literal["dead", "leave"] = "dead"
     """dead: a row whose type no route serves is DEAD at once, with a clear code. leave: other processes serve it."""
     keep_sent_ms: int | None = 7 * 86_400_000
@@ -104,6 +121,7 @@ class Dispatcher:
         *,
         queues: OutboxQueues | None = None,
         gates: Gates | None = None,
+        limits: TenantLimits | None = None,
         options: DispatcherOptions | None = None,
         commits: Callable[[], AsyncGenerator[None, None]] | None = None,
         is_notified: bool = True,
@@ -114,6 +132,7 @@ class Dispatcher:
         """What rows show as `locked_by`: `{hostname}-{pid}-{random}` unless given."""
         self._store, self._router, self._queues = store, router, queues
         self._gates = gates
+        self._shares = Shares(limits)
         self._deliveries = OutboxDeliveries(
             store, worker_id=self.name, source=_SOURCE, lease_ms=self.options.lease_ms, gates=gates
         )
@@ -127,17 +146,28 @@ class Dispatcher:
         self._listener: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
-        """Rows per integration type that were handed on and are not settled or queued yet."""
+        """Rows per integration type that were handed on and are not sent or queued yet."""
+        self._lines: defaultdict[str, deque[tuple[OutboxRow, float]]] = defaultdict(deque)
+        """Claimed rows of direct routes that nobody sends yet, each with the end of its lease."""
+        self._senders: Counter[str] = Counter()
+        self._spare: dict[str, asyncio.Task[None]] = {}
+        """Senders that have not begun yet, by type."""
+        self._unsettled = 0
+        """Rows that were sent, and whose outcome is on its way to the database."""
         self._starved: set[str] = set()
         """Types that had more than they may have under way: the next free place is a reason to look."""
         self._held_back: set[str] = set()
         """Types with due rows that something outside holds back (a gate, a full queue): asked for at every interval."""
         self._was_held_back: set[str] = set()
+        self._full: set[str] = set()
+        """Types whose queue holds enough jobs for now, or whose tenants have as much as they may."""
+        self._full_pause_s = _FULL_S
         self._notified, self._notified_at = 0, 0.0
         self._overlooked: list[tuple[int, OutboxRow]] = []
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
         self._next_unpark = 0.0
+        self._is_closing = False
         self._close_timeout_s = self.options.lease_ms / 1000
         for pattern, route in router.items():
             self._check_route(pattern, route)
@@ -186,9 +216,10 @@ class Dispatcher:
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
-        await self._deliveries.idle()
+        while self._tasks or self._unsettled:  # a row that is settled may bring the next of its ordering key
+            if self._tasks:
+                await asyncio.wait(list(self._tasks))
+            await self._deliveries.idle()
 
     async def _begin(self) -> None:
         await self._ticker.start()
@@ -208,8 +239,10 @@ class Dispatcher:
         self._ended.set()
 
     async def _finish(self) -> None:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=self._close_timeout_s)
+        self._is_closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._close_timeout_s):
+                await self.idle()
         await end(*self._tasks)
         await self._deliveries.idle()
 
@@ -231,8 +264,19 @@ class Dispatcher:
             self._ticker.wake_in(await self._seconds_until_due())
         return more
 
+    def _seconds_until_room(self) -> float | None:
+        """When to ask queues again that were full: workers take jobs out of them and tell nobody."""
+        if not self._full:
+            self._full_pause_s = _FULL_S
+            return None
+        pause_s = self._full_pause_s
+        self._full_pause_s = min(pause_s * 2, _LONGEST_FULL_S, self.options.tick_interval_ms / 1000)
+        return pause_s
+
     async def _seconds_until_due(self) -> float | None:
         left_ms = await self._store.next_due_ms()
+        if (until_room_s := self._seconds_until_room()) is not None:
+            return until_room_s if not left_ms else min(until_room_s, left_ms / 1000)
         if left_ms is None or left_ms > 0:
             return None if left_ms is None else left_ms / 1000
         # Due already: since the tick, or held by another dispatcher in that moment, which will not tell when it lets
@@ -244,8 +288,10 @@ class Dispatcher:
         types = await self._store.due_types()
         if not types:
             self._held_back = set()
+            self._full.clear()
             return False
         under_way = dict(self._under_way)
+        self._full.clear()
         # All at once: with a queue each they share a few round trips, and one that does not answer costs one wait.
         room = dict(zip(types, await asyncio.gather(*(self._room(name) for name in types)), strict=True))
         served = [name for name in types if room[name] > 0]
@@ -281,28 +327,40 @@ class Dispatcher:
         if route is None:
             return batch if self.options.unknown_types == "dead" else 0
         if route.is_direct:
-            return route.concurrency - self._under_way[integration_type]
+            # Rows that were sent need no place at the target any more; a database that is slow to write their outcomes
+            # still bounds how many there are.
+            is_behind = self._unsettled >= _UNSETTLED_BATCHES * max(batch, route.concurrency)
+            return 0 if is_behind else route.concurrency - self._under_way[integration_type]
         if self._queues is None:
             return 0
         name = queue_name(integration_type)
         if not await self._queues.is_open(name):
             return 0
-        if not route.split_tenants and not await self._queues.has_room(name, route.max_queued):
+        free = batch - self._under_way[integration_type]
+        if route.split_tenants or free <= 0:
+            return free
+        room = await self._queues.room(name, route.max_queued - self._under_way[integration_type])
+        # Not for a handful of rows: a queue that is nearly full is filled when a part of it has been worked on.
+        if room < min(batch, max(1, route.max_queued // _REFILL_PARTS)):
+            self._full.add(integration_type)
             return 0
-        return batch - self._under_way[integration_type]
+        return min(free, room)
 
     async def _share(self, types: Sequence[str], room: dict[str, int], limit: int) -> list[Lane]:
         """An equal share of the batch for each lane; what one leaves over the next tick gives to the others."""
         share = max(1, limit // max(1, len(types)))
+        if types:
+            await self._shares.refresh()
+        by_tenant = self.options.fair_tenants or not self._shares.is_empty
         lanes = []
         for name in types:
             quota = min(share, room[name])
-            lanes += await self._share_tenants(name, quota) if self.options.fair_tenants else [Lane(name, quota)]
+            lanes += await self._share_tenants(name, quota) if by_tenant else [Lane(name, quota)]
         return lanes
 
     async def _share_tenants(self, integration_type: str, quota: int) -> list[Lane]:
-        """As many tenants as the quota has rows, beginning behind the last one that was served."""
-        most = min(quota, _MOST_TENANTS)
+        """As many tenants as may share the quota, beginning behind the last one that was served."""
+        most = self._shares.most_tenants(quota)
         after = self._tenant_cursor[integration_type]
         tenants = await self._store.due_tenants(integration_type, after=after, most=most)
         if len(tenants) < most and after:
@@ -310,10 +368,10 @@ class Dispatcher:
             tenants += [tenant for tenant in first if tenant < after]
         if not tenants:
             return []
-        # The next name that could exist: "\\0" is the smallest character, and no tenant's name has it.
-        self._tenant_cursor[integration_type] = f"{tenants[-1]}\x01"
-        share = max(1, quota // len(tenants))
-        return [Lane(integration_type, share, tenant) for tenant in tenants]
+        # The next name that could exist: "\0" is the smallest character, and no tenant's name has it. With all of them
+        # in this claim the next one begins at the first name again, which saves the second look.
+        self._tenant_cursor[integration_type] = f"{tenants[-1]}\x01" if len(tenants) == most else ""
+        return self._shares.lanes(integration_type, tenants, quota)
 
     async def _claim(self, lanes: Sequence[Lane], kind: str) -> bool:
         if not lanes:
@@ -326,6 +384,7 @@ class Dispatcher:
         telemetry.emit("outbox.claimed", count=len(claimed.rows), took_ms=took_ms, kind=kind)
         if claimed.rows:
             count = len(claimed.rows)
+            self._full_pause_s = _FULL_S
             log("OUTBOX_CLAIM", "SUCCESS", source=_SOURCE, level=logging.DEBUG, count=count, durationMs=round(took_ms))
             if self._ticker.is_fallback and self._is_notified:
                 self._suspect_late_wakeup(claimed.rows)
@@ -333,12 +392,14 @@ class Dispatcher:
         match kind:
             case "direct":
                 for row in claimed.rows:
-                    self._hand_on([row], self._send(row, until))
+                    self._put_in_line(row, until)
             case "queued":
                 for name, rows in self._by_queue(claimed.rows):
                     self._hand_on(rows, self._enqueue(name, rows, until))
             case _:
                 self._hand_on(claimed.rows, self._bury(claimed.rows, until))
+        self._full |= claimed.held_types
+        self._held_back |= claimed.held_types
         # A lane whose places are all taken is no reason to look again at once: a place that becomes free is.
         again = False
         for integration_type, _ in claimed.full_lanes:
@@ -394,9 +455,72 @@ class Dispatcher:
 
         task.add_done_callback(over)
 
-    async def _send(self, row: OutboxRow, until: float) -> None:
-        route = self._route(row.integration_type)
-        await self._deliveries.deliver(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+    def _put_in_line(self, row: OutboxRow, until: float) -> None:
+        self._under_way[row.integration_type] += 1
+        self._lines[row.integration_type].append((row, until))
+        self._add_sender(row.integration_type)
+
+    def _add_sender(self, integration_type: str) -> None:
+        """See that somebody takes the next row of a line, if there is one and if the route allows one more.
+
+        One spare sender is enough: as soon as it begins, it sees to the next one. So a target that answers at once is
+        served by one task, and each row that has to wait for an answer has a task of its own."""
+        if not self._lines[integration_type] or integration_type in self._spare:
+            return
+        if self._senders[integration_type] >= self._route(integration_type).concurrency:
+            return
+        self._senders[integration_type] += 1
+        task = asyncio.create_task(self._send_line(integration_type), name="bullpen outbox dispatch")
+        self._spare[integration_type] = task
+        self._tasks.add(task)
+
+        def over(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if self._spare.get(integration_type) is done:  # cancelled before it began
+                del self._spare[integration_type]
+            self._senders[integration_type] -= 1
+            if not done.cancelled():
+                if (error := done.exception()) is not None:
+                    _log.error("dispatching failed; its row comes back when its lease ends", exc_info=error)
+                self._add_sender(integration_type)
+
+        task.add_done_callback(over)
+
+    async def _send_line(self, integration_type: str) -> None:
+        route, line = self._route(integration_type), self._lines[integration_type]
+        del self._spare[integration_type]
+        while line:
+            row, until = line.popleft()
+            self._add_sender(integration_type)
+            began = time.monotonic()
+            try:
+                outcome = await self._deliveries.attempt(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+            finally:
+                self._under_way[integration_type] -= 1
+                self._wake_if_starved(integration_type)
+            if outcome is None:
+                continue
+            self._unsettled += 1
+            self._deliveries.settle_soon(
+                row,
+                outcome,
+                until=until,
+                took_ms=(time.monotonic() - began) * 1000,
+                operation="OUTBOX_DIRECT_SEND",
+                takes_next=not self._is_closing,
+                then=partial(self._on_settled, integration_type, time.monotonic()),
+            )
+
+    def _on_settled(self, integration_type: str, asked_at: float, settled: SettledRow | None) -> None:
+        self._unsettled -= 1
+        if settled is not None and settled.next is not None:
+            self._put_in_line(settled.next, asked_at + self.options.lease_ms / 1000)
+        if self._starved or integration_type in self._full:  # a limit of its tenant may have kept the next one back
+            self._ticker.wake()
+
+    def _wake_if_starved(self, integration_type: str) -> None:
+        if integration_type in self._starved:
+            self._ticker.wake()
 
     async def _enqueue(self, name: str, rows: Sequence[OutboxRow], until: float) -> None:
         assert self._queues is not None

@@ -208,6 +208,7 @@ class Outbox:
             self.router,
             queues=self._queues,
             gates=self._gates,
+            limits=self.ledger.tenant_limits,
             options=self.options,
             commits=self.ledger.commits,
             is_notified=self.ledger.enqueuer.notify and self.ledger.database.is_postgres,

@@ -18,7 +18,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, InvalidOption, PayloadTooLarge, ServerRefused, require
 from bullpen.ledger import OutboxRow
 from bullpen.outbox.routing import QUEUE_PREFIX
-from bullpen.queue import Added, Job, JobState, Queue
+from bullpen.queue import Added, Job, JobState, NewJob, Queue
 from bullpen.queue.events import EventStream
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
@@ -50,7 +50,7 @@ class Placed(StrEnum):
 
 
 def job_data(row: OutboxRow) -> dict[str, Any]:
-    """What the job carries. The row stays the truth: the worker reads it again."""
+    """What the job carries. The row stays the truth about whether it is to be delivered, and how often it was tried."""
     return {
         "outboxId": row.id,
         "eventType": row.event_type,
@@ -78,8 +78,15 @@ class OutboxQueues:
     def __getitem__(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None:
+            # Retries live in the row alone, so a job runs once; a success leaves nothing, a failure stays to be seen.
             queue = self._queues[name] = Queue(
-                name, connection=self.connection, prefix=self.prefix, add_deadline=_ADD_DEADLINE_MS
+                name,
+                connection=self.connection,
+                prefix=self.prefix,
+                add_deadline=_ADD_DEADLINE_MS,
+                attempts=1,
+                remove_on_complete=True,
+                remove_on_fail=False,
             )
         return queue
 
@@ -100,36 +107,54 @@ class OutboxQueues:
                         _log.warning("Redis takes jobs of the outbox again")
         return not self._is_away
 
-    async def has_room(self, name: str, most: int) -> bool:
-        """Whether fewer than `most` jobs wait in a queue. False as well when nobody can tell."""
+    async def room(self, name: str, most: int) -> int:
+        """How many jobs are missing until `most` wait in a queue. 0 as well when nobody can tell."""
         try:
             async with asyncio.timeout(
                 _COUNT_TIMEOUT_S
             ):  # a queue asks again for longer; rows of others wait meanwhile
-                return (await self[name].counts()).pending < most
+                return max(0, most - (await self[name].counts()).pending)
         except TimeoutError:
             self._lost(f"no answer within {_COUNT_TIMEOUT_S:.0f} s")
         except BullpenError as error:
             self._lost(str(error))
-        return False
+        return 0
 
     async def place(self, name: str, rows: Sequence[OutboxRow]) -> list[tuple[OutboxRow, Placed, str]]:
         """Add a job per row, in as few calls as possible; for each row what became of it, and why."""
         if name not in self._announced:
             await self._announce(name)  # before the jobs: should we die in between, the next process announces it
         queue = self[name]
-        results = await asyncio.gather(*(self._add(queue, row) for row in rows), return_exceptions=True)
+        results: Sequence[Job | BaseException]
+        try:
+            results = await queue.add_many([_job(row) for row in rows])
+        except BullpenError as error:
+            if not isinstance(error, InvalidOption | PayloadTooLarge):  # Redis is away: one wait is enough for all
+                results = [error] * len(rows)
+            else:
+                results = await self._add_each(queue, rows)
+        except (TypeError, ValueError):  # one of them cannot be read
+            results = await self._add_each(queue, rows)
         return [(row, *self._judge(result)) for row, result in zip(rows, results, strict=True)]
 
+    async def _add_each(self, queue: Queue, rows: Sequence[OutboxRow]) -> Sequence[Job | BaseException]:
+        """One by one: a row that no queue can take must not keep the others from theirs."""
+        results = await asyncio.gather(*(self._add(queue, row) for row in rows), return_exceptions=True)
+        return list(results)
+
     async def announcements(self) -> AsyncGenerator[frozenset[str], None]:
-        """Names of queues that dispatchers of any process begin to fill, from the first one on, which is empty:
-        whoever has it looks for the queues that are there already. Empty ones later: some may have been missed."""
+        """Names of queues that dispatchers of any process begin to fill. The first ones are empty: whoever has them
+        looks for the queues that are there already. Empty ones later: some may have been missed.
+
+        From the oldest announcement on: one that was made just before we came may be of a queue without a job so far,
+        which no look finds.
+        """
         key = self._announcements
         door = Door(self.connection, "bullpen-outbox-queues", key=key)
         try:
-            stream = EventStream(door, key)
-            await stream.start()
+            await EventStream(door, key).start()  # a server that is away is waited for
             yield frozenset()
+            stream = EventStream(door, key, "0-0")
             while True:
                 lost, entries = await stream.next_page()
                 if lost:
@@ -159,17 +184,8 @@ class OutboxQueues:
                 return
 
     async def _add(self, queue: Queue, row: OutboxRow) -> Job:
-        # Retries live in the row alone, so the job runs once; a success leaves nothing, a failure stays to be looked
-        # at.
-        return await queue.add(
-            row.event_type,
-            job_data(row),
-            job_id=row.id,
-            attempts=1,
-            remove_on_complete=True,
-            remove_on_fail=False,
-            replace_finished=True,
-        )
+        job = _job(row)
+        return await queue.add(job.name, job.data, **job.options)
 
     def _judge(self, result: Job | BaseException) -> tuple[Placed, str]:
         match result:
@@ -192,3 +208,7 @@ class OutboxQueues:
         if not self._is_away:
             self._is_away = True
             _log.warning("Redis takes no jobs of the outbox: %s; rows wait in the database", reason)
+
+
+def _job(row: OutboxRow) -> NewJob:
+    return NewJob(row.event_type, job_data(row), {"job_id": row.id, "replace_finished": True})

@@ -55,8 +55,10 @@ class Route:
     """A queue for each tenant, so that one tenant's jobs never stand before another's."""
     rate_limit: RateLimit | None = None
     """Deliveries started per time and queue; with `split_tenants` that is per tenant. Only queued."""
-    max_queued: int = 10_000
-    """Jobs that may wait in the queue before no more are added: Redis must not hold what the database holds well."""
+    max_queued: int = 200
+    """Jobs that may wait in the queue before no more are added. The database holds the rest, and claims it fairly; what
+    is in the queue leaves in its order, so a tenant that comes new waits for that much. More than workers can do in a
+    fifth of a second gains nothing."""
     breaker: Breaker | None = Breaker()  # noqa: RUF009 - frozen
     """When to stop calling a destination that does not answer. None: never."""
 

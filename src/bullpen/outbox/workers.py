@@ -1,8 +1,10 @@
 """Deliver what the dispatcher queued: one worker per queue of the outbox.
 
-A job only says which row; the row in the database is the truth about content, attempts and whether it is to be
-delivered at all. The handler never raises a failed delivery to the queue: retries live in the row. What it raises is
-that a row is unknown (which no retry mends) or that the database is away (the job waits, nothing is counted).
+A job says which row, and what it holds: that never changes. The row in the database is the truth about attempts and
+whether it is to be delivered at all, so a batch of jobs asks for no more than that; the content is read again only for
+a job that does not name the same event. The handler never raises a failed delivery to the queue: retries live in the
+row. What it raises is that a row is unknown (which no retry mends) or that the database is away (the job waits, nothing
+is counted).
 
 In: routes with a channel. Out: rows settled. Elsewhere: adding the jobs (`dispatcher`), one delivery (`delivery`).
 """
@@ -16,7 +18,7 @@ import time
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from bullpen._kernel import telemetry
 from bullpen._kernel.batches import Batches
@@ -29,7 +31,7 @@ from bullpen._kernel.ticker import Ticker
 from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError, ServerRefused
 from bullpen.ledger import OutboxRepository, OutboxRow
 from bullpen.outbox._logs import log
-from bullpen.outbox.delivery import OutboxDeliveries
+from bullpen.outbox.delivery import Content, OutboxDeliveries
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
@@ -43,6 +45,8 @@ _log = get_logger("bullpen.outbox")
 
 _SOURCE: Final = "outbox-worker"
 DISCOVER_MS: Final = 5_000
+_MOST_FOLLOWING: Final = 100
+"""Rows of one ordering key that one job delivers, so that its handler ends now and then."""
 _DATABASE_RETRY_MS: Final = 2_000
 
 
@@ -79,6 +83,7 @@ class DeliveryWorkers:
         self._announced: set[str] = set()
         self._suspects: set[str] = set()
         self._must_look = False
+        self._is_closing = False
         self._is_settled = False
         """Whatever is new from now on is announced."""
         self._listening: asyncio.Task[None] | None = None
@@ -97,6 +102,7 @@ class DeliveryWorkers:
 
     async def close(self, timeout: int | timedelta | None = None) -> None:
         """Take no more, let running deliveries end, give unfinished jobs back. Safe to call twice."""
+        self._is_closing = True
         self._close_timeout = timeout
         if timeout == 0:
             await asyncio.gather(*(worker.close(0) for worker in self._workers.values()))
@@ -138,6 +144,8 @@ class DeliveryWorkers:
 
     async def _discover(self) -> None:
         is_fallback, names = self._discovery.is_fallback, set(self._announced)
+        # What stood there before anybody could hear of it is nobody's lost announcement.
+        is_suspicious = is_fallback and self._is_settled and not self._must_look
         if is_fallback:
             self._judge_suspects()
         if is_fallback or self._must_look:
@@ -146,7 +154,7 @@ class DeliveryWorkers:
         for name in sorted(names):
             read = read_queue_name(name)
             route = None if read is None else self._router.resolve(read[0])
-            if route is not None and await self._serve(name, route) and is_fallback and self._is_settled:
+            if route is not None and await self._serve(name, route) and is_suspicious:
                 self._suspects.add(name)
 
     def _judge_suspects(self) -> None:
@@ -176,25 +184,35 @@ class DeliveryWorkers:
         row_id, tenant_id = _read(job)
         scope = tenant_id if self._by_tenant else None
         until = time.monotonic() + self._lease_ms / 1000
+        content = _content(job)
         try:
-            row = await self._begins.submit(row_id, scope)
+            row = await self._begins.submit(row_id, (scope, content is not None))
             if row is None:
                 return {"outcome": await self._explain(row_id, scope)}
+            if content is not None and not _names(job, row):
+                content, row = None, await self._with_content(row, scope)
         except DatabaseUnavailable as error:
             raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
         telemetry.emit("outbox.begun", outbox_id=row.id, integration_type=row.integration_type)
-        settled = await self._deliveries.deliver(row, route, until=until, tenant_id=scope)
+        # The rest of an ordering key comes along, unless each job counts for a limit per time.
+        follows = _MOST_FOLLOWING if route.rate_limit is None else 0
+        settled = await self._deliveries.deliver(
+            row, route, until=until, tenant_id=scope, content=content, follows=0 if self._is_closing else follows
+        )
         return {"outcome": "UNKNOWN" if settled is None else str(settled.status or "LATE")}
 
-    async def _begin_batch(self, tenant_id: Hashable, ids: Sequence[str]) -> Sequence[OutboxRow | None]:
+    async def _begin_batch(self, key: Hashable, ids: Sequence[str]) -> Sequence[OutboxRow | None]:
+        tenant_id, has_content = cast("tuple[str | None, bool]", key)
         begun = await self._store.begin(
-            set(ids),
-            worker_id=self.name,
-            lease_ms=self._lease_ms,
-            tenant_id=None if tenant_id is None else str(tenant_id),
+            set(ids), worker_id=self.name, lease_ms=self._lease_ms, tenant_id=tenant_id, content=not has_content
         )
         # Taken out: should one row have come twice, only one of the two may deliver it.
         return [begun.pop(row_id, None) for row_id in ids]
+
+    async def _with_content(self, row: OutboxRow, tenant_id: str | None) -> OutboxRow:
+        stored = await self._store.get(row.id, tenant_id=tenant_id)
+        assert stored is not None  # begun a moment ago, and nobody removes a claimed row
+        return row._replace(payload_json=stored.payload_json, headers_json=stored.headers_json)
 
     async def _explain(self, row_id: str, tenant_id: str | None) -> str:
         """Why a row is not to be delivered now. Raises PermanentError for one that does not exist."""
@@ -212,3 +230,17 @@ def _read(job: Job) -> tuple[str, str | None]:
         raise PermanentError("the job names no outbox row; its data needs `outboxId`")
     tenant = data.get("tenantId")
     return row_id, tenant if isinstance(tenant, str) else None
+
+
+def _content(job: Job) -> Content | None:
+    """What the job says that the row holds; None: nothing that could be sent."""
+    data = job.data
+    if not isinstance(data, dict) or "payload" not in data or not isinstance(data.get("headers"), dict):
+        return None
+    return Content(data["payload"], data["headers"])
+
+
+def _names(job: Job, row: OutboxRow) -> bool:
+    """Whether the job was made of this row, as far as can be seen."""
+    data = job.data
+    return (data.get("sourceEventId"), data.get("eventType")) == (row.source_event_id, row.event_type)

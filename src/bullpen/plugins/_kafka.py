@@ -23,12 +23,14 @@ if find_spec("aiokafka") is None:
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
     CommitFailedError,
     GroupAuthorizationFailedError,
     IllegalStateError,
     InvalidTopicError,
+    KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     RecordTooLargeError,
@@ -46,9 +48,15 @@ _DRIVER: Final = "aiokafka"
 _FETCH: Final = 1
 """The number of that request."""
 _CONNECT_TIMEOUT_S: Final = 10.0
+_REASON_TIMEOUT_S: Final = 2.0
+"""A refusal comes at once; what does not answer is away."""
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _LARGEST_RECORD_BYTES: Final = 11 * 1024 * 1024
 """Our own limit of 10 MiB and some room; the topic's `max.message.bytes` decides in the end."""
+_NEW_TOPIC_S: Final = 1.0
+"""How often a group asks for a topic that the cluster does not know yet."""
+_NEW_PARTITIONS_MS: Final = 30_000
+"""How often it asks for more partitions of those it knows. The driver's own five minutes are for both."""
 
 _REFUSALS: Final = (
     AuthenticationFailedError,
@@ -141,7 +149,10 @@ def translate(error: BaseException) -> BullpenError:
         return error
     if isinstance(error, CommitFailedError | IllegalStateError):
         return PartitionLost(f"Kafka gave the partition to somebody else: {text}")
-    if isinstance(error, InvalidTopicError | MessageSizeTooLargeError | RecordTooLargeError):
+    if isinstance(error, MessageSizeTooLargeError | RecordTooLargeError):
+        larger = "the record is larger than its topic takes; raise the topic's max.message.bytes or send less"
+        return RecordRefused(f"Kafka refused it: {larger} ({text})")
+    if isinstance(error, InvalidTopicError):
         return RecordRefused(f"Kafka refused it: {text}")
     if isinstance(error, _REFUSALS):
         return ServerRefused(f"Kafka refused it: {text}")
@@ -260,10 +271,8 @@ class KafkaDoor:
             fetch_max_wait_ms=10,
         )
         _guard(reader)
+        await _start(reader, self._brokers)
         try:
-            with calming(_DRIVER):
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await reader.start()
             yield reader
         except TRANSLATED as error:
             raise translate(error) from error
@@ -281,7 +290,7 @@ class KafkaDoor:
                     request_timeout_ms=_REQUEST_TIMEOUT_MS,
                     max_request_size=_LARGEST_RECORD_BYTES,
                 )
-                await _start(producer)
+                await _start(producer, self._brokers)
                 self._producer = producer
             return self._producer
 
@@ -290,16 +299,7 @@ class KafkaDoor:
             self._must_be_open()
             if self._admin is None:
                 admin = AIOKafkaAdminClient(**self._brokers.as_options(), request_timeout_ms=_REQUEST_TIMEOUT_MS)
-                try:
-                    with calming(_DRIVER):
-                        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                            await admin.start()
-                except BaseException as error:
-                    with contextlib.suppress(*TRANSLATED):
-                        await admin.close()
-                    if isinstance(error, TRANSLATED):
-                        raise translate(error) from error
-                    raise
+                await _start(admin, self._brokers)
                 self._admin = admin
             return self._admin
 
@@ -311,8 +311,7 @@ class KafkaDoor:
     async def _drop_admin(self) -> None:
         admin, self._admin = self._admin, None
         if admin is not None:
-            with contextlib.suppress(*TRANSLATED):
-                await admin.close()
+            await _stop(admin)
 
     def _must_be_open(self) -> None:
         if self._is_closed:
@@ -337,6 +336,7 @@ class GroupMember:
     ) -> None:
         """`hand_over_ms`: how long `on_revoked` may take; the group waits for it."""
         self._on_revoked, self._on_assigned = on_revoked, on_assigned
+        self._brokers = brokers
         self._consumer = AIOKafkaConsumer(
             **brokers.as_options(),
             group_id=group,
@@ -346,22 +346,26 @@ class GroupMember:
             heartbeat_interval_ms=max(1, session_timeout_ms // 4),
             rebalance_timeout_ms=max(session_timeout_ms, 2 * hand_over_ms),
             max_partition_fetch_bytes=_LARGEST_RECORD_BYTES,
+            metadata_max_age_ms=_NEW_PARTITIONS_MS,
         )
+        self._topics: list[str] = []
+        self._asked_again = 0.0
         _guard(self._consumer)
 
     async def start(self) -> None:
-        await _start(self._consumer)
+        await _start(self._consumer, self._brokers)
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        wanted = sorted(topics)
-        if wanted:
+        self._topics = sorted(topics)
+        if self._topics:
             with calming(_DRIVER):  # it starts tasks
-                self._consumer.subscribe(wanted, listener=_Listener(self._on_revoked, self._on_assigned))
+                self._consumer.subscribe(self._topics, listener=_Listener(self._on_revoked, self._on_assigned))
         else:
             self._consumer.unsubscribe()
 
     async def poll(self, *, timeout_ms: int, most: int) -> dict[Partition, list[Record]]:
         """What has arrived, by partition, in order. Must be called all the time, or the group thinks we are dead."""
+        self._ask_for_new_topics()
         try:
             with calming(_DRIVER):
                 batches = await self._consumer.getmany(timeout_ms=timeout_ms, max_records=most)
@@ -391,6 +395,15 @@ class GroupMember:
     async def stop(self) -> None:
         """Leave the group. Never raises."""
         await _stop(self._consumer)
+
+    def _ask_for_new_topics(self) -> None:
+        """A topic may be made after its group: by its first record, or by somebody. Without this question its records
+        wait for as long as the driver trusts what it knows."""
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_again < _NEW_TOPIC_S or all(map(self._consumer.partitions_for_topic, self._topics)):
+            return
+        self._asked_again = now
+        self._consumer._client.force_metadata_update()  # the driver offers this question to nobody else
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the driver carries no types
@@ -422,7 +435,7 @@ def _guard(consumer: AIOKafkaConsumer) -> None:
     client.send = send_and_check
 
 
-async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+async def _start(client: AIOKafkaProducer | AIOKafkaConsumer | AIOKafkaAdminClient, brokers: Brokers) -> None:
     try:
         # The tasks that it starts now tell of every attempt to reach a cluster that is away.
         with calming(_DRIVER):
@@ -430,16 +443,39 @@ async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
                 await client.start()
     except BaseException as error:
         await _stop(client)
+        if isinstance(error, KafkaConnectionError):
+            reason = await _why_unreachable(brokers) or error
+            raise translate(reason) from reason
         if isinstance(error, TRANSLATED):
             raise translate(error) from error
         raise
 
 
-async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+async def _why_unreachable(brokers: Brokers) -> Exception | None:
+    """The driver says of a wrong password or certificate only that it reached nobody: the addresses are asked again.
+
+    What a cluster refuses comes before what a single address did not answer.
+    """
+    options = brokers.as_options()
+    hosts = collect_hosts(options.pop("bootstrap_servers"))
+    found: Exception | None = None
+    for host, port, _ in hosts:
+        try:
+            async with asyncio.timeout(_REASON_TIMEOUT_S / len(hosts)):
+                (await create_conn(host, port, request_timeout_ms=_REQUEST_TIMEOUT_MS, **options)).close()
+        except TRANSLATED as error:
+            found = found or error
+            if isinstance(error, _REFUSALS):
+                found = error
+                break
+    return found
+
+
+async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer | AIOKafkaAdminClient) -> None:
     # Stopping talks to the broker (a flush, leaving the group); one that is away must not hold us.
     with contextlib.suppress(*TRANSLATED), calming(_DRIVER):
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            await client.stop()
+            await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
 
 
 def _record(record: Any) -> Record:

@@ -21,6 +21,8 @@ __all__ = [
     "Applied",
     "Change",
     "Entities",
+    "EntityBrowser",
+    "EntityHead",
     "EntityStore",
     "HistoryEntry",
     "KnowsStates",
@@ -130,6 +132,36 @@ class HistoryEntry:
     user_id: str | None = None
     correlation_id: str | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EntityHead:
+    """One entity of a list."""
+
+    urn: str
+    status: str
+    version: int
+
+
+@runtime_checkable
+class EntityBrowser(Protocol):
+    """A store that can also list its entities, for people who look for one. No store has to."""
+
+    async def count_by_status(self, *, most: int = 100_000, tenant_id: str | None = None) -> dict[str, int]:
+        """How many entities have each status; of more than `most` entities only so many are counted."""
+        ...
+
+    async def browse(
+        self,
+        *,
+        status: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        tenant_id: str | None = None,
+    ) -> list[EntityHead]:
+        """Entities in the order of their urns: in a status, with urns that begin so, behind `after`."""
+        ...
 
 
 class EntityStore(Protocol[T, S]):

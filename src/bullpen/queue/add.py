@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.tuples import maker
-from bullpen.errors import ConnectionLost, DurabilityUnknown, OutcomeUnknown, QueueError, QueueFull
+from bullpen.errors import BullpenError, ConnectionLost, DurabilityUnknown, OutcomeUnknown, QueueFull
 from bullpen.queue.actions import AsyncActions
 from bullpen.queue.durability import MEMORY, Durability, DurableCalls, NotDurableInTime
 from bullpen.queue.job import Job, new_mark
@@ -591,9 +591,9 @@ class Adder:
     def _put_others(self, stored: Stored, batch: _Batch, jobs: list[Job]) -> None:
         """Put the jobs that were there first in the places of those that were not stored. Owners of jobs that were
         refused hear of it now, and nothing afterwards."""
-        refused: dict[int, QueueError] = {}
+        refused: dict[int, BullpenError] = {}
         for index, other in stored.others(batch.jobs, self._keys.name):
-            if isinstance(other, QueueError):
+            if isinstance(other, BullpenError):
                 refused[index] = other
             else:  # without a mark: such a job may have ended long ago
                 job = jobs[index] = Job(self._actions, other.record)

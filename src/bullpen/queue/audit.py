@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from bullpen._kernel.ids import encode_segment
+from bullpen._kernel.instants import as_utc
 from bullpen.errors import InvalidOption
 from bullpen.redis.client import Connection
 from bullpen.wire.keys import QueueKeys
@@ -70,6 +71,10 @@ class AuditStreams:
             return QueueKeys(self._prefix, encode_segment(store)).audit
 
 
+_NO_INSTANT: Final = datetime.fromtimestamp(0, UTC)
+"""Of an entry that somebody else gave an id which is no time."""
+
+
 def _entry(entry_id: bytes, flat: list[bytes]) -> StreamEntry:
     texts = [part.decode("utf-8", "replace") for part in flat]
     fields = dict(zip(texts[::2], texts[1::2], strict=False))
@@ -77,6 +82,6 @@ def _entry(entry_id: bytes, flat: list[bytes]) -> StreamEntry:
         detail = msgspec.json.decode(fields.get("detail", "{}"))
     except msgspec.DecodeError:
         detail = {}
-    at = datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC)
+    at = as_utc(int(entry_id.partition(b"-")[0])) or _NO_INSTANT
     actor, action, subject = (fields.get(name, "") for name in ("actor", "action", "subject"))
     return StreamEntry(at, actor, action, subject, fields.get("tenantId") or None, detail)

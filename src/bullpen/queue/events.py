@@ -49,6 +49,7 @@ class EventStream:
         self._door = door
         self._key = key
         self._position = position
+        self._last: list[bytes] | None = None  # what the event at our position holds, if we read it
         self._read_so_far = -1  # events ever written up to our position; -1 when the server cannot tell
         self._in_doubt = True  # whether something may be missing between our position and what the stream holds
         self._is_new = False  # the position is an event that was written just now
@@ -63,7 +64,8 @@ class EventStream:
         """Go on behind this event, which was written just now, wherever we were; not while a page is waited for. The
         blocked read is sent without waiting: the receiver gets the reply, for `take_in`, from within the loop. False:
         there is no open connection, read a page instead."""
-        self._position, self._read_so_far, self._in_doubt, self._is_new = event_id.decode(), -1, False, True
+        self._position, self._last = event_id.decode(), None
+        self._read_so_far, self._in_doubt, self._is_new = -1, False, True
         wire = self._door.open_wire
         if wire is None:
             return False
@@ -75,8 +77,11 @@ class EventStream:
         self._is_new = False
         entries: list[Any] = reply[0][1] if reply else []
         if entries:
-            self._position = entries[-1][0].decode()
+            self._stand_at(entries[-1])
         return entries
+
+    def _stand_at(self, entry: list[Any]) -> None:
+        self._position, self._last = entry[0].decode(), entry[1]
 
     def doubt(self) -> None:
         """A glance was lost: something may be missing."""
@@ -109,7 +114,7 @@ class EventStream:
                 await self._pause()
                 continue
             if entries:
-                self._position = entries[-1][0].decode()
+                self._stand_at(entries[-1])
                 if self._read_so_far >= 0:
                     self._read_so_far += len(entries)
             if entries or lost:
@@ -138,7 +143,9 @@ class EventStream:
     async def _read_blocked(self) -> tuple[bool, list[Any]]:
         """Wait for what comes next. While our last event is still in the stream, nothing behind it can be gone.
 
-        Both commands go in one write, and a server runs what one client sent together without another in between.
+        Both commands go in one write, and a server runs what one client sent together without another in between. An
+        event with the id of ours that holds something else: the stream was deleted and has begun anew, in the same
+        millisecond. What it holds is read from its beginning.
         """
         read = _blocked_read(self._key, self.position)
         if self._is_new:
@@ -151,9 +158,12 @@ class EventStream:
         for answer in (known, reply):
             if isinstance(answer, Exception):
                 raise answer
-        self._in_doubt = (
-            not known
-        )  # then the page is read again, with the counts that tell whether something is missing
+        if known and self._last is not None and known[0][1] != self._last:
+            self._position, self._last = "0-0", None
+            self._read_so_far, self._in_doubt = 0, True
+            return True, []
+        # Is it gone, the page is read again, with the counts that tell whether something is missing.
+        self._in_doubt = not known
         return False, list(reply[0][1]) if reply and known else []
 
     async def _pause(self) -> None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVa
 from bullpen._kernel import tracing
 from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.ids import check_queue_name, random_id
-from bullpen.errors import DurabilityUnknown, JobNotFound, require
-from bullpen.queue.actions import QueueActions
+from bullpen.errors import DurabilityUnknown, InvalidOption, JobNotFound, ServerRefused, require
+from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.queue.base import QueuePart, id_of
 from bullpen.queue.children import PARTS, children_of, split_key
@@ -312,13 +312,15 @@ class Flows(QueuePart):
         """A job and those below it in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out.
+        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        job lists as its children.
         """
         check_int("depth", depth, minimum=1)
         check_int("max_children", max_children, minimum=1)
-        return await self._read_node(self._keys, id_of(job), depth, max_children)
+        return await self._read_node(self._keys, id_of(job), depth, max_children, set())
 
-    async def _read_node(self, keys: QueueKeys, job_id: str, depth: int, most: int) -> FlowNode | None:
+    async def _read_node(self, keys: QueueKeys, job_id: str, depth: int, most: int, seen: set[str]) -> FlowNode | None:
+        seen.add(keys.job(job_id))
         actions = self._actions_of(keys)
         found = await actions.read(job_id)
         if found is None:
@@ -327,7 +329,10 @@ class Flows(QueuePart):
         if depth > 1:
             async for key in children_of(actions, keys.job(job_id), most=most):
                 base, child_id = await split_key(actions, key)
-                child = await self._read_node(_keys_of(base), child_id, depth - 1, most)
+                child_keys = None if key in seen else _keys_of(base)
+                if child_keys is None:
+                    continue
+                child = await self._read_node(child_keys, child_id, depth - 1, most, seen)
                 if child is not None:
                     children.append(child)
         return FlowNode(Job(actions, found[1]), tuple(children))
@@ -353,10 +358,10 @@ class Flows(QueuePart):
         found: list[Job] = []
         for key in check_texts("keys", keys):
             base, job_id = await split_key(self._ready(), key)
-            actions = self._actions_of(_keys_of(base))
-            stored = await actions.read(job_id)
-            if stored is not None:
-                found.append(Job(actions, stored[1]))
+            job_keys = _keys_of(base)
+            stored = None if job_keys is None else await self._actions_of(job_keys).read(job_id)
+            if job_keys is not None and stored is not None:
+                found.append(Job(self._actions_of(job_keys), stored[1]))
         return found
 
     async def blocked_parents(self) -> AsyncIterator[BlockedParent]:
@@ -374,22 +379,33 @@ class Flows(QueuePart):
                     yield blocked
 
     async def _look_at_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
-        _, pending = await actions.command("SSCAN", self._keys.dependencies(job_id), "0", "COUNT", _CHILDREN_LOOKED_AT)
-        keys = [raw.decode("utf-8", "surrogateescape") for raw in pending[:_CHILDREN_LOOKED_AT]]
+        scan = ("SSCAN", self._keys.dependencies(job_id), "0", "COUNT", _CHILDREN_LOOKED_AT)
+        (page,) = await actions.commands([scan], or_none=is_wrong_type)
+        keys = [raw.decode("utf-8", "surrogateescape") for raw in (page[1][:_CHILDREN_LOOKED_AT] if page else ())]
         if not keys:
             return None
         places = [await split_key(actions, key) for key in keys]
-        exist = await actions.commands([("EXISTS", key) for key in keys])
-        scores = await actions.commands([("ZSCORE", f"{base}failed", child_id) for base, child_id in places])
-        missing = tuple(key for key, is_there in zip(keys, exist, strict=True) if not is_there)
+        # A child may be listed whose keys we may not read, or that are of another type: nobody knows what became of it.
+        exist = await actions.commands([("EXISTS", key) for key in keys], or_none=_is_refused)
+        in_failed = [("ZSCORE", f"{base}failed", child_id) for base, child_id in places]
+        scores = await actions.commands(in_failed, or_none=_is_refused)
+        missing = tuple(key for key, is_there in zip(keys, exist, strict=True) if is_there == 0)
         failed = tuple(key for key, score in zip(keys, scores, strict=True) if score is not None)
         found = await actions.read(job_id) if missing or failed else None
         return None if found is None else BlockedParent(Job(actions, found[1]), failed, missing)
 
 
-def _keys_of(base: str) -> QueueKeys:
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, ServerRefused)
+
+
+def _keys_of(base: str) -> QueueKeys | None:
+    """None: no queue can have that name, so nothing is there."""
     prefix, _, name = base[:-1].rpartition(":")
-    return QueueKeys(prefix, name)
+    try:
+        return QueueKeys(prefix, name)
+    except InvalidOption:
+        return None
 
 
 def _read_reply(
@@ -399,7 +415,7 @@ def _read_reply(
     if isinstance(reply, list) and isinstance(reply[0], int):
         code, index = reply
         entry = entries[index - 1]
-        raise refusal(code, entry.packed, entry.keys.name)
+        raise refusal(b"%d" % code, entry.packed, entry.keys.name)
     now, taken = (reply, []) if isinstance(reply, bytes) else reply
     jobs = [
         Job(actions_of(keys), LateRecord(packed.job_id, partial(stored_fields, packed, now)))

@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 
 from bullpen.queue.base import QueuePart
 from bullpen.queue.states import JobState
-from bullpen.wire.records import JobRecord, read_int
+from bullpen.wire.records import JobRecord, read_int, read_score
 
 __all__ = ["Locating", "Place"]
 
@@ -93,7 +93,7 @@ class Locating(QueuePart):
             Place(
                 is_paused=meta[0] is not None,
                 lock_ms=lock_ms if lock_ms >= 0 else None,
-                due_ms=None if score is None else int(float(score)) // _SCORE_PER_MS,
+                due_ms=None if score is None else read_score(score) // _SCORE_PER_MS,
                 started_in_window=read_int(started or b"0"),
                 window_ms=max(0, window_ms),
                 rate_limit=_positive(meta[2]),

@@ -17,7 +17,7 @@ from bullpen import _version
 from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.tuples import maker
-from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, LaneFull, QueueError, require
+from bullpen.errors import BullpenError, InvalidOption, JobNotFound, JobStateConflict, LaneFull, ServerRefused, require
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.queue.job import Added, BlockedBy, NewJob
 from bullpen.queue.states import JobState
@@ -62,8 +62,13 @@ _NO_PARENT: Final = -5
 _LANE_FULL: Final = -8
 
 
-def refusal(code: int, job: PackedJob, queue: str) -> QueueError:
-    """The error of a job whose lane is full, or that cannot be its parent's child."""
+def refusal(why: bytes, job: PackedJob, queue: str) -> BullpenError:
+    """The error of a job whose lane is full, that cannot be its parent's child, or for which a key has another type."""
+    if not why.removeprefix(b"-").isdigit():
+        which = f"the job {job.job_id!r}" if job.job_id else f"a job {job.name!r}"
+        reason = why.decode("utf-8", "replace")
+        return ServerRefused(f"{which} of queue {queue!r} was not stored: {reason}. Look at the key with TYPE")
+    code = int(why)
     if code == _LANE_FULL and job.options.lane is not None:
         return LaneFull(queue, job.options.lane, job.job_id or None)
     parent = job.options.parent
@@ -110,13 +115,13 @@ class Stored(NamedTuple):
         """The same of a call with one job."""
         return LateRecord(job.job_id or self.first.decode(), partial(stored_fields, job, self.now))
 
-    def others(self, jobs: Sequence[PackedJob], queue: str) -> Iterator[tuple[int, Other | QueueError]]:
+    def others(self, jobs: Sequence[PackedJob], queue: str) -> Iterator[tuple[int, Other | BullpenError]]:
         """For each job that was not stored: its place in the call, and the job that was there first or why not."""
         rest = iter(self.taken)
         for index, raw_id, state, flat in zip(rest, rest, rest, rest, strict=True):
             job = jobs[index - 1]
             if not raw_id:
-                yield index - 1, refusal(int(state), job, queue)
+                yield index - 1, refusal(state, job, queue)
                 continue
             first_id = raw_id.decode("utf-8", "surrogateescape")
             added = Added.DUPLICATE if job.job_id == first_id else Added.DEDUPLICATED

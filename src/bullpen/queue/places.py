@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+from bullpen.errors import require
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.lists import walk_line
 from bullpen.queue.states import JobState
@@ -77,4 +78,5 @@ def lines_of(keys: QueueKeys, state: JobState) -> tuple[ListLine | ScoreLine, ..
         case JobState.ACTIVE:
             return (ListLine(keys.active),)
         case _:
+            require("state", state is not JobState.UNKNOWN, "a state that jobs are in", state)
             return (ScoreLine(getattr(keys, state.name.lower())),)

@@ -24,7 +24,7 @@ from typing import Any, Self, Unpack
 
 from bullpen._kernel import tracing
 from bullpen._kernel.duration import check_int
-from bullpen.errors import ConnectionLost, DurabilityUnknown, QueueError, ServerRefused
+from bullpen.errors import BullpenError, ConnectionLost, DurabilityUnknown, ServerRefused
 from bullpen.queue.arguments import JobDefaults, NewJobArguments
 from bullpen.queue.blocking import BlockingAdministration, BlockingCalls, drive, seal_blocking
 from bullpen.queue.blocking_faces import DeadLetters, FailedSetStore, Job, Lanes, QueueFace
@@ -207,7 +207,7 @@ class Queue(QueueFace):
         jobs = [AsyncJob(actions, record) for record in stored.records(batch)]
         if stored.taken:
             for index, other in stored.others(batch, self.name):
-                if isinstance(other, QueueError):
+                if isinstance(other, BullpenError):
                     raise other
                 job = jobs[index] = AsyncJob(actions, other.record)
                 job.added, job.blocked_by = other.added, other.blocked_by

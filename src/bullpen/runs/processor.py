@@ -24,7 +24,7 @@ from typing import Any, Final
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.breaker import CircuitBreaker
 from bullpen._kernel.duration import check_int
-from bullpen._kernel.outcome import Untrusted
+from bullpen._kernel.outcome import Untrusted, describe
 from bullpen._kernel.policy import WORKFLOW_RUN, RetryPolicy
 from bullpen._kernel.scrub import summary
 from bullpen.errors import (
@@ -399,7 +399,7 @@ class RunProcessor:
     async def _note_failure(self, run: Run, job: Job, error: Exception) -> None:
         """Write the failed attempt into the run's history, and give the run back if there will be another attempt."""
         is_final = job.is_last_attempt or self._policy.is_final(error)
-        reason = summary(str(error) or type(error).__name__)
+        reason = summary(describe(error)[0])
 
         async def note(runs: TenantRuns) -> None:
             row = await runs.get(run.id, lock=True)

@@ -196,7 +196,7 @@ class OutboxSettings:
     """How often to look although nobody told of new rows."""
     lease_ms: int = option(60_000, at_least(1_000))
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery."""
-    fair_tenants: bool = option(False)
+    fair_tenants: bool = option(True)
     """Spread claims over the tenants of a channel, too. Costs one more query per channel and tick."""
     strict_sources: bool = option(False)
     """Store each source event once, whatever its route. Every process that stores messages must say the same."""

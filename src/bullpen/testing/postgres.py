@@ -108,13 +108,14 @@ class PostgresServer:
         self._owner = os.getpid()
 
     @classmethod
-    def start(cls, *, durable: bool = False, args: Sequence[str] = ()) -> Self:
+    def start(cls, *, durable: bool = False, args: Sequence[str] = (), place: str | None = None) -> Self:
         """Start a cluster and return when it answers. `durable=True` keeps what it has acknowledged over `kill`.
 
-        `args` are settings such as `"max_connections=200"`.
+        `args` are settings such as `"max_connections=200"`. `place` is where its directory is made, with a short path;
+        None: in memory if there is room.
         """
         binaries = find_postgres()
-        directory = Path(tempfile.mkdtemp(prefix="bullpen-pg-", dir=memory_directory()))
+        directory = Path(tempfile.mkdtemp(prefix="bullpen-pg-", dir=place or memory_directory()))
         _reaper.watch_directory(directory)
         account = _account_for(binaries)
         if account is not None:

@@ -6,11 +6,13 @@ survives whatever stands there. Elsewhere: its options (`options`), writing a jo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from bullpen._kernel import json
 from bullpen._kernel.ids import is_encodable
+from bullpen._kernel.instants import possible
 from bullpen._kernel.json import decode_strict
 from bullpen.errors import InvalidOption, NotJson
 from bullpen.wire.cancels import reason_in
@@ -157,7 +159,7 @@ class JobRecord:
     @property
     def timestamp(self) -> int:
         """When the job was created."""
-        return self._int(b"timestamp")
+        return possible(self._int(b"timestamp"))
 
     @property
     def attempts_made(self) -> int:
@@ -181,12 +183,12 @@ class JobRecord:
     @property
     def processed_on(self) -> int:
         """When the latest attempt began."""
-        return max(0, self._int(b"processedOn"))
+        return max(0, possible(self._int(b"processedOn")))
 
     @property
     def finished_on(self) -> int:
         """When the job completed or finally failed."""
-        return max(0, self._int(b"finishedOn"))
+        return max(0, possible(self._int(b"finishedOn")))
 
     @property
     def worker_id(self) -> str | None:
@@ -357,6 +359,12 @@ def read_int(raw: bytes | str) -> int:
         except (ValueError, OverflowError):
             return 0
     return number if -_MOST <= number <= _MOST else 0
+
+
+def read_score(raw: bytes | str) -> int:
+    """A score of a sorted set as a whole number; 0 for an infinite one, which anybody can write."""
+    score = float(raw)
+    return int(score) if math.isfinite(score) else 0
 
 
 _MOST: Final = 2**53 - 1

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from bullpen._kernel import json
 from bullpen._kernel.cron import LOCAL, find_zone, next_after
 from bullpen._kernel.duration import check_int, read_ms
+from bullpen._kernel.instants import possible
 from bullpen.errors import InvalidOption, NotJson, require
 from bullpen.wire.options import WireOptions, to_epoch_ms
 from bullpen.wire.records import read_int
@@ -475,7 +476,10 @@ class SchedulerRecord:
             seed=_seed(self.id, self.pattern),
         )
         runs = rule.runs_from(self.next_ms, max(1, self.iterations))
-        return [_instant(run_ms) for run_ms in islice(runs, count)]
+        try:
+            return [_instant(run_ms) for run_ms in islice(runs, count)]
+        except (ValueError, OverflowError):  # beyond the calendar: it will not run
+            return []
 
 
 def is_legacy(scheduler_id: str) -> bool:
@@ -494,6 +498,9 @@ def read_scheduler(scheduler_id: str, due: bytes, flat: list[bytes]) -> Schedule
     def number(name: bytes) -> int | None:
         return read_int(fields[name]) if name in fields else None
 
+    def instant(name: bytes) -> int | None:
+        return possible(number(name) or 0) or None
+
     def text(name: bytes) -> str | None:
         return fields[name].decode("utf-8", "replace") if name in fields else None
 
@@ -507,15 +514,15 @@ def read_scheduler(scheduler_id: str, due: bytes, flat: list[bytes]) -> Schedule
         zone=text(b"tz"),
         offset_ms=number(b"offset") or 0,
         limit=number(b"limit"),
-        starts_ms=number(b"startDate"),
-        ends_ms=number(b"endDate"),
+        starts_ms=instant(b"startDate"),
+        ends_ms=instant(b"endDate"),
         data=_json_or(fields.get(b"data", b"{}")),
         opts=WireOptions.parse(fields.get(b"opts")),
         overlap=text(b"bpoverlap") or "queue",
         catch_up=_read_catch_up(text(b"bpcatchup")),
         grace_ms=number(b"bpgrace") or DEFAULT_GRACE_MS,
         jitter_ms=number(b"bpjitter") or 0,
-        paused_ms=number(b"bppaused"),
+        paused_ms=possible(read_int(fields[b"bppaused"])) if b"bppaused" in fields else None,
         is_declared=b"bpdef" in fields,
     )
 

@@ -211,7 +211,7 @@ class Exchange:
                 args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason, stack))
                 args.extend((limit, opts.attempts))
                 has_letter = self._dead_letters is not None and self._dead_letters.wants(outcome)
-                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters and has_letter else ("",) * 6)
+                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters and has_letter else ("",) * 7)
             case Retry():
                 opts, stack = job.opts, json.encode_checked(outcome.stack)
                 limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit

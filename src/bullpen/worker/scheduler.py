@@ -22,7 +22,7 @@ from bullpen.errors import InvalidOption, NotJson, ServerRefused, require
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.job import Job
 from bullpen.wire.keys import QueueKeys
-from bullpen.wire.records import read_int
+from bullpen.wire.records import read_int, read_score
 from bullpen.wire.schedules import SchedulerRule, options_head, read_rule, repeat_options
 
 logger = logging.getLogger("bullpen.worker")
@@ -94,7 +94,7 @@ class Schedulers:
         raw, score, (seconds, micros) = await actions.commands(
             [("HMGET", keys.scheduler(scheduler_id), *_READ), ("ZSCORE", keys.repeat, scheduler_id), ("TIME",)]
         )
-        slot_ms = None if score is None else int(float(score))
+        slot_ms = None if score is None else read_score(score)
         # By the end only: clients before 5.x put another text between `repeat` and the time than the scheduler's id.
         if slot_ms is None or not job.id.endswith(f":{slot_ms}"):
             return None  # gone, or this is a retry of an earlier job

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from bullpen.errors import word
 from bullpen.workflow.definition import Definition
 
-__all__ = ["mermaid", "svg"]
+__all__ = ["Box", "Layout", "Path", "layout", "mermaid", "svg"]
 
 AnyDefinition = Definition[Any, Any, Any, Any]
 
@@ -75,28 +75,73 @@ _COLOURS: Final = {
 }
 
 
-def svg(definition: AnyDefinition) -> str:
-    """A picture: one row per number of events from the beginning."""
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A state and where it stands."""
+
+    state: str
+    kind: str
+    """`idle`, `final`, `failed` or `passing`."""
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A transition: the line, and where its label stands."""
+
+    line: str
+    label: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A picture before it is drawn."""
+
+    width: int
+    height: int
+    box_width: int
+    box_height: int
+    boxes: tuple[Box, ...]
+    paths: tuple[Path, ...]
+
+
+def layout(definition: AnyDefinition) -> Layout:
+    """Where everything stands: one row per number of events from the beginning."""
     rows = _rows(definition)
     places = {
         state: (_MARGIN + at * (_WIDTH + _GAP_X), _MARGIN + level * (_HEIGHT + _GAP_Y))
         for level, row in enumerate(rows)
         for at, state in enumerate(row)
     }
-    width = 2 * _MARGIN + max(len(row) for row in rows) * (_WIDTH + _GAP_X) + _GAP_X
-    height = 2 * _MARGIN + len(rows) * (_HEIGHT + _GAP_Y)
-    name = quoteattr(f"states of {definition.name or 'workflow'}")
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="12" role="img" aria-label={name}>'
-    )
-    parts = [opening, _TIP]
+    paths = []
     parallel: dict[frozenset[Any], int] = {}
     for arrow in _arrows(definition):
         pair = frozenset((arrow.source, arrow.target))
         parallel[pair] = parallel.get(pair, 0) + 1
-        parts.append(_line(places[arrow.source], places[arrow.target], arrow.label, parallel[pair] - 1))
-    parts += [_box(place, word(state), _kind(definition, state)) for state, place in places.items()]
+        paths.append(_path(places[arrow.source], places[arrow.target], arrow.label, parallel[pair] - 1))
+    return Layout(
+        width=2 * _MARGIN + max(len(row) for row in rows) * (_WIDTH + _GAP_X) + _GAP_X,
+        height=2 * _MARGIN + len(rows) * (_HEIGHT + _GAP_Y),
+        box_width=_WIDTH,
+        box_height=_HEIGHT,
+        boxes=tuple(Box(word(state), _kind(definition, state), *place) for state, place in places.items()),
+        paths=tuple(paths),
+    )
+
+
+def svg(definition: AnyDefinition) -> str:
+    """A picture: one row per number of events from the beginning."""
+    made = layout(definition)
+    name = quoteattr(f"states of {definition.name or 'workflow'}")
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{made.width}" height="{made.height}" '
+        f'viewBox="0 0 {made.width} {made.height}" '
+        f'font-family="sans-serif" font-size="12" role="img" aria-label={name}>'
+    )
+    parts = [opening, _TIP, *map(_line, made.paths), *map(_box, made.boxes)]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -125,18 +170,24 @@ def _kind(definition: AnyDefinition, state: Any) -> str:
     return "final" if state in states.finals else "idle" if state in states.idles else "passing"
 
 
-def _box(place: tuple[int, int], text: str, kind: str) -> str:
-    x, y = place
-    fill, stroke = _COLOURS[kind]
-    middle = f'x="{x + _WIDTH // 2}" y="{y + _HEIGHT // 2 + 4}"'
-    rim = 3 if kind == "final" else 1
+def _box(box: Box) -> str:
+    fill, stroke = _COLOURS[box.kind]
+    middle = f'x="{box.x + _WIDTH // 2}" y="{box.y + _HEIGHT // 2 + 4}"'
+    rim = 3 if box.kind == "final" else 1
     return (
-        f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="{stroke}" '
-        f'stroke-width="{rim}"/><text {middle} text-anchor="middle">{escape(text)}</text>'
+        f'<rect x="{box.x}" y="{box.y}" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="{stroke}" '
+        f'stroke-width="{rim}"/><text {middle} text-anchor="middle">{escape(box.state)}</text>'
     )
 
 
-def _line(source: tuple[int, int], target: tuple[int, int], label: str, nth: int) -> str:
+def _line(path: Path) -> str:
+    return (
+        f'<path d="{path.line}" fill="none" stroke="#444" marker-end="url(#tip)"/>'
+        f'<text x="{path.x}" y="{path.y}" fill="#444" font-size="11">{escape(path.label)}</text>'
+    )
+
+
+def _path(source: tuple[int, int], target: tuple[int, int], label: str, nth: int) -> Path:
     half = _WIDTH // 2
     (x1, y1), (x2, y2) = source, target
     shift = 24 * nth  # arrows between the same two states stand beside each other
@@ -147,14 +198,13 @@ def _line(source: tuple[int, int], target: tuple[int, int], label: str, nth: int
     elif y2 > y1:
         begin, end = (x1 + half + shift, y1 + _HEIGHT), (x2 + half + shift, y2)
         path = f"M{begin[0]} {begin[1]} L{end[0]} {end[1]}"
-        at = ((begin[0] + end[0]) // 2 + 4, (begin[1] + end[1]) // 2)
+        # Near the end of a slanting line: its beginning is where the lines of other events are.
+        part = 5 if x1 == x2 else 7
+        at = (begin[0] + (end[0] - begin[0]) * part // 10 + 4, begin[1] + (end[1] - begin[1]) * part // 10)
     else:
         # Back, or along a row: around the side, so that it does not run through boxes.
         begin, end = (x1 + _WIDTH, y1 + _HEIGHT // 2), (x2 + _WIDTH, y2 + _HEIGHT // 2)
         bow = max(begin[0], end[0]) + 40 + shift
         path = f"M{begin[0]} {begin[1]} C{bow} {begin[1]} {bow} {end[1]} {end[0]} {end[1]}"
         at = (bow - 6, (begin[1] + end[1]) // 2 - 6)
-    return (
-        f'<path d="{path}" fill="none" stroke="#444" marker-end="url(#tip)"/>'
-        f'<text x="{at[0]}" y="{at[1]}" fill="#444" font-size="11">{escape(label)}</text>'
-    )
+    return Path(path, label, *at)

@@ -21,7 +21,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from bullpen._kernel import telemetry
-from bullpen._kernel.ids import encode_segment
+from bullpen._kernel.duration import is_text
+from bullpen._kernel.ids import encode_segment, is_encodable
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import cut, describe
 from bullpen.errors import (
@@ -33,6 +34,7 @@ from bullpen.errors import (
     EntityChanged,
     EntityFailed,
     EntityNotFound,
+    InvalidOption,
     NoTransition,
     PermanentError,
     RateLimited,
@@ -45,7 +47,7 @@ from bullpen.errors import (
 from bullpen.ports.entity import Change, EntityStore, Loaded, Move, UrnLocks
 from bullpen.workflow.actions import Hooks, name_of
 from bullpen.workflow.batch import Batch
-from bullpen.workflow.context import StepContext, Trigger, log_fields, performing
+from bullpen.workflow.context import TENANT, StepContext, Trigger, log_fields, performing
 from bullpen.workflow.definition import Action, Definition
 from bullpen.workflow.locks import local_locks_beside
 from bullpen.workflow.machine import Step, first_step, holds_for, is_ignored, is_target, next_step
@@ -75,6 +77,14 @@ class _ActionFailed(Exception):
     def __init__(self, step: Step[Any, Any, Any, Any], error: Exception) -> None:
         super().__init__(str(error))
         self.step, self.error = step, error
+
+
+class _NoEntity(PermanentError):
+    """Another try would have the effect once more, and return the same."""
+
+    def __init__(self, action: Callable[..., Any], returned: object) -> None:
+        what = "None" if returned is None else type(returned).__name__
+        super().__init__(f"action {name_of(action)} returned {what} instead of the entity")
 
 
 @dataclass
@@ -107,6 +117,7 @@ class Engine(Generic[T, P, E, S]):
     async def emit(self, event: E, urn: str, payload: Any, trigger: Trigger) -> T:
         """Apply one event; returns the entity. An event whose key was applied before changes nothing."""
         self._require_known(event)
+        _check_names(urn, trigger)
         payload = self._typed(event, payload)
         async with self._alone(urn, trigger):
             return await self._repeating(urn, lambda: self._apply(event, urn, payload, trigger, [trigger.key]))
@@ -122,6 +133,7 @@ class Engine(Generic[T, P, E, S]):
         payloads: dict[int, Any] = {}
         for at, (payload, _) in enumerate(items):
             try:
+                _check_names(urn, items[at][1])
                 payloads[at] = self._typed(event, payload)
                 good.append(at)
             except PermanentError as error:
@@ -190,7 +202,7 @@ class Engine(Generic[T, P, E, S]):
         return await self._change(loaded, event, urn, payload, trigger, lambda: keys)
 
     async def _read(self, urn: str, keys: list[str], trigger: Trigger, payload: Any) -> Loaded[T]:
-        with _nobody_counts(trigger):
+        with _nobody_counts(trigger), _for_good(trigger):
             loaded = await self.store.read(self.name, urn, keys, tenant_id=trigger.tenant_id)
         if loaded is not None:
             return loaded
@@ -342,10 +354,8 @@ class Engine(Generic[T, P, E, S]):
         self, action: Callable[[Any, Any], Awaitable[Any]], step: Step[T, P, E, S], entity: T, payload: Any, urn: str
     ) -> T:
         try:
-            returned: T | None = await action(entity, payload)
-            if returned is None:
-                raise TypeError(f"action {getattr(action, '__qualname__', action)} returned None instead of the entity")
-            own = self.store.urn(returned)
+            returned: T = await action(entity, payload)
+            own = self._urn_of(returned, action)
             if own != urn:
                 # It would be stored over another entity, or as a new one beside the old.
                 raise PermanentError(
@@ -356,6 +366,14 @@ class Engine(Generic[T, P, E, S]):
         except Exception as error:
             raise _ActionFailed(step, error) from error
         return returned
+
+    def _urn_of(self, returned: Any, action: Callable[..., Any]) -> str:
+        try:
+            if returned is not None:
+                return self.store.urn(returned)
+        except Exception as error:
+            raise _NoEntity(action, returned) from error
+        raise _NoEntity(action, returned)
 
     # ---- storing ------------------------------------------------------------------------------------------------
 
@@ -461,6 +479,30 @@ class Engine(Generic[T, P, E, S]):
             return msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise PermanentError(f"payload of {word(event)}: {error}") from error
+
+
+def _check_names(urn: str, trigger: Trigger) -> None:
+    """What names an event is refused before an action has an effect: no store can hold it."""
+    tenant = trigger.headers.get(TENANT)
+    with _for_good(trigger):
+        for option, value in (
+            ("urn", urn),
+            ("idempotency_key", trigger.key),
+            *([] if tenant is None else [("tenant_id", tenant)]),
+        ):
+            fits = is_text(value) and "\0" not in value and is_encodable(value)
+            require(option, fits, "non-empty text without NUL and lone surrogates", value)
+
+
+@contextlib.contextmanager
+def _for_good(trigger: Trigger) -> Iterator[None]:
+    """What a transport brought will not become better by another try."""
+    try:
+        yield
+    except InvalidOption as error:
+        if trigger.attempt is None:
+            raise
+        raise PermanentError(str(error)) from error
 
 
 def _words(values: Iterable[Any]) -> str:

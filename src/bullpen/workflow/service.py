@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import msgspec
 
+from bullpen._kernel.duration import is_text
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.service import BaseService
-from bullpen.errors import DoubtfulDefinition, EntityNotFound, NotConfigured, UnknownEvent, word
+from bullpen.errors import DoubtfulDefinition, EntityNotFound, NotConfigured, UnknownEvent, require, word
 from bullpen.ports.bindings import Binding
 from bullpen.ports.entity import EntityStore, HistoryEntry, KnowsStates, UrnLocks
 from bullpen.ports.messaging import Messaging, ProduceArguments
@@ -101,7 +102,7 @@ class Workflow(BaseService, Generic[T, P, E, S]):
         from the entity's status; EntityNotFound, EntityChanged.
         """
         headers = _headers(tenant_id, user_id, correlation_id)
-        trigger = Trigger(key=idempotency_key or str(uuid.uuid4()), headers=headers)
+        trigger = Trigger(key=str(uuid.uuid4()) if idempotency_key is None else idempotency_key, headers=headers)
         return await self._engine.emit(event, urn, payload, trigger)
 
     async def send(
@@ -230,6 +231,9 @@ class Workflow(BaseService, Generic[T, P, E, S]):
 
 def _headers(tenant_id: str | None, user_id: str | None, correlation_id: str | None) -> dict[str, str]:
     given = {TENANT: tenant_id, USER: user_id, CORRELATION: correlation_id}
+    for option, value in zip(("tenant_id", "user_id", "correlation_id"), given.values(), strict=True):
+        # An empty one is a mistake of the caller, and not the same as none.
+        require(option, value is None or is_text(value), "non-empty text or None", value)
     return {**inherited_headers(), **{name: value for name, value in given.items() if value is not None}}
 
 

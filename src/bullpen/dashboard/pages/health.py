@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
-from bullpen.dashboard._web import JSON, PageAnswer
+from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.reads.ledger import ms_of
 from bullpen.dashboard.reads.overview import read_overview
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.doctor import examine
@@ -22,9 +24,34 @@ async def health(context: Context) -> Page:
         "advice": [advice.to_json() for advice in found],
         "examinedMs": at_ms,
         "isExamining": context.dashboard.examining is not None and not context.dashboard.examining.done(),
+        "incidents": await _incidents(context),
         "away": {part: int(since * 1000) for part, since in context.desk.away_since.items()},
     }
     return Page("health.html", view, "Health", "health", stream="")
+
+
+async def _incidents(context: Context) -> list[dict[str, Any]] | None:
+    """What is wrong and was told, the oldest first; None where no alerts are kept."""
+    try:
+        ledger = await context.desk.ledger()
+        if ledger is None or "alerts" not in await context.desk.within(ledger.parts(), "ledger"):
+            return None
+        found = await context.desk.within(ledger.incidents.open(), "ledger")
+    except PageProblem:  # the verdict says that the ledger is away
+        return None
+    return [
+        {
+            "rule": each.rule,
+            "subject": each.subject,
+            "number": each.number,
+            "openedMs": ms_of(each.opened_at),
+            "seenMs": ms_of(each.seen_at),
+            "toldMs": 0 if each.told_at is None else ms_of(each.told_at),
+            "message": each.message,
+            "fix": each.fix,
+        }
+        for each in found
+    ]
 
 
 async def run_doctor(context: Context) -> PageAnswer:

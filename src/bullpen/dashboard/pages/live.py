@@ -1,4 +1,4 @@
-"""`/stream` and `/stream/{queue}`: tells a page that it is out of date. The page fetches itself again.
+"""`/stream`, `/stream/{queue}` and `/pulse`: tell a page that it is out of date. The page fetches itself again.
 
 A stream carries no data: whoever may see a page fetches it under his own name, and everybody else learns nothing. At
 most four notices a second leave, however much happens.
@@ -18,6 +18,7 @@ from bullpen.ops.hub import ALL_QUEUES
 _LEAST_BETWEEN_S: Final = 0.25
 _LOOK_S: Final = 1.0
 """How soon a stream notices that the dashboard closes."""
+_PULSE_S: Final = 1.5
 _SIGN_OF_LIFE_S: Final = 15.0
 
 
@@ -26,6 +27,15 @@ async def stream(context: Context) -> PageAnswer:
     name = context.path.get("queue", ALL_QUEUES)
     if name != ALL_QUEUES:
         context.desk.queue(name)  # refuses what can be no name
+    return _open(context, _notices(context, name))
+
+
+async def pulse(context: Context) -> PageAnswer:
+    """Notices for pages of stores that tell nobody of changes: databases. Nothing is read here."""
+    return _open(context, _beats(context))
+
+
+def _open(context: Context, notices: AsyncGenerator[bytes, None]) -> PageAnswer:
     viewer, rates = context.principal.name, context.dashboard.rates
     rates.open_stream(viewer)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -33,7 +43,7 @@ async def stream(context: Context) -> PageAnswer:
         200,
         content_type="text/event-stream",
         headers=headers,
-        stream=_notices(context, name),
+        stream=notices,
         ended=lambda: rates.close_stream(viewer),
     )
 
@@ -53,4 +63,15 @@ async def _notices(context: Context, name: str) -> AsyncGenerator[bytes, None]:
                 sent_at = time.monotonic()
 
 
-ROUTES = (PageRoute("/stream", stream), PageRoute("/stream/{queue}", stream))
+async def _beats(context: Context) -> AsyncGenerator[bytes, None]:
+    yield b"retry: 2000\n\n"
+    while not context.dashboard.is_closing:
+        await asyncio.sleep(_PULSE_S)
+        yield b"event: changed\ndata: 1\n\n"
+
+
+ROUTES = (
+    PageRoute("/stream", stream),
+    PageRoute("/stream/{queue}", stream),
+    PageRoute("/pulse", pulse, for_tenants=True),
+)

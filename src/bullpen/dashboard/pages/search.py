@@ -1,4 +1,5 @@
-"""`/search`: where is this one? Ids of jobs, dead letters, outbox rows and runs; names of queues, workers, schedules.
+"""`/search`: where is this one? Ids of jobs, dead letters, outbox rows, runs and messages, correlation ids, urns; names
+of queues, workers, schedules.
 
 Each queue is asked nine constant questions, all queues of a server in one write for a hundred of them.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
-from bullpen.dashboard._web import PageAnswer
+from bullpen.dashboard._web import PageAnswer, PageProblem
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import ConnectedWorker, grouped_by_place, workers_by_queue
 from bullpen.ops.signs import DEAD_SUFFIX
@@ -32,6 +33,8 @@ async def search(context: Context) -> Page | PageAnswer:
             *_queues(context, asked, names),
             *await _jobs(context, asked, names[:_SEARCHED]),
             *await _rows(context, asked),
+            *await _chains(context, asked),
+            *await _entities(context, asked),
             *await _workers(context, asked),
         ]
     if len(hits) == 1 and not context.request.is_api:
@@ -104,6 +107,36 @@ async def _rows(context: Context, asked: str) -> list[Hit]:
         found.append(_hit("outbox row", wanted, context.url("outbox", wanted)))
     if "runs" in await ledger.parts() and await context.desk.within(ledger.runs.get(wanted), "ledger") is not None:
         found.append(_hit("run", wanted, context.url("runs", wanted)))
+    if "messages" in await ledger.parts():
+        from bullpen.ledger.messages import SqlMessages
+
+        if await context.desk.within(SqlMessages(ledger.database).get(wanted), "ledger") is not None:
+            found.append(_hit("message", wanted, context.url("messages", wanted)))
+    return found
+
+
+async def _chains(context: Context, asked: str) -> list[Hit]:
+    """What carries this correlation id."""
+    ledger = await context.desk.ledger()
+    if ledger is None:
+        return []
+    parts = await context.desk.within(ledger.parts(), "ledger")
+    found = await context.desk.within(ledger.looks.chain(asked[:200], parts=parts, limit=1), "ledger")
+    if not found.rows and not found.moves:
+        return []
+    return [_hit("chain", f"from event to receipt of {asked}", context.url("chains", asked))]
+
+
+async def _entities(context: Context, asked: str) -> list[Hit]:
+    """Entities of this urn, in the workflows of the app."""
+    found: list[Hit] = []
+    for workflow in context.desk.app.workflows.all:
+        try:
+            entity = await context.desk.within(workflow.load(asked), "The store of the workflow")
+        except PageProblem:  # it is away, and hides nothing else
+            continue
+        if entity is not None:
+            found.append(_hit("entity", f"{asked} of {workflow.name}", context.url("workflows", workflow.name, asked)))
     return found
 
 

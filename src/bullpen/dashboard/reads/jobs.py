@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import written_ms
 from bullpen.dashboard._web import PageProblem
@@ -17,6 +19,7 @@ from bullpen.dashboard.desk import PER_PAGE, Desk
 from bullpen.ops.explain import read_facts
 from bullpen.ops.views.jobs import JobsView, JobView, job_row, job_view, shown_preview
 from bullpen.queue import JobState
+from bullpen.queue.children import PARTS
 from bullpen.queue.heads import HeadFilter, JobHead
 from bullpen.wire.events import QueueEvent
 from bullpen.wire.records import JobRecord
@@ -149,10 +152,10 @@ async def read_job(desk: Desk, name: str, job_id: str, *, payloads: bool, lines:
     """One job with all that is known. Raises PageProblem 404 with what is known of one that is gone."""
     queue = desk.queue(name)
 
-    async def ask() -> tuple[Any, list[QueueEvent], list[str], int]:
+    async def ask() -> tuple[Any, list[QueueEvent], list[str], int, bool]:
         facts = await read_facts(queue, job_id)
         if facts.record is None:
-            return facts, [], [], 0
+            return facts, [], [], 0, False
         keys, door = queue.keys, desk.app.connection.shared_door(queue.keys.base)
         since = max(0, facts.record.timestamp - 1)
         replies = await door.call_many(
@@ -161,18 +164,19 @@ async def read_job(desk: Desk, name: str, job_id: str, *, payloads: bool, lines:
                 ("LLEN", keys.logs(job_id)),
                 ("XRANGE", keys.events, since, "+", "COUNT", _EVENTS_READ),
                 ("XREVRANGE", keys.events, "+", since, "COUNT", _EVENTS_READ),
+                ("EXISTS", *(f"{keys.job(job_id)}:{part.suffix}" for part in PARTS.values())),
             ]
         )
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        found, total, first, last = replies
+        found, total, first, last, parts = replies
         entries = dict([*first, *last])
         events = [QueueEvent.parse(entry_id, entries[entry_id]) for entry_id in sorted(entries, key=_entry_order)]
         mine = [event for event in events if event.job_id == job_id]
-        return facts, mine, [line.decode("utf-8", "replace") for line in found], total
+        return facts, mine, [line.decode("utf-8", "replace") for line in found], total, bool(parts)
 
-    facts, events, logs, total = await desk.within(desk.once(("job", name, job_id, lines), ask))
+    facts, events, logs, total, is_parent = await desk.within(desk.once(("job", name, job_id, lines), ask))
     record: JobRecord | None = facts.record
     if record is None:
         await desk.must_exist(name)
@@ -181,7 +185,8 @@ async def read_job(desk: Desk, name: str, job_id: str, *, payloads: bool, lines:
             f"There is no job {job_id!r} in {name!r}: it was removed by hand or by retention, or never added here.",
             hint=command_line("queues show", name),
         )
-    return job_view(facts, record, events, logs, total, payloads=payloads)
+    view = job_view(facts, record, events, logs, total, payloads=payloads)
+    return msgspec.structs.replace(view, has_children=is_parent)
 
 
 def _entry_order(entry_id: bytes) -> tuple[int, int]:

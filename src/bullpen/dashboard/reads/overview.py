@@ -10,13 +10,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.desk import Desk
+from bullpen.dashboard.reads.schedules import late_schedules
 from bullpen.ops.overview import Picture, QueueLook
 from bullpen.ops.pauses import PauseNote
 from bullpen.ops.signs import Sign, ledger_signs
 from bullpen.ops.views.queues import OverviewView, Recently, StoreRow, overview_view, verdict_of
-from bullpen.ops.words import Word
+from bullpen.ops.words import Word, counted
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -34,6 +36,7 @@ async def read_overview(
     try:
         picture = await desk.snapshot()
         pauses = await _pauses(desk, picture)
+        signs = [*signs, *await late_schedules(desk, picture)]
     except PageProblem as problem:
         down = Sign("redis_down", str(desk.app.connection.address), 1, problem.text, "ask the doctor", "bullpen doctor")
         verdict = verdict_of([down, *signs], unread)
@@ -74,11 +77,33 @@ async def _of_ledger(desk: Desk) -> tuple[list[Sign], tuple[StoreRow, ...], list
             if ledger is None:
                 return [], (), []
             signs = await desk.within(ledger_signs(ledger, desk.limits), "ledger")
+            signs += await desk.within(_broken(ledger), "ledger")
             return signs, await desk.within(_stores(ledger), "ledger"), []
         except PageProblem as problem:
             return [], (), [problem.text]
 
     return await desk.once("ledger overview", ask, for_s=_LEDGER_FOR_S)
+
+
+async def _broken(ledger: Ledger) -> list[Sign]:
+    """Destinations to which nothing goes, with what waits for them."""
+    waiting: dict[str, int] = {}
+    for name, status, count, _ in await ledger.outbox.stats():
+        if status.value in ("PENDING", "FAILED"):
+            waiting[name] = waiting.get(name, 0) + count
+    return [
+        Sign(
+            "destination_broken",
+            each.integration_type,
+            waiting.get(each.integration_type, 0),
+            f"deliveries failed one after the other, and the breaker is open; "
+            f"{counted(waiting.get(each.integration_type, 0), 'row waits', 'rows wait')}",
+            "look at its newest errors; it tries again by itself",
+            command_line("outbox destinations list"),
+        )
+        for each in (await ledger.destinations.troubled()).values()
+        if each.state == "broken"
+    ]
 
 
 async def _stores(ledger: Ledger) -> tuple[StoreRow, ...]:

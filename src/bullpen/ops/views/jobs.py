@@ -145,6 +145,7 @@ class JobView(msgspec.Struct, rename="camel", frozen=True):
     scheduler: str = ""
     dead_letter: str = ""
     deduplication: str = ""
+    has_children: bool = False
     now_ms: int = 0
 
 

@@ -27,11 +27,12 @@ from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
+from bullpen.ports.dead_letters import DeadLetter, PassedDeadLetters
 from bullpen.ports.edits import Edit
 from bullpen.ports.transport import KEY_HEADER, Delivery, Depth, Event, Features, Settled, TransportHealth, Tries
 from bullpen.queue import Job, Queue
 from bullpen.queue.arguments import JobDefaults
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.redis import Connection, connection_for
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.worker import Taker
@@ -166,7 +167,7 @@ class BullMQTransport:
         require(
             "dead_letters", self._suffix_for(source) is not None, "a policy that keeps dead letters in a queue", source
         )
-        return _JobDeadLetters(self.queue(source))
+        return _JobDeadLetters(self.queue(source).dead_letters)
 
     async def aclose(self) -> None:
         """Jobs that were handed out and not settled go back to the front of the line, with no attempt counted."""
@@ -327,27 +328,31 @@ def _tries_as_options(tries: Tries) -> dict[str, Any]:
     return {"attempts": tries.attempts, "backoff": tries.backoff}
 
 
-class _JobDeadLetters(DeadLetterQueueStore):
+class _JobDeadLetters(PassedDeadLetters):
     """The dead letters of one queue; redriving one is told as by every transport."""
 
+    def __init__(self, letters: DeadLetters) -> None:
+        super().__init__(letters)
+        self._letters = letters
+
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
-        found = await self.get(entry_id)
-        if found is None:
-            raise DeadLetterNotFound(self.name, entry_id)
-        by = by or who()
-        job_id = await super().redrive(entry_id, by=by)
+        found, by = await self._find(entry_id), by or who()
+        job_id = await self._letters.redrive(entry_id, by=by)
         MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        found = await self.get(entry_id)
-        if found is None:
-            raise DeadLetterNotFound(self.name, entry_id)
+        found, by = await self._find(entry_id), by or who()
         check_event_edit(self.name, found, edit)
-        by = by or who()
-        job_id = await super().redrive_edited(entry_id, edit, by=by)
+        job_id = await self._letters.redrive_edited(entry_id, edit, by=by)
         MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
+
+    async def _find(self, entry_id: str) -> DeadLetter:
+        found = await self._letters.get(entry_id)
+        if found is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        return found
 
 
 class BullMQClient(MessagingClient[Job]):

@@ -16,8 +16,8 @@
          options name a deduplication id or a parent; and, of a job in a lane, "@<lane>"
   Reply  "now   number of the first job   id of the last event (none = unknown)", with a space between; or, when ids were taken
          already, { that text, { index, id, state, flat hash of the job that was there first, … } }; without an id, the state is
-         why a job was refused: -5 its parent does not exist, -7 it is another's child already, -8
-         its lane is full
+         why a job was refused, and not stored: -5 its parent does not exist, -7 it is another's child already, -8
+         its lane is full, or the words of the server: a key that it needs is of another type
 ]]
 --#include lib/clock
 --#include lib/bound
@@ -46,10 +46,11 @@ local function describe_duplicates(indexes, blocked)
     return set_of(queue, job_id) or (redis.call("EXISTS", queue .. job_id .. ":lock") == 1 and "active") or "waiting"
   end
   local described = {}
-  local in_line = redis.call("LLEN", wait_key) + redis.call("LLEN", queue .. "paused") + redis.call("LLEN", queue .. "active")
+  local in_line = 0
+  for _, line in ipairs({ "wait", "paused", "active" }) do in_line = in_line + (if_typed("LLEN", queue .. line) or 0) end
   local looks = in_line <= 2 * LOOK and IDS_LOOKED_AT / (in_line + 1) or 0
   local function describe(index, job_id)
-    local fields = redis.call("HGETALL", queue .. job_id)
+    local fields = if_typed("HGETALL", queue .. job_id) or {} -- something else than a job may have taken the id
     local at = #described
     looks = looks - 1
     described[at + 1], described[at + 2], described[at + 4] = index, job_id, fields
@@ -62,7 +63,8 @@ local function describe_duplicates(indexes, blocked)
       describe(index, other)
     else
       local at = #described
-      described[at + 1], described[at + 2], described[at + 3], described[at + 4] = index, "", string.format("%d", other), {}
+      local why = type(other) == "table" and other[1] or string.format("%d", other)
+      described[at + 1], described[at + 2], described[at + 3], described[at + 4] = index, "", why, {}
     end
   end
   return described
@@ -75,15 +77,16 @@ local function clear_finished(job_id)
 --#scope
 --#include lib/remove
   local job_key = queue .. job_id
-  local parent_key = redis.call("HGET", job_key, "parentKey")
+  local parent_key = redis.pcall("HGET", job_key, "parentKey")
+  if type(parent_key) == "table" then return false end
   if parent_key and redis.pcall("SISMEMBER", parent_key .. ":dependencies", job_key) == 1 then return false end
   local state = "completed"
-  if redis.call("ZREM", queue .. state, job_id) == 0 then
+  if redis.pcall("ZREM", queue .. state, job_id) ~= 1 then
     state = "failed"
-    if redis.call("ZREM", queue .. state, job_id) == 0 then return false end
+    if redis.pcall("ZREM", queue .. state, job_id) ~= 1 then return false end
   end
   remove_job_keys(job_key)
-  redis.call("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", state)
+  redis.pcall("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", state)
   return true
 --#end
 end
@@ -122,10 +125,45 @@ local back, front, duplicates = {}, nil, {}
 local stored_ready = false
 local last_event
 
+-- Redis does not roll back: what cannot be placed, because a key is of another type, is not stored either, and its caller is told. The
+-- other jobs of the call are other callers'. `blocked` has the index of such a job and a list of the server's words. (Events are
+-- hints, and never worth failing for.)
+local blocked
+local function refuse(index, why)
+  blocked = blocked or {}
+  blocked[#blocked + 1], blocked[#blocked + 2] = index, why
+end
+
+-- withdraw: stored jobs that have no place. Nobody has seen them yet.
+local function withdraw(job_ids, place_key, reply)
+--#scope
+--#include lib/remove
+  local why, is_meant = { reply.err .. ": " .. place_key }, {}
+  for _, job_id in ipairs(job_ids) do
+    local job_key = queue .. job_id
+    local fields = redis.call("HMGET", job_key, "parentKey", "deid")
+    if fields[1] then redis.pcall("SREM", fields[1] .. ":dependencies", job_key) end
+    if fields[2] and redis.pcall("GET", queue .. "de:" .. fields[2]) == job_id then redis.call("DEL", queue .. "de:" .. fields[2]) end
+    remove_job_keys(job_key)
+    redis.pcall("XADD", events_key, "*", "event", "removed", "jobId", job_id, "prev", "waiting")
+    is_meant[job_id] = true
+  end
+  for index = 1, count do
+    local job_id = stride == 5 and ARGV[first_arg + (index - 1) * stride] or ""
+    if job_id == "" then job_id = string.format("%d", first_number + index - 1) end
+    if is_meant[job_id] then refuse(index, why) end
+    is_meant[job_id] = nil
+  end
+--#end
+end
+
 -- delay: put a job aside until it is due. Made for the first job that needs it.
 local function new_delay()
 --#scope
 --#include lib/delayed
+  local key = queue .. "delayed"
+  local length = redis.pcall("ZCARD", key)
+  if type(length) == "table" then return function(_, job_id) withdraw({ job_id }, key, length) end end
   return place_delayed
 --#end
 end
@@ -134,30 +172,33 @@ local delay
 -- tie: what a job has to do with others, a deduplication id or a parent, before it is stored. Returns the fields that its hash gets
 -- for that; nil when it is not to be stored: `blocked` then has its index and the id of the job in its way, or a code. Made for the
 -- first job that needs it.
-local blocked
 local function new_tie()
 --#scope
 --#include lib/claim
 --#include lib/adopt
-  blocked = blocked or {}
-  local function stop(index, why) blocked[#blocked + 1], blocked[#blocked + 2] = index, why end
-  return function(index, is_free, job)
+  local function tied(index, is_free, job)
     local options, job_key = cjson.decode(job.opts), queue .. job.id
     if not options.parent then
       if not is_free then return nil end
       local owner, is_moved = claim(queue, options.de, job, now_ms)
       if is_moved then wake_when_due(queue) end
-      if owner then return stop(index, owner) end
+      if owner then return refuse(index, owner) end
       return { "deid", options.de.id }
     end
     local parent_key, link = parent_link(options)
-    if not lives(parent_key) then return stop(index, -5) end
+    if not lives(parent_key) then return refuse(index, -5) end
     if is_free then
       redis.call("SADD", parent_key .. ":dependencies", job_key)
       return { "parentKey", parent_key, "parent", link }
     end
-    if not may_adopt(job_key, parent_key) then return stop(index, -7) end
+    if not may_adopt(job_key, parent_key) then return refuse(index, -7) end
     if adopt_stored(job_key, parent_key, link) then settle_adopted(queue, job.id, parent_key, link, now_ms) end
+    return nil
+  end
+  return function(index, is_free, job)
+    local is_done, fields = pcall(tied, index, is_free, job)
+    if is_done then return fields end
+    refuse(index, { type(fields) == "table" and fields.err or fields }) -- of this job alone: those before it have no place yet
     return nil
   end
 --#end
@@ -168,6 +209,10 @@ local tie
 local function new_lanes()
 --#scope
 --#include lib/lane_size
+  for _, key in ipairs({ queue .. "prioritized", queue .. "delayed" }) do
+    local length = redis.pcall("ZCARD", key)
+    if type(length) == "table" then return { refusal = { length.err .. ": " .. key } } end
+  end
   return { score = lane_score, keep = keep_lane_tags, has_room = lane_has_room, count = count_in_lane }
 --#end
 end
@@ -195,14 +240,13 @@ for index = 1, count do
   else
     is_taken = redis.call("EXISTS", queue .. job_id) == 1
   end
-  if lane and not (is_taken and flags < "2") and not lanes.has_room(queue, lane, now_ms) then
+  if lane and not (is_taken and flags < "2") and (lanes.refusal or not lanes.has_room(queue, lane, now_ms)) then
     is_free, is_refused = false, true
-    blocked = blocked or {}
-    blocked[#blocked + 1], blocked[#blocked + 2] = index, -8
+    refuse(index, lanes.refusal or -8)
   elseif is_taken and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
-    last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "duplicated", "jobId", job_id)
+    last_event = redis.pcall("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "duplicated", "jobId", job_id)
   end
   if is_tied and not is_refused then
     tie = tie or new_tie()
@@ -220,9 +264,9 @@ for index = 1, count do
         "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1")
     end
     if index > 1 then
-      last_event = redis.call("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
+      last_event = redis.pcall("XADD", events_key, "*", "event", "added", "jobId", job_id, "name", name)
     else -- trims the stream for all
-      last_event = redis.call("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "added", "jobId", job_id, "name", name)
+      last_event = redis.pcall("XADD", events_key, "MAXLEN", "~", most_events, "*", "event", "added", "jobId", job_id, "name", name)
     end
     if delay_ms ~= "0" and tonumber(delay_ms) > 0 then
       -- Counted from now, not from a timestamp the caller may have set: the promise is "not before this delay".
@@ -233,16 +277,17 @@ for index = 1, count do
         in_lanes[#in_lanes + 1] = lanes.score(queue, tonumber(priority), lane)
         in_lanes[#in_lanes + 1] = job_id
       elseif priority ~= "0" then
-        local counter = redis.pcall("INCR", queue .. "pc")
+        local counter, key = redis.pcall("INCR", queue .. "pc"), queue .. "prioritized"
         counter = type(counter) == "number" and counter % 4294967296 or 0 -- no counter but something else: see lib/ready
-        redis.call("ZADD", queue .. "prioritized", tonumber(priority) * 4294967296 + counter, job_id)
+        local placed = redis.pcall("ZADD", key, tonumber(priority) * 4294967296 + counter, job_id)
+        if type(placed) == "table" then withdraw({ job_id }, key, placed) end
       elseif flags == "1" or flags == "3" then
         front = front or {}
         front[#front + 1] = job_id
       else
         back[#back + 1] = job_id
       end
-      last_event = redis.call("XADD", events_key, "*", "event", "waiting", "jobId", job_id)
+      last_event = redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", job_id)
       stored_ready = true
     end
   end
@@ -258,8 +303,10 @@ if in_lanes[1] then
   redis.call("ZADD", queue .. "prioritized", unpack(in_lanes))
   lanes.keep()
 end
-if back[1] then redis.call("LPUSH", line_key, unpack(back)) end
-if front then redis.call("RPUSH", line_key, unpack(front)) end
+local placed = back[1] and redis.pcall("LPUSH", line_key, unpack(back))
+if type(placed) == "table" then withdraw(back, line_key, placed) end
+placed = front and redis.pcall("RPUSH", line_key, unpack(front))
+if type(placed) == "table" then withdraw(front, line_key, placed) end
 if delay then
 --#scope
 --#include lib/due_marker
@@ -267,14 +314,15 @@ if delay then
 --#end
 end
 -- Trimmed before, the stream may exceed its bound by all events of this call.
-if count > 100 then redis.call("XTRIM", events_key, "MAXLEN", "~", most_events) end
+if count > 100 then redis.pcall("XTRIM", events_key, "MAXLEN", "~", most_events) end
 local concurrency = meta[2] and tonumber(meta[2])
-if stored_ready and not meta[1] and not (concurrency and redis.call("LLEN", queue .. "active") >= concurrency) then
-  redis.call("ZADD", queue .. "marker", "0", "0")
+local running = concurrency and redis.pcall("LLEN", queue .. "active")
+if stored_ready and not meta[1] and not (type(running) == "number" and running >= concurrency) then
+  redis.pcall("ZADD", queue .. "marker", "0", "0")
 end
 local answer = now_text .. " " .. first_id .. " "
 local others = table.concat(duplicates, ",")
 if blocked and blocked[1] then others = others .. cjson.encode(blocked) end
 redis.call("SET", call_key, call_number .. " " .. answer .. others, "PX", call_ttl_ms)
-answer = answer .. (last_event or "")
+answer = answer .. (type(last_event) == "string" and last_event or "")
 return others ~= "" and { answer, describe_duplicates(duplicates, blocked or {}) } or answer

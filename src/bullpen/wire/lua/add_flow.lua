@@ -18,6 +18,7 @@
 --#include lib/bound
 --#include lib/layout
 --#include lib/adopt
+--#include lib/remove
 
 local call_key = KEYS[1]
 local call_number, call_ttl_ms, clock_and_version = ARGV[1], ARGV[2], ARGV[3]
@@ -51,6 +52,10 @@ if record then
 end
 
 -- Look at everything first.
+local function require_type(command, key)
+  local length = redis.pcall(command, key)
+  if type(length) == "table" then error(length.err .. ": " .. key, 0) end
+end
 local now_ms, now_text = server_now(string.match(clock_and_version, "^%S+"))
 local taken, adopted, is_stored, is_skipped, is_skipping = {}, {}, {}, {}, false
 local queues, order = {}, {}
@@ -63,8 +68,9 @@ for index = 1, count do
     is_skipping = is_there
     if is_there then
       taken[#taken + 1] = index
-    elseif parent_key ~= "" and not lives(parent_key) then
-      return { -5, index }
+    elseif parent_key ~= "" then
+      if not lives(parent_key) then return { -5, index } end
+      require_type("SCARD", parent_key .. ":dependencies")
     end
   elseif is_there and not is_skipping then
     if role == "parent" or not may_adopt(base .. job_id, parent_key) then return { -7, index } end
@@ -82,6 +88,11 @@ for index = 1, count do
 end
 
 for _, queue in ipairs(order) do
+  redis.call("HLEN", queue.base .. "meta")
+  require_all_places(queue.base)
+  require_type("ZCARD", queue.base .. "waiting-children")
+end
+for _, queue in ipairs(order) do
   local meta_key = queue.base .. "meta"
   redis.call("INCRBY", queue.base .. "id", queue.count) -- as every add, though these have ids of their own
   local meta = redis.call("HMGET", meta_key, "opts.maxLenEvents", "version")
@@ -94,9 +105,9 @@ end
 local function tell(queue, ...)
   queue.events = queue.events + 1
   if queue.events % 100 == 1 then
-    redis.call("XADD", queue.base .. "events", "MAXLEN", "~", queue.most_events, "*", "event", ...)
+    redis.pcall("XADD", queue.base .. "events", "MAXLEN", "~", queue.most_events, "*", "event", ...)
   else
-    redis.call("XADD", queue.base .. "events", "*", "event", ...)
+    redis.pcall("XADD", queue.base .. "events", "*", "event", ...)
   end
 end
 
@@ -109,6 +120,7 @@ for index = 1, count do
     local queue, job_id, name, place = queues[ARGV[arg]], ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 5]
     local role, parent_key = ARGV[arg + 6], ARGV[arg + 7]
     local base = queue.base
+    if role == "tree" or role == "parent" then remove_job_keys(base .. job_id) end -- children that another job of this id left behind
     local timestamp, delay_ms, priority, flags = now_text, "0", "0", "0"
     if place ~= "" then
       local at_ms, rest

@@ -12,6 +12,7 @@
 --#include lib/clock
 --#include lib/trim
 --#include lib/iteration
+--#include lib/places
 
 local repeat_key, scheduler_key, id_key, job_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local base, scheduler_id, next_ms, running = ARGV[1], ARGV[3], tonumber(ARGV[5]), ARGV[12]
@@ -24,6 +25,7 @@ if redis.call("EXISTS", base .. next_id) == 1 then return -1 end
 
 local fields = redis.call("HMGET", scheduler_key, "ic", "name", "every", "data")
 local taken = redis.call("HMGET", job_key, "name", "data", "bp")
+require_all_places(base)
 redis.call("INCR", id_key)
 trim_events(base)
 redis.call("ZADD", repeat_key, next_ms, scheduler_id)

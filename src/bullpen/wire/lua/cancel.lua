@@ -45,6 +45,7 @@ end
 if is_current_iteration(base, job_id, fields[5]) then return -8 end
 
 redis.call("ZCARD", failed_key) -- raises, if it can go nowhere, before the job has left its state
+if fields[4] then require_all_places(base) end -- neither could what follows it
 if state then
   redis.call("ZREM", base .. state, job_id)
 elseif leave_line(base, base .. "wait", job_id) or leave_line(base, base .. "paused", job_id) then

@@ -25,8 +25,8 @@ if not record[1] then return -1 end
 if record[2] then return 2 end
 local job_id = iteration_id(scheduler_id, slot)
 local fields = redis.call("HMGET", base .. job_id, "opts", "finishedOn")
-redis.call("HSET", scheduler_key, "bppaused", string.format("%.0f", now_ms))
 local place = pending_place(base, job_id)
+redis.call("HSET", scheduler_key, "bppaused", string.format("%.0f", now_ms))
 if place then
   trim_events(base)
   take_pending(base, job_id, place)

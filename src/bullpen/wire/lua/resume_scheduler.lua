@@ -9,6 +9,7 @@
 --#include lib/trim
 --#include lib/iteration_id
 --#include lib/iteration
+--#include lib/places
 
 local repeat_key, scheduler_key, id_key = KEYS[1], KEYS[2], KEYS[3]
 local base, scheduler_id, next_ms = ARGV[1], ARGV[3], tonumber(ARGV[5])
@@ -22,6 +23,7 @@ if string.format("%.0f", tonumber(slot)) ~= ARGV[4] then return 0 end
 if next_ms then
   local job_id = iteration_id(scheduler_id, next_ms)
   if redis.call("EXISTS", base .. job_id) == 1 then return -1 end
+  require_all_places(base)
   redis.call("INCR", id_key)
   trim_events(base)
   redis.call("ZADD", repeat_key, next_ms, scheduler_id)

@@ -15,6 +15,7 @@
 --#include lib/trim
 --#include lib/iteration_id
 --#include lib/iteration
+--#include lib/places
 --#include lib/pending_iteration
 
 local call_key, base, call_number, call_ttl_ms, clock_and_version = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -77,6 +78,7 @@ if every then
 end
 if not is_free(slot) then return { -1, string.format("%.0f", slot) } end
 
+require_all_places(base)
 redis.call("INCR", base .. "id") -- the first write: refused when memory is full, with nothing written yet
 redis.call("HSETNX", meta_key, "opts.maxLenEvents", 10000)
 redis.call("HSETNX", meta_key, "version", string.match(clock_and_version, " (.*)$"))

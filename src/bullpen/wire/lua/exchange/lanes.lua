@@ -13,7 +13,10 @@ if not is_looked then look_at_lanes_ms = now_ms + LOOK_AGAIN_MS end
 local function may_start(lane, rules, job_id)
   if not rooms[lane] then
     rooms[lane], started_rooms[lane] = lane_room(base, lane, rules, now_ms)
-    if as_number(redis.pcall("ZCARD", base .. "bp:held:" .. lane)) > 0 and release_held(base, lane, now_ms) > 0 then rooms[lane] = 0 end
+    if as_number(redis.pcall("ZCARD", base .. "bp:held:" .. lane)) > 0 then
+      local is_released, held = pcall(release_held, base, lane, now_ms) -- what raises here must not cost those that were popped
+      if not is_released or held > 0 then rooms[lane] = 0 end
+    end
   end
   if started_rooms[lane] <= 0 then return false end
   if type(redis.pcall("ZSCORE", base .. "bp:running:" .. lane, job_id)) == "string" then -- it has its place: released, or its worker died
@@ -56,7 +59,7 @@ for round = 1, ROUNDS do
   local further = redis.call("RPOP", wait_key, missing) or {}
   for _, job_id in ipairs(further) do sort_out(job_id, nil) end
   local popped = #further
-  further = popped < missing and redis.call("ZPOPMIN", prioritized_key, missing - popped) or {}
+  further = popped < missing and redis.pcall("ZPOPMIN", prioritized_key, missing - popped) or {}
   for index = 1, #further, 2 do sort_out(further[index], further[index + 1]) end
   if popped + #further == 0 then break end
   is_cut = round == ROUNDS

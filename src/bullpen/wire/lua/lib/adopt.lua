@@ -1,3 +1,4 @@
+--#include lib/if_typed
 --#include lib/parents
 
 -- A job becomes the child of another.
@@ -40,9 +41,9 @@ end
 -- settle_adopted: what became of such a job before counts for its parent now; a failure by its policy.
 local function settle_adopted(base, job_id, parent_key, link, now_ms)
   local job_key = base .. job_id
-  if redis.call("ZSCORE", base .. "completed", job_id) then
+  if if_typed("ZSCORE", base .. "completed", job_id) then
     on_child_completed(parent_key, job_key, redis.call("HGET", job_key, "returnvalue") or "null", now_ms)
-  elseif redis.call("ZSCORE", base .. "failed", job_id) then
+  elseif if_typed("ZSCORE", base .. "failed", job_id) then
     on_child_failed(parent_key, link, job_key, redis.call("HGET", job_key, "failedReason") or "", now_ms)
   end
 end

@@ -19,7 +19,7 @@ local function claim(base, rule, job, from_ms)
     end
   end
   local function say(job_id, other_id)
-    redis.call("XADD", base .. "events", "*", "event", "deduplicated", "jobId", job_id, "deduplicationId", rule.id,
+    redis.pcall("XADD", base .. "events", "*", "event", "deduplicated", "jobId", job_id, "deduplicationId", rule.id,
       "deduplicatedJobId", other_id)
   end
 
@@ -27,7 +27,7 @@ local function claim(base, rule, job, from_ms)
   if type(owner) ~= "string" then return own() end
   if rule.replace and redis.call("ZREM", base .. "delayed", owner) == 1 then
     remove_job_keys(base .. owner)
-    redis.call("XADD", base .. "events", "*", "event", "removed", "jobId", owner, "prev", "delayed")
+    redis.pcall("XADD", base .. "events", "*", "event", "removed", "jobId", owner, "prev", "delayed")
     say(job.id, owner)
     redis.call("DEL", next_key)
     own(not rule.extend)

@@ -18,8 +18,10 @@ local function finish_deduplication(base, deduplication_id, job_id, now_ms)
   local owner_key, next_key = base .. "de:" .. deduplication_id, base .. "dn:" .. deduplication_id
   local owner = redis.pcall("GET", owner_key) -- pcall: an id that a producer made up may meet a key of another type
   if owner and owner ~= job_id then return end
-  if owner and redis.call("PTTL", owner_key) == -1 then redis.call("DEL", owner_key) end
   local stored = redis.pcall("HMGET", next_key, "name", "data", "opts", "jid", "pk", "pd", "rjk")
+  local frees_it = owner and redis.call("PTTL", owner_key) == -1
+  if not stored.err and stored[1] then require_all_places(base) end -- raises before anything is written
+  if frees_it then redis.call("DEL", owner_key) end
   if stored.err or not stored[1] then return end
 
   local readable, opts = pcall(cjson.decode, stored[3] or "{}")

@@ -25,7 +25,7 @@ end
 -- it goes on waiting.
 local function release_parent(parent_key, now_ms)
   local base, parent_id = split_key(parent_key)
-  if not base or missing_place(base) or type(redis.pcall("ZCARD", base .. "delayed")) == "table" then return end
+  if not base or missing_later(base) then return end
   local fields = redis.pcall("HMGET", parent_key, "priority", "delay", "name")
   if fields.err or not fields[3] then return end
   if redis.pcall("ZREM", base .. "waiting-children", parent_id) ~= 1 then return end

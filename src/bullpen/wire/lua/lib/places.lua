@@ -11,8 +11,21 @@ local function missing_place(base)
   return nil
 end
 
+-- missing_later: the same of a job that may have to wait for its time.
+local function missing_later(base)
+  local length = redis.pcall("ZCARD", base .. "delayed")
+  if type(length) == "table" then return length.err .. ": " .. base .. "delayed" end
+  return missing_place(base)
+end
+
 -- require_places: raise when a ready job cannot be placed.
 local function require_places(base)
   local missing = missing_place(base)
+  if missing then error(missing, 0) end
+end
+
+-- require_all_places: the same of a job that may have to wait for its time.
+local function require_all_places(base)
+  local missing = missing_later(base)
   if missing then error(missing, 0) end
 end

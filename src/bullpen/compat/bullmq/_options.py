@@ -1,0 +1,136 @@
+"""Option dictionaries of PyPI's `bullmq` as arguments of bullpen.
+
+In: dictionaries with BullMQ's names. Out: keyword arguments. A name that nobody knows is refused: what would have no
+effect is better heard of when the job is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bullpen._kernel.backoff import Backoff, CustomBackoff
+from bullpen._kernel.keep import KeepJobs
+from bullpen.errors import InvalidOption, JobNotFound
+from bullpen.wire.deduplication import Deduplication
+from bullpen.wire.links import JobKey, OnFailure
+
+_AT_ONCE: Final = Backoff.fixed(1)
+"""A job that names no backoff is tried again at once; one millisecond is as near as it gets."""
+
+_POLICIES: Final[dict[str, OnFailure]] = {
+    "failParentOnFailure": "fail_parent",
+    "continueParentOnFailure": "continue_parent",
+    "ignoreDependencyOnFailure": "ignore",
+    "removeDependencyOnFailure": "remove",
+}
+_AS_LISTED: Final = ("removeDependencyOnFailure", *(name for name in _POLICIES if name != "removeDependencyOnFailure"))
+_PLAIN: Final = {
+    "delay": "delay",
+    "priority": "priority",
+    "lifo": "lifo",
+    "jobId": "job_id",
+    "keepLogs": "keep_logs",
+    "stackTraceLimit": "stack_trace_limit",
+    "timestamp": "timestamp",
+}
+_OF_OTHERS: Final = frozenset({"attempts", "backoff", "removeOnComplete", "removeOnFail", "deduplication", "parent"})
+_OF_SCHEDULERS: Final = frozenset({"repeat", "prevMillis", "repeatJobKey", "offset"})
+"""Written by schedulers into the jobs that they make."""
+
+
+def check_policies(opts: Mapping[str, Any]) -> None:
+    """Refuse more than one rule about the parent."""
+    if len([name for name in _POLICIES if opts.get(name)]) > 1:
+        given = ", ".join(name for name in _AS_LISTED if opts.get(name))
+        raise ValueError(f"The following options cannot be used together: {given}")
+
+
+def job_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Queue.add` for the options of one job."""
+    check_policies(opts)
+    known = _PLAIN.keys() | _OF_OTHERS | _POLICIES.keys() | _OF_SCHEDULERS
+    for name, value in opts.items():
+        if name not in known:
+            raise InvalidOption(name, f"an option of a job: {', '.join(sorted(known - _OF_SCHEDULERS))}", value)
+    given: dict[str, Any] = {ours: opts[theirs] for theirs, ours in _PLAIN.items() if opts.get(theirs) is not None}
+    given["attempts"] = max(1, opts.get("attempts") or 1)
+    given["backoff"] = _backoff(opts.get("backoff"))
+    given["remove_on_complete"] = retention(opts.get("removeOnComplete"))
+    given["remove_on_fail"] = retention(opts.get("removeOnFail"))
+    if (rule := opts.get("deduplication")) is not None:
+        given["deduplication"] = _deduplication(rule)
+    if parent := opts.get("parent"):
+        key = JobKey(str(parent.get("id")), str(parent.get("queue")))
+        if ":" not in key.queue_key:  # no queue has such a key, so this job cannot be there
+            raise JobNotFound(key.queue_key, key.id)
+        given["parent"] = key
+        given["on_failure"] = next((ours for theirs, ours in _POLICIES.items() if opts.get(theirs)), "wait")
+    return given
+
+
+def child_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a child in a flow, whose parent is the job above it."""
+    given = job_arguments({name: value for name, value in opts.items() if name != "parent"})
+    given["on_failure"] = next((ours for theirs, ours in _POLICIES.items() if opts.get(theirs)), "wait")
+    return given
+
+
+def _backoff(value: Any) -> Backoff | CustomBackoff:
+    if not value:
+        return _AT_ONCE
+    if isinstance(value, int):
+        return Backoff.fixed(value)
+    kind, delay, jitter = value.get("type"), value.get("delay") or 0, value.get("jitter") or 0.0
+    if kind not in ("fixed", "exponential"):
+        return Backoff.custom(kind, delay=delay or None)
+    return Backoff(kind, delay, jitter) if delay else _AT_ONCE
+
+
+def retention(value: Any) -> bool | int | KeepJobs | None:
+    """Which finished jobs stay."""
+    if isinstance(value, dict):
+        return KeepJobs(count=value.get("count"), age_s=value.get("age"), limit=value.get("limit"))
+    return value  # type: ignore[no-any-return]  # checked by whoever gets it
+
+
+def _deduplication(rule: Mapping[str, Any]) -> Deduplication:
+    return Deduplication(
+        rule.get("id", ""),
+        ttl=rule.get("ttl") or None,
+        extend=bool(rule.get("extend")),
+        replace=bool(rule.get("replace")),
+        keep_last_if_active=bool(rule.get("keepLastIfActive")),
+    )
+
+
+def instant(name: str, value: Any) -> datetime | None:
+    """A time as schedulers take it: Unix ms, or ISO 8601."""
+    if value is None or value == "":
+        return None
+    try:
+        if isinstance(value, str) and not value.lstrip("-").isdigit():
+            parsed = datetime.fromisoformat(value)
+            return parsed if parsed.tzinfo is not None else parsed.astimezone()
+        return datetime.fromtimestamp(int(value) / 1000, UTC)
+    except (TypeError, ValueError, OverflowError, OSError) as error:
+        raise InvalidOption(name, "Unix ms or an ISO 8601 time", value) from error
+
+
+class AnyStrategy(Mapping[str, Callable[[int, BaseException, Any], Any]]):
+    """One strategy for every type of backoff that is not built in, as `settings.backoffStrategy` is."""
+
+    def __init__(self, strategy: Callable[..., Any], job_of: Callable[[Any], Any]) -> None:
+        self._strategy, self._job_of = strategy, job_of
+
+    def __getitem__(self, kind: str) -> Callable[[int, BaseException, Any], Any]:
+        if kind in ("fixed", "exponential", "linear"):
+            raise KeyError(kind)
+        return lambda made, error, job: self._strategy(made, kind, error, self._job_of(job))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())  # nobody can list the names
+
+    def __len__(self) -> int:
+        return 0

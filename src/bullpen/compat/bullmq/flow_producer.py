@@ -1,0 +1,116 @@
+"""Flows with PyPI's names: a tree of dictionaries becomes a tree of jobs, in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from bullpen.compat.bullmq._connection import connection_of, prefix_of
+from bullpen.compat.bullmq._errors import as_pypi
+from bullpen.compat.bullmq._options import child_arguments, job_arguments
+from bullpen.compat.bullmq.event_emitter import EventEmitter
+from bullpen.compat.bullmq.job import Job
+from bullpen.compat.bullmq.queue import Queue
+from bullpen.errors import JobNotFound
+from bullpen.queue.flows import Flow, FlowNode
+from bullpen.queue.queue import Queue as NativeQueue
+
+__all__ = ["FlowProducer"]
+
+_OF_OPTIONS = ("prefix", "connection", "backend", "skipVersionCheck")
+
+
+class FlowProducer(EventEmitter):
+    """Adds trees of jobs in which each parent waits for its children."""
+
+    def __init__(self, redisOpts: Any = None, opts: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        if opts is None and isinstance(redisOpts, dict) and any(name in redisOpts for name in _OF_OPTIONS):
+            self.opts: dict[str, Any] = dict(redisOpts)
+        else:
+            self.opts = dict(opts or {})
+            if redisOpts is not None:
+                self.opts["connection"] = redisOpts
+        self.prefix = prefix_of(self.opts)
+        self.closing = False
+        self._connection, self._owns_connection = connection_of(self.opts)
+        self.native_queue = NativeQueue("__default__", connection=self._connection, prefix=self.prefix, attempts=1)
+        self._queues: dict[tuple[str, str], Queue] = {}
+
+    async def add(self, flow: Mapping[str, Any], opts: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Store one tree; returns `{"job", "children"}` for each of its jobs. None after `close`."""
+        if self.closing:
+            return None
+        given = (opts or {}).get("queuesOptions") or {}
+        parent = (flow.get("opts") or {}).get("parent")
+        with as_pypi("addJob", parent=f"{parent.get('queue')}:{parent.get('id')}" if parent else None):
+            return self._shown(await self.native_queue.add_flow(self._flow(flow, given, is_root=True)), flow, given)
+
+    async def addBulk(self, flows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+        """Store many trees, all or none; but one whose parent does not exist is left out, and nothing says so."""
+        if self.closing:
+            return None
+        listed = list(flows)
+        trees = [self._flow(flow, {}, is_root=True) for flow in listed]
+        try:
+            nodes: list[FlowNode[Any] | None] = list(await self.native_queue.add_flows(trees))
+        except JobNotFound:
+            nodes = [await self._add_if_wanted(tree) for tree in trees]
+        return [
+            {"job": Job(self._queue_of(flow), flow.get("name", ""), flow.get("data"), flow.get("opts"), uuid4().hex)}
+            if node is None
+            else self._shown(node, flow, {})
+            for node, flow in zip(nodes, listed, strict=True)
+        ]
+
+    async def _add_if_wanted(self, tree: Flow) -> FlowNode[Any] | None:
+        try:
+            return await self.native_queue.add_flow(tree)
+        except JobNotFound:
+            return None
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        self.closing = True
+        for queue in self._queues.values():
+            await queue.close()
+        await self.native_queue.close()
+        if self._owns_connection:
+            await self._connection.aclose()
+
+    async def disconnect(self) -> None:
+        """The same: nothing is held back here that `close` would wait for."""
+        await self.close()
+
+    def _flow(self, node: Mapping[str, Any], given: Mapping[str, Any], *, is_root: bool = False) -> Flow:
+        merged = _merged(node, given)
+        return Flow(
+            node.get("name", ""),
+            node.get("data"),
+            queue=node.get("queueName"),
+            prefix=node.get("prefix", self.prefix),
+            children=[self._flow(child, given) for child in node.get("children") or ()],
+            **(job_arguments if is_root else child_arguments)(merged),
+        )
+
+    def _shown(self, added: FlowNode[Any], node: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        job = Job(self._queue_of(node), node.get("name", ""), node.get("data"), _merged(node, given), added.job.id)
+        job.id = added.job.id
+        job.show(added.job.record)
+        children = node.get("children") or ()
+        if not children:
+            return {"job": job}
+        below = zip(added.children, children, strict=True)
+        return {"job": job, "children": [self._shown(child, each, given) for child, each in below]}
+
+    def _queue_of(self, node: Mapping[str, Any]) -> Queue:
+        name, prefix = node.get("queueName", ""), node.get("prefix", self.prefix)
+        if (prefix, name) not in self._queues:
+            self._queues[prefix, name] = Queue(name, {"prefix": prefix, "connection": self._connection})
+        return self._queues[prefix, name]
+
+
+def _merged(node: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = (given.get(node.get("queueName", "")) or {}).get("defaultJobOptions") or {}
+    return {**defaults, **(node.get("opts") or {})}

@@ -1,0 +1,41 @@
+"""The ledger behind the pages: the part that is there, within the time that a page may take."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from bullpen._kernel.command_line import command_line
+from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.routes import Context
+from bullpen.ops.words import Word
+
+if TYPE_CHECKING:
+    from bullpen.ledger import Ledger
+
+__all__ = ["ATTEMPT_WORDS", "ledger_of", "ms_of", "read"]
+
+T = TypeVar("T")
+
+ATTEMPT_WORDS: Final = {"SENT": Word.DONE, "FAILED": Word.RETRYING, "DEAD": Word.DEAD}
+"""How a delivery went, in the common words."""
+
+
+async def ledger_of(context: Context, part: str = "outbox", page: str = "") -> Ledger:
+    """The ledger with the tables of a part. Raises PageProblem that says how they are made."""
+    ledger = await context.desk.ledger()
+    if ledger is None:
+        raise PageProblem(404, "No ledger is configured, or its tables are not made.", hint=command_line("migrate"))
+    if part not in await read(context, ledger.parts()):
+        advice = command_line("migrate", **{"for": part})
+        raise PageProblem(404, f"This ledger has no tables for {page or part}.", hint=advice)
+    return ledger
+
+
+async def read(context: Context, work: Awaitable[T]) -> T:
+    return await context.desk.within(work, "ledger")
+
+
+def ms_of(instant: datetime) -> int:
+    return int(instant.timestamp() * 1000)
