@@ -146,7 +146,7 @@ if TYPE_CHECKING:
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
-    from bullpen.worker import ChildLimits, Worker
+    from bullpen.worker import ChildLimits, Taker, Worker
     from bullpen.worker.options import WorkerArguments
 
 __all__ = [
@@ -265,6 +265,7 @@ __all__ = [
     "SourceUnavailable",
     "StoredObject",
     "SweepReport",
+    "Taker",
     "Target",
     "Task",
     "TaskArguments",
@@ -355,7 +356,7 @@ _HOMES: Final = {
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),
-    "bullpen.worker": ("ChildLimits", "Worker"),
+    "bullpen.worker": ("ChildLimits", "Taker", "Worker"),
     "bullpen.worker.options": ("WorkerArguments",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
