@@ -66,7 +66,10 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs add emails", "missing argument 'NAME'"),
         ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
-        ("dead-letters redrive emails", "name the entries, or choose them by --name, --error, --group or --older-than, or say --all"),
+        (
+            "dead-letters redrive emails",
+            "choose them by --name, --error, --group or --older-than, or say --all",
+        ),
         ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
         ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
         ("dead-letters discard emails --all", "needs --yes where nobody can be asked"),
