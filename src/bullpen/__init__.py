@@ -141,13 +141,14 @@ if TYPE_CHECKING:
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
-    from bullpen.worker import ChildLimits, Worker
+    from bullpen.worker import BatchOptions, ChildLimits, JobBatch, Worker
     from bullpen.worker.options import WorkerArguments
 
 __all__ = [
     "AddArguments",
     "Added",
     "Backoff",
+    "BatchOptions",
     "Bullpen",
     "BullpenError",
     "Cancelled",
@@ -192,6 +193,7 @@ __all__ = [
     "InsufficientCredits",
     "InvalidOption",
     "Job",
+    "JobBatch",
     "JobCancelled",
     "JobCounts",
     "JobDefaults",
@@ -349,7 +351,7 @@ _HOMES: Final = {
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),
-    "bullpen.worker": ("ChildLimits", "Worker"),
+    "bullpen.worker": ("BatchOptions", "ChildLimits", "JobBatch", "Worker"),
     "bullpen.worker.options": ("WorkerArguments",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

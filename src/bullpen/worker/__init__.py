@@ -1,6 +1,7 @@
 """Take jobs, run handlers, settle outcomes."""
 
+from bullpen.worker.batches import BatchOptions, JobBatch
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.worker import Worker
 
-__all__ = ["ChildLimits", "Worker"]
+__all__ = ["BatchOptions", "ChildLimits", "JobBatch", "Worker"]

@@ -18,7 +18,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, Unpack, cast
 
 from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import check_int, to_ms
@@ -75,6 +75,7 @@ from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import resolve
 from bullpen.worker import keepalive as _keepalive
 from bullpen.worker import signals as _signals
+from bullpen.worker.batches import BatchHandler, BatchRuns, JobBatch
 from bullpen.worker.children.pool import ProcessPool
 from bullpen.worker.exchange import (
     DONE,
@@ -155,7 +156,7 @@ class Worker:
     def __init__(
         self,
         queue: str,
-        handler: Handler,
+        handler: Handler | BatchHandler,
         *,
         connection: str | Connection | None = None,
         prefix: str | None = None,
@@ -178,14 +179,15 @@ class Worker:
         self.name = clean_name(name) if name else worker_name()
         """`{hostname}-{pid}-{random}` unless given; stored with each job it takes."""
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))
-        self._handler = handler
+        self._handler = cast("Any", handler)  # a BatchHandler where there is `batch`
         self._policy = own if policy is None else policy.over(own)
         processes = self.options.processes
         limits = processes if isinstance(processes, ChildLimits) else ChildLimits()
-        self._processes = ProcessPool(handler, limits) if processes else None
+        self._processes = ProcessPool(cast("Handler", handler), limits) if processes else None
         self._connection = connection_for(connection, self._keys.base)
         self._dead_letters = self._dead_letter_writer()
-        self._concurrency = self.options.concurrency
+        self._jobs_per_slot = self.options.jobs_per_slot
+        self._concurrency = self.options.concurrency * self._jobs_per_slot
         self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)
         self._reports = Reports(queue, self.name)
 
@@ -207,6 +209,7 @@ class Worker:
         self._stopping = False
         self._abandoned = False
         self._timeout_s, self._close_timeout_s = self.options.timeout_s, self.options.close_after_s
+        self._timeouts_s = self.options.timeouts_s
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
         self._closing: asyncio.Future[None] | None = None
@@ -227,12 +230,12 @@ class Worker:
     @property
     def concurrency(self) -> int:
         """Jobs handled at the same time. May be set while it runs: a larger number holds at once, a smaller one for
-        what is taken from now on; jobs that run already go on."""
-        return self._concurrency
+        what is taken from now on; jobs that run already go on. With `batch` it counts batches."""
+        return self._concurrency // self._jobs_per_slot
 
     @concurrency.setter
     def concurrency(self, value: int) -> None:
-        self._concurrency = check_int("concurrency", value, minimum=1)
+        self._concurrency = check_int("concurrency", value, minimum=1) * self._jobs_per_slot
         if self._processes is not None:
             self._processes.slots = value
         if self._has_begun and not self._stopping:
@@ -413,6 +416,8 @@ class Worker:
             # It starts a thread when none is idle, and never more than there are slots: the number of those may change.
             self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{keys.name}")
             self._execute = partial(self._run_in_thread, self._threads)
+        if options.batch is not None:
+            self._execute = BatchRuns(self._call_batch, options.batch, lambda: self.concurrency).run
         if (sealer := self._actions.sealer) is not None:
             self._execute = SealedRuns(self._execute, sealer, self._unopened).run
             self._reports.open_result = sealer.open_result
@@ -466,7 +471,7 @@ class Worker:
             pump = asyncio.create_task(self._pump(self._new_exchange()), name=name)
             pump.add_done_callback(self._on_task_done)
             self._pumps.append(pump)
-        self._most_per_take = min(MOST_JOBS, -(-self._concurrency // wanted))
+        self._most_per_take = min(MOST_JOBS, max(self._jobs_per_slot, -(-self._concurrency // wanted)))
 
     def _new_exchange(self) -> Exchange:
         options = self.options
@@ -883,7 +888,8 @@ class Worker:
         try:
             # Nearly all: straight to the handler.
             if job.is_ordinary and not self._limits_starts and job.record.decode_data():
-                result = await (self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job))
+                timeout_s = self._timeouts_s.get(job.name, self._timeout_s) if self._timeouts_s else self._timeout_s
+                result = await (self._execute(job, timeout_s) if tracing.tracer is None else self._traced(job))
                 nothing_special = result is RETURNED_NOTHING and not self._given_up
                 outcome = _NULL if nothing_special else self._outcome(job, result)
             else:
@@ -1003,12 +1009,21 @@ class Worker:
 
     async def _run_handler(self, job: Job) -> Outcome | None:
         """None: the lock is lost, and nothing may be written."""
-        run = self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job)
+        timeout_s = self._timeouts_s.get(job.name, self._timeout_s)
+        run = self._execute(job, timeout_s) if tracing.tracer is None else self._traced(job)
         return self._outcome(job, await run)
 
     async def _run_in_thread(self, threads: ThreadPoolExecutor, job: Job, timeout_s: float | None) -> Result:
         job.bind_to_running_loop()
         return await run_thread(threads, self._handler, job, timeout_s)
+
+    async def _call_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        handler: BatchHandler = self._handler
+        if self._threads is None:
+            return await run_async(handler, batch, timeout_s)
+        for job in batch:
+            job.bind_to_running_loop()
+        return await run_thread(self._threads, handler, batch, timeout_s)
 
     def _outcome(self, job: Job, result: Result) -> Outcome | None:
         if job in self._given_up:  # cancelled, but the handler caught it and came back
@@ -1028,7 +1043,7 @@ class Worker:
             bullmq__worker__name=self.name,
         ) as span:
             job.traced_in = tracing.trace_id(tracing.carrier())
-            result = await self._execute(job, self._timeout_s)
+            result = await self._execute(job, self._timeouts_s.get(job.name, self._timeout_s))
             if (failure := failure_in(result)) is not None:
                 span.fail(failure)
             return result
@@ -1055,6 +1070,10 @@ class Worker:
         if deferred is not None:
             is_cancelled = reason_in(deferred) is not None
             return Failed(deferred, deferred, Cause.CANCELLED if is_cancelled else Cause.DEFERRED)
+        ttl_ms = job.opts.ttl_ms
+        if ttl_ms and job.attempts_started <= 1 and (waited_ms := job.processed_on - job.record.due_ms) > ttl_ms:
+            reason = f"expired: waited {waited_ms} ms, ttl is {ttl_ms} ms"
+            return Failed(reason, reason, Cause.EXPIRED)
         most = self.options.max_started_attempts
         if most is not None and job.attempts_started > most:
             reason = f"was started {job.attempts_started} times, this worker allows {most}"
