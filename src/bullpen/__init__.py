@@ -146,13 +146,14 @@ if TYPE_CHECKING:
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
-    from bullpen.worker import ChildLimits, Taker, Worker
+    from bullpen.worker import BatchOptions, ChildLimits, JobBatch, Taker, Worker
     from bullpen.worker.options import WorkerArguments
 
 __all__ = [
     "AddArguments",
     "Added",
     "Backoff",
+    "BatchOptions",
     "Bullpen",
     "BullpenError",
     "Cancelled",
@@ -195,6 +196,7 @@ __all__ = [
     "InsufficientCredits",
     "InvalidOption",
     "Job",
+    "JobBatch",
     "JobCancelled",
     "JobCounts",
     "JobDefaults",
@@ -356,7 +358,7 @@ _HOMES: Final = {
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),
-    "bullpen.worker": ("ChildLimits", "Taker", "Worker"),
+    "bullpen.worker": ("BatchOptions", "ChildLimits", "JobBatch", "Taker", "Worker"),
     "bullpen.worker.options": ("WorkerArguments",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

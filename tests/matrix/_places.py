@@ -17,6 +17,7 @@ from bullpen.queue.job import Handler
 from bullpen.testing import ClusterServers, RedisServer, SentinelServers, check_queue, need
 from bullpen.wire.keys import slot
 from bullpen.worker import Worker
+from bullpen.worker.batches import BatchHandler
 from tests.queue._kit import Kit
 
 
@@ -92,7 +93,7 @@ class PlaceKit(Kit):
     def queue(self, name: str | None = None, **options: Any) -> Queue:
         return super().queue(name, **{"prefix": self.prefix, **options})
 
-    def worker(self, handler: Handler, *, queue: str | None = None, **options: Any) -> Worker:
+    def worker(self, handler: Handler | BatchHandler, *, queue: str | None = None, **options: Any) -> Worker:
         return super().worker(handler, queue=queue, **{"prefix": self.prefix, **options})
 
     async def reader(self, **options: Any) -> QueueEvents:

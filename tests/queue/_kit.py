@@ -17,6 +17,7 @@ from bullpen.queue import Job, Queue, QueueEvents
 from bullpen.queue.add import _ALONE_AFTER
 from bullpen.queue.job import Handler
 from bullpen.worker import Worker
+from bullpen.worker.batches import BatchHandler
 from bullpen.worker.engine import Engine
 
 PATIENCE_S = 60.0
@@ -108,7 +109,7 @@ class Kit:
         assert queue._adder._alone >= _ALONE_AFTER
         return _ALONE_AFTER
 
-    def worker(self, handler: Handler, *, queue: str | None = None, **options: Any) -> Worker:
+    def worker(self, handler: Handler | BatchHandler, *, queue: str | None = None, **options: Any) -> Worker:
         """A worker that was not started yet. Checks for stalled jobs are rare unless a test asks for them."""
         options.setdefault("connection", self.url)
         options.setdefault("stalled_interval", 60_000)
@@ -116,7 +117,7 @@ class Kit:
         self._workers.append(worker)
         return worker
 
-    async def work(self, handler: Handler, **options: Any) -> Told:
+    async def work(self, handler: Handler | BatchHandler, **options: Any) -> Told:
         """Start a worker and listen to it."""
         told = Told(self.worker(handler, **options))
         await told.worker.start()

@@ -55,6 +55,8 @@ class Cause(StrEnum):
     """The job killed its worker while it ran alone."""
     CANCELLED = "cancelled"
     """Somebody cancelled it."""
+    EXPIRED = "expired"
+    """It waited longer than its ttl before it could start."""
     SECURITY = "security"
     """What the job says of itself is not what is stored: it may be forged."""
 

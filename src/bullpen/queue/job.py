@@ -187,8 +187,8 @@ class Job(Generic[DataT_co]):
     durability: str
     """The level that was confirmed when `add` returned the job."""
     is_ordinary: bool
-    """Of a job that a worker took: it never stalled, no failure waits for it, and no scheduler made it. Seen once,
-    where its fields are at hand, because nearly all jobs are."""
+    """Of a job that a worker took: it never stalled, no failure waits for it, no scheduler made it, and it has no ttl.
+    Seen once, where its fields are at hand, because nearly all jobs are."""
     mark: Mark | None
     """Of a job that was added here while results were listened to."""
     traced_in: str | None

@@ -103,6 +103,8 @@ class JobOptions:
     """All tries, the first included."""
     backoff: Backoff | CustomBackoff | None = DEFAULT_BACKOFF
     """Pause before a retry; None only without retries."""
+    ttl_ms: int | None = None
+    """How long it may wait once it could run. Our workers fail one that they take later, with the cause `expired`."""
     lifo: bool = False
     """Run before the jobs that wait already."""
     job_id: str | None = None
@@ -199,6 +201,8 @@ class JobOptions:
             wire["bpat"] = at_ms  # the hash keeps a delay only until it has passed
         if priority := self.wire_priority:
             wire["priority"] = priority
+        if self.ttl_ms is not None:
+            wire["bpttl"] = self.ttl_ms
         if self.lifo:
             wire["lifo"] = True
         if self.job_id is not None:
@@ -240,6 +244,7 @@ class CommonArguments(TypedDict, total=False):
     urgency: int | None
     attempts: int | None
     backoff: Backoff | CustomBackoff | int | timedelta | BackoffMapping | None
+    ttl: int | timedelta | None
     lifo: bool | None
     remove_on_complete: Retention
     remove_on_fail: Retention
@@ -298,6 +303,8 @@ def make_options(defaults: JobOptions, /, **given: Any) -> JobOptions:
             continue
         if name == "delay":
             changes["delay_ms"] = to_ms("delay", value)
+        elif name == "ttl":
+            changes["ttl_ms"] = to_ms("ttl", value, minimum=1)
         elif name == "timestamp":
             changes["timestamp_ms"] = to_epoch_ms("timestamp", value) if isinstance(value, datetime) else value
         elif name == "backoff":
@@ -418,6 +425,11 @@ def _check_flag(name: str, value: Any) -> None:
     require(name, isinstance(value, bool), "True or False", value)
 
 
+def _check_ttl(name: str, value: Any) -> None:
+    if value is not None:
+        check_int("ttl", value, minimum=1)
+
+
 def _check_own_id(name: str, value: Any) -> None:
     if value is not None:
         check_job_id(value)
@@ -467,6 +479,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], None]]] = {
     "urgency": _check_priority,
     "attempts": _check_attempts,
     "backoff": _check_backoff,
+    "ttl_ms": _check_ttl,
     "lifo": _check_flag,
     "job_id": _check_own_id,
     "remove_on_complete": check_retention,
@@ -583,6 +596,8 @@ class WireOptions:
     """The instant that was given instead of a delay."""
     lane: str | None = None
     """Whose fair share of the queue the job belongs to."""
+    ttl_ms: int | None = None
+    """How long it may wait once it could run."""
     raw: bytes = field(default=b"{}", repr=False, compare=False)
 
     @staticmethod
@@ -617,6 +632,7 @@ _PUBLIC_NAMES: Final = {
     "omc": "omitContext",
     "bpmeta": "meta",
     "bplane": "lane",
+    "bpttl": "ttl",
 }
 
 
@@ -644,6 +660,7 @@ def _parse(raw: bytes) -> WireOptions:
         has_repeat=bool(stored.get("repeat")),
         delay_ms=max(0, _read_int(stored.get("delay"), 0)),
         at_ms=_read_bound(stored.get("bpat")),
+        ttl_ms=_read_bound(stored.get("bpttl")),
         lane=lane if isinstance(lane := stored.get("bplane"), str) and lane else None,
         raw=raw,
     )

@@ -85,7 +85,7 @@ class JobConsumer:
     @property
     def concurrency(self) -> int:
         """Jobs handled at the same time. May be set while it runs: a larger number holds at once, a smaller one for
-        what is taken from now on; jobs that run already go on."""
+        what is taken from now on; jobs that run already go on. With `batch` it counts batches."""
         return self._concurrency
 
     @concurrency.setter
@@ -126,7 +126,9 @@ class JobConsumer:
         if engine is None or not self.is_alive or self._is_closing or engine.door.is_lost:
             return False
         last_exchange = engine.driver.last_exchange
-        if last_exchange and (self.running >= self._concurrency or not engine.driver.may_take()):
+        if last_exchange and (
+            self.running >= self._concurrency * self.options.jobs_per_slot or not engine.driver.may_take()
+        ):
             return True
         recently_s = self.options.drain_delay_ms / 1000 + 2 * SECONDS_AFTER_BLOCK
         return time.monotonic() - last_exchange < recently_s
@@ -237,7 +239,7 @@ class JobConsumer:
     @property
     def _slots(self) -> int:
         """Jobs that may be held at the same time now."""
-        return self._concurrency
+        return self._concurrency * self.options.jobs_per_slot
 
     def _started(self) -> Engine:
         if self._engine is None:

@@ -94,7 +94,7 @@ class Driver:
         self._suspects = parts.runs.suspects
         self._options, self.on_bug = options, on_bug
         self._loop = asyncio.get_running_loop()
-        self.state = State(slots=concurrency, lanes=_lanes(concurrency))
+        self.state = State(slots=concurrency, lanes=_lanes(concurrency), batch=options.jobs_per_slot)
         self.last_exchange = 0.0
         """When an answer came last; 0: none yet."""
         self.settled = parts.runs.settled

@@ -245,7 +245,12 @@ class Exchange:
         job_id = fields.pop()
         stored = dict(zip(_FIELDS, begun + fields, strict=False))  # the last two come with a job that was tried before
         job = Job(self._actions, JobRecord(job_id.decode("utf-8", "surrogateescape"), stored), token=token)
-        job.is_ordinary = fields[_STC] is None and fields[_DEFA] is None and fields[_RJK] is None
+        job.is_ordinary = (
+            fields[_STC] is None
+            and fields[_DEFA] is None
+            and fields[_RJK] is None
+            and b'"bpttl"' not in job.record.raw_opts
+        )
         return job
 
 

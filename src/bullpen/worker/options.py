@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
@@ -21,9 +21,10 @@ from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
 from bullpen.queue.codec import Codec
 from bullpen.wire.options import check_retention
+from bullpen.worker.batches import BatchOptions
 from bullpen.worker.children.limits import ChildLimits
 
-__all__ = ["ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
+__all__ = ["BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
 
 
 class WorkerArguments(TypedDict, total=False):
@@ -45,9 +46,11 @@ class WorkerArguments(TypedDict, total=False):
     backoff: Mapping[str, BackoffStrategy | Backoff]
     """Short for a policy with these strategies: how long to wait, by the type of a job's backoff."""
     concurrency: int
+    batch: BatchOptions | None
     processes: bool | ChildLimits
     lock: int | timedelta
     timeout: int | timedelta | None
+    timeouts: Mapping[str, int | timedelta]
     close_timeout: int | timedelta | None
     stalled_interval: int | timedelta
     max_block: int | timedelta | None
@@ -71,7 +74,9 @@ class WorkerOptions:
     """All durations in milliseconds."""
 
     concurrency: int = 1
-    """Jobs handled at the same time by this worker."""
+    """Jobs handled at the same time by this worker; with `batch` so many batches."""
+    batch: BatchOptions | None = None
+    """Give the handler several jobs at once: it takes a `JobBatch`."""
     lock_ms: int = 30_000
     """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
     stalled_interval_ms: int = 10_000
@@ -81,6 +86,8 @@ class WorkerOptions:
     each may use."""
     timeout_ms: int | None = None
     """How long one run of a handler may take; None is for ever."""
+    timeouts: Mapping[str, int | timedelta] = field(default_factory=dict, hash=False)
+    """The same for jobs of these names, instead of `timeout`."""
     close_timeout_ms: int | None = None
     """How long `close` waits for running jobs before it gives them back; None is `lock_ms`."""
     max_block_ms: int | None = None
@@ -120,12 +127,12 @@ class WorkerOptions:
         for a wrong name with the nearest right one."""
         values: dict[str, Any] = {}
         for name, value in given.items():
-            field = _FIELDS.get(name)
-            if field is None:
+            own = _FIELDS.get(name)
+            if own is None:
                 near = difflib.get_close_matches(name, WorkerArguments.__annotations__, 1)
                 raise InvalidOption(name, "an argument of Worker", value, suggestion=near[0] if near else None)
-            is_duration = field != name and value is not None
-            values[field] = to_ms(name, value) if is_duration else value
+            is_duration = own != name and value is not None
+            values[own] = to_ms(name, value) if is_duration else value
         return cls(**values)
 
     def __post_init__(self) -> None:
@@ -136,6 +143,16 @@ class WorkerOptions:
         check_int("drain_delay", self.drain_delay_ms, minimum=2)
         is_known = isinstance(self.processes, bool | ChildLimits)
         require("processes", is_known, "True, False or ChildLimits", self.processes)
+        require("batch", self.batch is None or isinstance(self.batch, BatchOptions), "a BatchOptions", self.batch)
+        is_possible = self.batch is None or self.processes is False
+        require("batch", is_possible, "none with processes: a child runs one job", self.batch)
+        require("timeouts", isinstance(self.timeouts, Mapping), "a mapping from job names to times", self.timeouts)
+        for name, limit in self.timeouts.items():
+            require("timeouts", isinstance(name, str), "names of jobs", name)
+            to_ms(f"timeouts.{name}", limit, minimum=1)
+        require(
+            "timeouts", not self.timeouts or self.batch is None, "none with batch: its jobs run together", self.timeouts
+        )
         for name in ("timeout", "max_block", "close_timeout"):
             value = getattr(self, f"{name}_ms")
             if value is not None:
@@ -160,12 +177,21 @@ class WorkerOptions:
         require("limit", self.limit is None or isinstance(self.limit, RateLimit), "a RateLimit", self.limit)
 
     @property
+    def jobs_per_slot(self) -> int:
+        """How many jobs one unit of concurrency holds."""
+        return 1 if self.batch is None else self.batch.size
+
+    @property
     def close_after_s(self) -> float:
         return (self.lock_ms if self.close_timeout_ms is None else self.close_timeout_ms) / 1000
 
     @property
     def block_limit_ms(self) -> int:
         return max(10 * self.lock_ms, 300_000) if self.max_block_ms is None else self.max_block_ms
+
+    @property
+    def timeouts_s(self) -> dict[str, float]:
+        return {name: to_ms(f"timeouts.{name}", limit) / 1000 for name, limit in self.timeouts.items()}
 
     @property
     def timeout_s(self) -> float | None:

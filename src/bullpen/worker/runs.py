@@ -80,6 +80,7 @@ class Runs:
         """`opens_sealed`: there is a codec. `survives_jobs`: a job that dies takes nobody with it."""
         self._queue, self._worker = queue, worker
         self._options, self._policy, self._reports, self._execute = options, policy, reports, execute
+        self._timeouts_s = options.timeouts_s
         self._timeout_s, self._limits_starts = options.timeout_s, options.max_started_attempts is not None
         self.suspects, self._schedulers = suspects, schedulers
         self._opens_sealed, self._survives_jobs = opens_sealed, survives_jobs
@@ -178,7 +179,8 @@ class Runs:
         try:
             # Nearly all: straight to the handler.
             if job.is_ordinary and not self._limits_starts and job.record.decode_data():
-                result = await (self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job))
+                timeout_s = self._timeouts_s.get(job.name, self._timeout_s) if self._timeouts_s else self._timeout_s
+                result = await (self._execute(job, timeout_s) if tracing.tracer is None else self._traced(job))
                 nothing_special = result is RETURNED_NOTHING and not self._given_up
                 outcome = _NULL if nothing_special else self._outcome(job, result)
             else:
@@ -227,7 +229,8 @@ class Runs:
     async def _run_in_schedule(self, job: Job) -> Outcome | None:
         if job.record.scheduler_id is not None and (given_back := await self._advance_scheduler(job)) is not None:
             return given_back
-        run = self._execute(job, self._timeout_s) if tracing.tracer is None else self._traced(job)
+        timeout_s = self._timeouts_s.get(job.name, self._timeout_s)
+        run = self._execute(job, timeout_s) if tracing.tracer is None else self._traced(job)
         return self._outcome(job, await run)
 
     async def _run_alone(self, job: Job) -> Outcome | None:
@@ -257,7 +260,7 @@ class Runs:
             bullmq__worker__name=self._worker,
         ) as span:
             job.traced_in = tracing.trace_id(tracing.carrier())
-            result = await self._execute(job, self._timeout_s)
+            result = await self._execute(job, self._timeouts_s.get(job.name, self._timeout_s))
             if (failure := failure_in(result)) is not None:
                 span.fail(failure)
             return result
@@ -307,6 +310,10 @@ class Runs:
         if deferred is not None:
             is_cancelled = reason_in(deferred) is not None
             return Failed(deferred, deferred, Cause.CANCELLED if is_cancelled else Cause.DEFERRED)
+        ttl_ms = job.opts.ttl_ms
+        if ttl_ms and job.attempts_started <= 1 and (waited_ms := job.processed_on - job.record.due_ms) > ttl_ms:
+            reason = f"expired: waited {waited_ms} ms, ttl is {ttl_ms} ms"
+            return Failed(reason, reason, Cause.EXPIRED)
         most = self._options.max_started_attempts
         if most is not None and job.attempts_started > most:
             reason = f"was started {job.attempts_started} times, this worker allows {most}"

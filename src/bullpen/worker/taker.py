@@ -37,7 +37,7 @@ from bullpen.worker.options import WorkerArguments
 
 __all__ = ["Taker"]
 
-_OF_HANDLERS: Final = ("processes", "timeout")
+_OF_HANDLERS: Final = ("batch", "processes", "timeout", "timeouts")
 """Options of `Worker` that say how a handler is run."""
 
 

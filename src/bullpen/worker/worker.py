@@ -15,6 +15,7 @@ from bullpen.errors import InvalidOption
 from bullpen.queue.job import Handler
 from bullpen.redis.client import Connection
 from bullpen.worker import signals as _signals
+from bullpen.worker.batches import BatchHandler
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import runner_of
 from bullpen.worker.options import WorkerArguments
@@ -37,7 +38,7 @@ class Worker(JobConsumer):
     def __init__(
         self,
         queue: str,
-        handler: Handler,
+        handler: Handler | BatchHandler,
         *,
         connection: str | Connection | None = None,
         prefix: str | None = None,
@@ -46,7 +47,7 @@ class Worker(JobConsumer):
         if not callable(handler):
             raise InvalidOption("handler", "a function that takes a Job", handler)
         super().__init__(queue, connection, prefix, options)
-        self._runner = runner_of(handler, queue, self.options.processes)
+        self._runner = runner_of(handler, queue, self.options)
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Work until closed. SIGTERM and SIGINT close gracefully, a second one hurries.
