@@ -237,7 +237,34 @@ async def serve(order: dict[str, Any]) -> None:
     os._exit(0)
 
 
-async def measure_loop(ledger: Ledger, url: str, rows: int, count: int, *, bare: bool) -> float:
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, of those it started, and of those of them that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICK + sum(cpu_seconds(int(child)) for child in children)
+
+
+class Cpu:
+    """Microseconds of a processor per row, of all that work on it: other programs on the machine change this less than
+    they change rates. What processes needed to start is not counted."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids, self._before = pids, sum(map(cpu_seconds, pids))
+        self.per_row = 0.0
+
+    def note(self, rows: int) -> None:
+        self.per_row = (sum(map(cpu_seconds, self._pids)) - self._before) / rows * 1e6
+
+
+async def measure_loop(
+    ledger: Ledger, url: str, rows: int, count: int, servers: list[int], *, bare: bool
+) -> tuple[float, Cpu]:
     table, order = ("bare", "id") if bare else ("core_outbox.integration_outbox", "due_at, seq")
     if bare:
         async with ledger.database.engine.begin() as connection:
@@ -257,12 +284,15 @@ async def measure_loop(ledger: Ledger, url: str, rows: int, count: int, *, bare:
     try:
         for child in children:
             await asyncio.to_thread(child.wait_for, "ready")
+        cpu = Cpu([*servers, *(child.pid for child in children)])
         began = time.perf_counter()
         for child in children:
             child.send_line("go")
         for child in children:
             await asyncio.to_thread(child.wait_for, "done", 600)
-        return rows / (time.perf_counter() - began)
+        took = time.perf_counter() - began
+        cpu.note(rows)
+        return rows / took, cpu
     finally:
         for child in children:
             child.close()
@@ -279,7 +309,8 @@ async def measure_delivering(
     ordering_key: str | None = None,
     profile: str | None = None,
     limit_s: float = 600,
-) -> float:
+    servers: list[int] | None = None,
+) -> tuple[float, Cpu]:
     await empty(ledger)
     redis.flush()
     await fill(ledger, rows, ordering_key=ordering_key)
@@ -296,6 +327,7 @@ async def measure_delivering(
         children += [Child.module("benchmarks.outbox", "--serve", json.dumps(order), cwd=ROOT) for _ in range(count)]
         for child in children:
             await asyncio.to_thread(child.wait_for, "ready")
+        cpu = Cpu([*(servers or []), *(child.pid for child in children)])
         began = time.perf_counter()
         for child in children:
             child.send_line("go")
@@ -304,6 +336,7 @@ async def measure_delivering(
             await asyncio.sleep(0.1)
             left = sum((await ledger.outbox.counts()).values())
         took = time.perf_counter() - began
+        cpu.note(rows)
         for child in children:
             child.send_line("stop")
         for child in children:
@@ -313,7 +346,7 @@ async def measure_delivering(
     finally:
         for child in children:
             child.close()
-    return (rows - left) / took
+    return (rows - left) / took, cpu
 
 
 async def check_sent(ledger: Ledger, rows: int) -> None:
@@ -472,13 +505,14 @@ async def measure(arguments: argparse.Namespace) -> None:
             if "claiming" in wanted:
                 show("claimed", {"100 per claim": await measure_claiming(ledger, min(arguments.rows, 10_000))})
             if "delivering" in wanted:
-                await compare(ledger, url, redis, arguments)
+                await compare(ledger, url, redis, arguments, [server.pid, redis.pid])
             if "ordered" in wanted:
                 for strategy in arguments.strategies:
-                    found = await measure_delivering(
-                        ledger, url, redis, 3_000, strategy, 1, ordering_key="k", limit_s=10
+                    found, cpu = await measure_delivering(
+                        ledger, url, redis, 2_000, strategy, 1, ordering_key="k", limit_s=20, servers=[server.pid]
                     )
                     show(f"one ordered key, {strategy}", {"1 process": found})
+                    show("processor time per row, us", {"with the database": cpu.per_row}, unit="us")
             if "latency" in wanted:
                 for strategy in arguments.strategies:
                     took = await measure_latency(ledger, url, redis, strategy, arguments.messages)
@@ -492,27 +526,34 @@ async def measure(arguments: argparse.Namespace) -> None:
     print(f"\nload after: {os.getloadavg()[0]:.1f}")
 
 
-async def compare(ledger: Ledger, url: str, redis: RedisServer, arguments: argparse.Namespace) -> None:
-    """Loop, direct and queued by turns, and their ratios."""
+async def compare(
+    ledger: Ledger, url: str, redis: RedisServer, arguments: argparse.Namespace, servers: list[int]
+) -> None:
+    """Loops, direct and queued by turns, and their ratios: of rates, and of processor time over all processes."""
     for count in arguments.processes:
         names = ("loop, bare table", "loop, our table", *arguments.strategies)
-        found: dict[str, list[float]] = {name: [] for name in names}
+        rates: dict[str, list[float]] = {name: [] for name in names}
+        costs: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(arguments.rounds):
-            for name in names[:2]:
-                rate = await measure_loop(ledger, url, arguments.rows, count, bare=name == names[0])
-                found[name].append(rate)
-            for strategy in arguments.strategies:
-                profile = f"{arguments.profile}.{strategy}" if arguments.profile and count == 1 else None
-                found[strategy].append(
-                    await measure_delivering(ledger, url, redis, arguments.rows, strategy, count, profile=profile)
-                )
-                if count == 1 and strategy == "direct":
+            for name in names:
+                if name.startswith("loop"):
+                    found = await measure_loop(ledger, url, arguments.rows, count, servers, bare=name == names[0])
+                else:
+                    profile = f"{arguments.profile}.{name}" if arguments.profile and count == 1 else None
+                    found = await measure_delivering(
+                        ledger, url, redis, arguments.rows, name, count, profile=profile, servers=servers
+                    )
+                rates[name].append(found[0])
+                costs[name].append(found[1].per_row)
+                if count == 1 and name == "direct":
                     sizes = await bytes_per_row(ledger, arguments.rows)
-        figures = {name: statistics.median(values) for name, values in found.items()}
+        figures = {name: statistics.median(values) for name, values in rates.items()}
+        cost = {name: statistics.median(values) for name, values in costs.items()}
         show(f"delivered, {count} process{'es' if count > 1 else ''}, load {os.getloadavg()[0]:.1f}", figures)
+        show("processor time of all processes per row, us", cost, unit="us")
         for loop in names[:2]:
-            ratios = {name: figures[name] / figures[loop] for name in arguments.strategies}
-            show(f"of the {loop}", ratios, unit="x")
+            show(f"rate, of the {loop}", {name: figures[name] / figures[loop] for name in names[2:]}, unit="x")
+            show(f"rows per processor time, of the {loop}", {n: cost[loop] / cost[n] for n in names[2:]}, unit="x")
         if count == 1 and "direct" in arguments.strategies:
             show("after direct delivery", sizes, unit="bytes")
 
@@ -523,11 +564,12 @@ async def compare_sqlite(redis: RedisServer, arguments: argparse.Namespace) -> N
         async with Ledger(url) as ledger:
             await ledger.migrate()
             rows = min(arguments.rows, 10_000)
-            figures = {
+            found = {
                 strategy: await measure_delivering(ledger, url, redis, rows, strategy, 1)
                 for strategy in arguments.strategies
             }
-            show(f"delivered on SQLite, {rows} rows", figures)
+            show(f"delivered on SQLite, {rows} rows", {name: figure for name, (figure, _) in found.items()})
+            show("processor time per row, us", {name: cpu.per_row for name, (_, cpu) in found.items()}, unit="us")
 
 
 def main() -> None:

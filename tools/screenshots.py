@@ -52,6 +52,8 @@ PAGES: Final = {
     "queue-active": "/queues/images?state=active",
     "job": "/queues/invoices/jobs/late",
     "job-active": "/queues/images/jobs/thumb-1",
+    "limits": "/queues/images/limits",
+    "add": "/queues/emails/add",
     "flow": "/queues/orders/jobs/order-1/flow",
     "pause": "/queues/emails/act/pause",
     "drain": "/queues/emails/act/drain",

@@ -93,18 +93,25 @@ if TYPE_CHECKING:
     from bullpen.http.runs import Principal, Tokens, runs_api
     from bullpen.http.serve import HttpLimits
     from bullpen.ops.alerts import Target
-    from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole
+    from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.logs import JobFilter
     from bullpen.ops.tracing import install_tracing
     from bullpen.plugins.objects.files import FileStore
     from bullpen.plugins.objects.s3 import S3Store
-    from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore, EditableDeadLetters
+    from bullpen.ports.dead_letters import (
+        DeadLetter,
+        DeadLetterFilter,
+        DeadLetterGroup,
+        DeadLetterStore,
+        EditableDeadLetters,
+        LetterPage,
+        RedriveReport,
+    )
     from bullpen.ports.edits import make_edit
     from bullpen.ports.objects import ObjectStore, StoredObject
     from bullpen.queue import (
         Added,
         Cancelled,
-        DeadLetter,
         Deduplication,
         Durability,
         Flow,
@@ -120,7 +127,6 @@ if TYPE_CHECKING:
         Queue,
         QueueEvents,
         RateLimit,
-        RedriveReport,
         SchedulerRecord,
         WorkerInfo,
         find_queues,
@@ -129,8 +135,7 @@ if TYPE_CHECKING:
     from bullpen.queue.arguments import AddArguments, JobDefaults, NewJobArguments, QueueArguments, TaskArguments
     from bullpen.queue.canvas import chain, chord, group
     from bullpen.queue.codec import Codec
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter
-    from bullpen.queue.dead_letters.store import DeadLetterQueueStore, dead_letter_store
+    from bullpen.queue.dead_letters.store import dead_letter_store
     from bullpen.queue.payloads import PayloadReport, SweepReport
     from bullpen.queue.tasks import Task, TaskJob
     from bullpen.redis import Connection
@@ -141,7 +146,7 @@ if TYPE_CHECKING:
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
-    from bullpen.worker import BatchOptions, ChildLimits, JobBatch, Worker
+    from bullpen.worker import BatchOptions, ChildLimits, JobBatch, Taker, Worker
     from bullpen.worker.options import WorkerArguments
 
 __all__ = [
@@ -156,18 +161,16 @@ __all__ = [
     "Codec",
     "Connection",
     "ConnectionLost",
-    "ConsoleFilter",
     "CorruptJob",
     "DatabaseUnavailable",
     "DeadLetter",
     "DeadLetterChanged",
     "DeadLetterConsole",
     "DeadLetterFilter",
+    "DeadLetterGroup",
     "DeadLetterNotEditable",
     "DeadLetterNotFound",
     "DeadLetterPolicy",
-    "DeadLetterQueueStore",
-    "DeadLetterRecord",
     "DeadLetterStore",
     "Deduplication",
     "DelayJob",
@@ -213,6 +216,7 @@ __all__ = [
     "Lanes",
     "LedgerError",
     "LedgerNotReady",
+    "LetterPage",
     "MessageNotSent",
     "MissingExtra",
     "MissingValue",
@@ -263,6 +267,7 @@ __all__ = [
     "SourceUnavailable",
     "StoredObject",
     "SweepReport",
+    "Taker",
     "Target",
     "Task",
     "TaskArguments",
@@ -324,24 +329,26 @@ _HOMES: Final = {
     "bullpen.http.runs": ("Principal", "Tokens", "runs_api"),
     "bullpen.http.serve": ("HttpLimits",),
     "bullpen.ops.alerts": ("Target",),
-    "bullpen.ops.dead_letters": ("ConsoleFilter", "DeadLetterConsole"),
+    "bullpen.ops.dead_letters": ("DeadLetterConsole",),
     "bullpen.ops.logs": ("JobFilter",),
     "bullpen.ops.tracing": ("install_tracing",),
     "bullpen.plugins.objects.files": ("FileStore",),
     "bullpen.plugins.objects.s3": ("S3Store",),
-    "bullpen.ports.dead_letters": ("DeadLetterRecord", "DeadLetterStore", "EditableDeadLetters"),
+    "bullpen.ports.dead_letters": (
+        *("DeadLetter", "DeadLetterFilter", "DeadLetterGroup", "LetterPage", "DeadLetterStore"),
+        *("EditableDeadLetters", "RedriveReport"),
+    ),
     "bullpen.ports.edits": ("make_edit",),
     "bullpen.ports.objects": ("ObjectStore", "StoredObject"),
     "bullpen.queue": (
-        *("Added", "Cancelled", "DeadLetter", "Deduplication", "Durability", "Flow", "FlowNode", "Job", "JobCounts"),
-        *("JobKey", "JobState", "NewJob", "Queue", "QueueEvents", "RateLimit", "RedriveReport", "SchedulerRecord"),
+        *("Added", "Cancelled", "Deduplication", "Durability", "Flow", "FlowNode", "Job", "JobCounts"),
+        *("JobKey", "JobState", "NewJob", "Queue", "QueueEvents", "RateLimit", "SchedulerRecord"),
         *("LaneInfo", "LaneSettings", "Lanes", "WorkerInfo", "find_queues", "next_runs"),
     ),
     "bullpen.queue.arguments": ("AddArguments", "JobDefaults", "NewJobArguments", "QueueArguments", "TaskArguments"),
     "bullpen.queue.codec": ("Codec",),
     "bullpen.queue.canvas": ("chain", "chord", "group"),
-    "bullpen.queue.dead_letters.operations": ("DeadLetterFilter",),
-    "bullpen.queue.dead_letters.store": ("DeadLetterQueueStore", "dead_letter_store"),
+    "bullpen.queue.dead_letters.store": ("dead_letter_store",),
     "bullpen.queue.payloads": ("PayloadReport", "SweepReport"),
     "bullpen.queue.tasks": ("Task", "TaskJob"),
     "bullpen.redis": ("Connection",),
@@ -351,7 +358,7 @@ _HOMES: Final = {
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),
-    "bullpen.worker": ("BatchOptions", "ChildLimits", "JobBatch", "Worker"),
+    "bullpen.worker": ("BatchOptions", "ChildLimits", "JobBatch", "Taker", "Worker"),
     "bullpen.worker.options": ("WorkerArguments",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

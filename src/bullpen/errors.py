@@ -229,11 +229,12 @@ class QueueClosed(QueueError):
 class JobNotFound(QueueError):
     """No job has this id."""
 
-    def __init__(self, queue: str, job_id: str, *, is_letter: bool = False) -> None:
-        message = f"job {job_id!r} of queue {queue!r} does not exist; it may have been removed by its retention"
-        if is_letter:  # retention removes none
-            message = f"dead letter {job_id!r} is not in {queue!r}; it may have been redriven or discarded already"
-        super().__init__(message, queue=queue, job_id=job_id)
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(
+            f"job {job_id!r} of queue {queue!r} does not exist; it may have been removed by its retention",
+            queue=queue,
+            job_id=job_id,
+        )
 
 
 class SchedulerNotFound(QueueError):

@@ -11,7 +11,8 @@ import redis
 
 from bullpen._kernel.outcome import Cause, Completed, Failed, Outcome, Retry
 from bullpen.queue import Job, Queue
-from bullpen.worker.exchange import MOST_JOBS, Exchange, Settlement
+from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.pump import MOST_JOBS
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Kit
 

@@ -501,6 +501,94 @@ class OutboxRepositoryContract:
             numbers = [number for other, number in seen if other == key]
             assert numbers == sorted(numbers)
 
+    async def test_the_next_of_a_key_is_taken_with_the_outcome_of_the_one_before_it(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        """Claimed, begun and never in between: whoever settles goes on, also over rows that somebody has parked."""
+        await store.enqueue_many([item(number, ordering_key="order-1") for number in range(4)])
+        row = await claim_one(store, starting=True)
+        assert await store.claim_due_batch("other") == []  # parks the others
+
+        numbers = [row.payload["orderId"]]
+        outcomes: list[RowOutcome] = [Sent(), Died("no", "NO"), Sent(), Sent()]
+        for outcome in outcomes:
+            (settled,) = await store.settle([Settlement(row, outcome, "worker-1", 60_000)])
+            assert settled.status is (SENT if isinstance(outcome, Sent) else DEAD)
+            assert [each for each in await store.claim_due_batch("other") if not each.is_announcement] == []
+            if settled.next is None:
+                break
+            row = settled.next
+            assert (row.status, row.locked_by, row.parked) == (CLAIMED, "worker-1", False)
+            assert row.started_at is not None
+            numbers.append(row.payload["orderId"])
+
+        assert numbers == [0, 1, 2, 3]
+        assert (await must_get(store, row.id)).status is SENT
+        assert [attempt.outcome for attempt in await store.attempts_of(row.id)] == ["SENT"]
+
+    async def test_only_an_end_takes_the_next_of_a_key_and_only_when_that_is_due(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        await store.enqueue(item(0, ordering_key="order-1"))
+        await store.enqueue(item(1, ordering_key="order-1", delay=60_000))
+        first = await claim_one(store)
+
+        (failed,) = await store.settle([Settlement(first, Retried("503", "X", 0), "w", 60_000)])
+        again = await claim_one(store)
+        (sent,) = await store.settle([Settlement(again, Sent(), "w", 60_000)])
+        (late,) = await store.settle([Settlement(first, Sent(), "w", 60_000)])
+
+        assert (failed.status, failed.next) == (FAILED, None)
+        assert (again.id, sent.status, sent.next) == (first.id, SENT, None)
+        assert (late.status, late.next) == (None, None)
+        ledger.database.clock_offset_ms = 61_000
+        assert [row.payload["orderId"] for row in await store.claim_due_batch("w")] == [1]
+
+    async def test_many_holders_take_the_next_of_every_key_in_order(self, store: OutboxRepository) -> None:
+        """Beside others that claim, and rows that are stored meanwhile, no two of a key are in flight and none is
+        left behind."""
+        await store.enqueue_many([item(number, ordering_key=f"key-{number % 3}") for number in range(30)])
+        seen: list[tuple[str, int]] = []
+        in_flight: set[str] = set()
+
+        async def deliver(row: OutboxRow, name: str) -> None:
+            following: OutboxRow | None = row
+            while following is not None:
+                row, key = following, str(following.ordering_key)
+                assert key not in in_flight
+                in_flight.add(key)
+                seen.append((key, row.payload["orderId"]))
+                await asyncio.sleep(0)
+                in_flight.discard(key)
+                (settled,) = await store.settle([Settlement(row, Sent(), name, 60_000)])
+                following = settled.next
+
+        async def work(name: str) -> None:
+            while len(seen) < 60:
+                for row in await store.claim_due_batch(name, 3):
+                    await deliver(row, name)
+                await store.unpark()
+
+        async def add() -> None:
+            for number in range(30, 60):
+                await store.enqueue(item(number, ordering_key=f"key-{number % 3}"))
+
+        await asyncio.wait_for(asyncio.gather(add(), *(work(f"worker-{number}") for number in range(3))), 60)
+
+        assert len(seen) == 60
+        for key in {key for key, _ in seen}:
+            numbers = [number for other, number in seen if other == key]
+            assert numbers == sorted(numbers)
+
+    async def test_begin_may_leave_the_content_where_it_is(self, store: OutboxRepository) -> None:
+        await store.enqueue(item(1, headers={"a": "b"}))
+        row = await claim_one(store)
+
+        begun = (await store.begin([row.id], worker_id="w", lease_ms=60_000, content=False))[row.id]
+
+        assert begun._replace(payload_json=row.payload_json, headers_json=row.headers_json).headers == row.headers
+        assert (begun.payload_json, begun.headers_json, begun.fence) == ("", None, row.fence + 1)
+
     async def test_a_parked_row_whose_predecessor_is_gone_is_found(
         self, ledger: Ledger, store: OutboxRepository
     ) -> None:

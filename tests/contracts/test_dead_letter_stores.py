@@ -18,10 +18,11 @@ from bullpen.ledger import Ledger
 from bullpen.outbox import OutboxDeadLetters
 from bullpen.plugins.transports.bullmq import BullMQTransport
 from bullpen.plugins.transports.memory import MemoryTransport
-from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterStore
 from bullpen.queue import Job, Queue
 from bullpen.queue.dead_letters.failed_set import FailedSetStore
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore, dead_letter_store
+from bullpen.queue.dead_letters.operations import DeadLetters
+from bullpen.queue.dead_letters.store import dead_letter_store
 from bullpen.testing import RedisServer
 from bullpen.testing.contracts.dead_letters import DeadLetterContract, TransportLetters
 from bullpen.worker import Worker
@@ -55,7 +56,7 @@ class QueueLetters:
         await self.queue.add("charge", {"number": number}, attempts=1, job_id=f"order:n:{number}")
         await asyncio.wait_for(self._failed.get(), 15)
 
-    def number_of(self, letter: DeadLetterRecord) -> int:
+    def number_of(self, letter: DeadLetter) -> int:
         return int(letter.data["number"])
 
     async def came_back(self) -> tuple[str, int]:
@@ -137,9 +138,7 @@ class TestFailedSet(DeadLetterContract):
         await queue.add("charge", {"number": 1}, job_id="m-7")
 
         with pytest.raises(JobStateConflict, match="has not failed"):
-            await queue.failed_set.put(
-                DeadLetterRecord(id="dl-m-7-1", source=queue.name, message_id="m-7", name="charge")
-            )
+            await queue.failed_set.put(DeadLetter(id="dl-m-7-1", source=queue.name, message_id="m-7", name="charge"))
 
         assert (await queue.counts()).waiting == 1
 
@@ -157,7 +156,7 @@ class TestFailedSet(DeadLetterContract):
 
 
 async def _put_and_redrive(letters: QueueLetters) -> None:
-    letter = DeadLetterRecord(
+    letter = DeadLetter(
         id="dl-m-7-1",
         source=letters.queue.name,
         message_id="m-7",
@@ -194,7 +193,7 @@ class OutboxLetters:
         for row in await self._claimed():
             await self._ledger.outbox.dead_letter(row, f"no {number}", code="HTTP_400")
 
-    def number_of(self, letter: DeadLetterRecord) -> int:
+    def number_of(self, letter: DeadLetter) -> int:
         return int(letter.data["orderId"])
 
     async def came_back(self) -> tuple[str, int]:
@@ -235,7 +234,7 @@ class TestBullMQTransport(DeadLetterContract):
 
 @pytest.mark.requirement("X-5")
 async def test_the_policy_says_which_store_a_queue_has(queue: Queue) -> None:
-    assert isinstance(dead_letter_store(queue, DeadLetterPolicy(store="queue")), DeadLetterQueueStore)
+    assert isinstance(dead_letter_store(queue, DeadLetterPolicy(store="queue")), DeadLetters)
     assert isinstance(dead_letter_store(queue, DeadLetterPolicy(store="failed_set")), FailedSetStore)
     for store in ("none", "row"):
         with pytest.raises(InvalidOption, match=r"dead_letters\.store"):

@@ -33,7 +33,10 @@ async def browser() -> AsyncIterator[Browser]:
     if program is None:
         pytest.skip("chromium is not installed; apt-get install chromium")
     async with async_playwright() as playwright:
-        made = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        made = await playwright.chromium.launch(
+            executable_path=program,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"],
+        )
         yield made
         await made.close()
 

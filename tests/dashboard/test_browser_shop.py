@@ -20,8 +20,7 @@ from bullpen.dashboard import Role, Visitor, make_dashboard
 from bullpen.http.serve import HttpService
 from bullpen.ledger import OutboxItem
 from tests.dashboard._kit import HOSTILE, settings
-from tests.dashboard.conftest import AXE
-from tests.dashboard.test_browser import LIVE, PHONE, RULES, visiting
+from tests.dashboard.test_browser import LIVE, must_be_accessible_and_fit, visiting
 from tools import screenshots
 
 _ELSEWHERE = (
@@ -30,7 +29,6 @@ _ELSEWHERE = (
     "pause-all",
 )
 """Pages that `test_browser` opens in every look."""
-_MORE = {"limits": "/queues/images/limits", "add": "/queues/emails/add"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -65,28 +63,13 @@ def row(text: str, **changes: Any) -> OutboxItem:
     return OutboxItem(**{**given, **changes})
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "phone"])
 @pytest.mark.requirement("W-78")
 async def test_every_page_of_the_shop_is_accessible_and_fits(
-    browser: Browser, shop: tuple[dict[str, str], str], look: str
+    browser: Browser, shop: tuple[dict[str, str], str]
 ) -> None:
     found, url = shop
-    options: dict[str, Any] = {"color_scheme": "dark" if look == "dark" else "light"}
-    if look == "phone":
-        options["viewport"] = PHONE
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed; python -m tools.setup_test_machine")
-    async with visiting(browser, bypass_csp=True, **options) as page:
-        for name, path in (screenshots.PAGES | _MORE).items():
-            if name in _ELSEWHERE:
-                continue
-            answer = await page.goto(url + path.format_map(found), wait_until="domcontentloaded")
-            assert answer is not None and answer.status == 200, name
-            wider = await page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
-            assert wider <= 0, f"{name} scrolls sideways"
-            await page.add_script_tag(path=AXE)
-            told = await page.evaluate(f"() => axe.run({{runOnly: {RULES[look]}}})")
-            assert [(each["id"], each["nodes"][0]["html"]) for each in told["violations"]] == [], name
+    pages = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
+    await must_be_accessible_and_fit(browser, {name: url + path.format_map(found) for name, path in pages.items()})
 
 
 @pytest.mark.requirement("W-78")
@@ -99,7 +82,7 @@ async def test_every_page_of_the_shop_obeys_the_policy_and_needs_no_script(
         await page.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective))"
         )
-        for name, path in (screenshots.PAGES | _MORE).items():
+        for name, path in screenshots.PAGES.items():
             if name in _ELSEWHERE:
                 continue
             address = url + path.format_map(found)

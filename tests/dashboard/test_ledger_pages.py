@@ -10,6 +10,7 @@ import pytest
 from bullpen import Bullpen
 from bullpen.dashboard import Role, Visitor, make_dashboard
 from bullpen.ledger import OutboxItem
+from bullpen.settings import DashboardSettings
 from tests.dashboard._kit import HOST, SAME, As, opened, settings, transport
 
 
@@ -116,3 +117,15 @@ async def test_without_a_ledger_its_pages_are_not_offered(redis_url: str) -> Non
     async with opened(redis_url) as (http, _):
         assert ">Outbox</a>" not in (await http.get("/")).text
         assert (await http.get("/outbox")).status_code == 404
+
+
+async def test_an_export_of_a_store_that_is_none_says_so(app: Bullpen) -> None:
+    """Before the answer begins: it was a download of nothing, with an error in the log."""
+    made = make_dashboard(app, settings=DashboardSettings())
+    async with made, httpx.AsyncClient(transport=transport(made), base_url=HOST) as http:
+        wrong = await http.get("/dead-letters/export?store=nowhere")
+        right = await http.get("/dead-letters/export?store=integration_outbox")
+
+    assert wrong.status_code == 422
+    assert "nowhere" in wrong.text
+    assert right.status_code == 200

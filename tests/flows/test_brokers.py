@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bullpen.plugins.transports.rabbitmq import RabbitMQClient
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.testing import free_port
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.flows._cli import Answer, child, cli, cli_process
@@ -49,7 +49,7 @@ class Shop:
 
         async def fail() -> None:
             client = RabbitMQClient(rabbit.url)
-            letter = DeadLetterRecord(
+            letter = DeadLetter(
                 id="dl-1-1",
                 source=self.queue,
                 message_id="1",

@@ -233,6 +233,16 @@ class TestEveryKindOfConnection:
         assert [entry.created for entry in again] == [False, False]
         assert len(await ledger.outbox.find()) == 2
 
+    async def test_an_event_of_another_tenant_is_refused(self, kind: Any, ledger_url: str, ledger: Ledger) -> None:
+        """Both count their orders from 1. The second was taken for a repetition, and never sent."""
+        await run(kind, ledger_url, item(1, tenant_id="alice"), item(2))
+
+        with pytest.raises(InvalidOption, match=r"no other tenant .*put the tenant into source_stream_id"):
+            await run(kind, ledger_url, item(1, tenant_id="bob"))
+        known = await run(kind, ledger_url, item(1), item(1, tenant_id="alice"), item(2, tenant_id="bob"))
+
+        assert [entry.created for entry in known] == [False] * 3
+
 
 @pytest.mark.parametrize(
     ("kind", "database"),

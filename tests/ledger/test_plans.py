@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from bullpen.ledger import Ledger
+from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.ledger._sql import Sql
 from tests.databases import MakeLedger, item
 
@@ -151,3 +151,60 @@ async def test_looking_for_work_does_not_walk_a_backlog_on_sqlite(sqlite_url: st
             steps = [str(row[3]) for row in plan]
         assert any(index in step for step in steps), steps
         assert not any("ix_outbox_status_due" in step or "TEMP B-TREE" in step for step in steps), steps
+
+
+# Looking ------------------------------------------------------------------------------------------------------------
+
+
+def scanned_whole(plan: dict[str, Any]) -> list[str]:
+    return [node["Relation Name"] for node in walk(plan) if node["Node Type"] == "Seq Scan"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"status": OutboxStatus.SENT},
+        {"status": OutboxStatus.PENDING},
+        {"status": OutboxStatus.DEAD},
+        {"correlation_id": "c-7"},
+        {"correlation_id": "none"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_page_of_rows_reads_no_more_than_it_shows(
+    ledger: Ledger, where: dict[str, Any], newest_first: bool
+) -> None:
+    """However long the history is, and however far behind the page."""
+    taken: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        taken.append((statement, parameters))
+
+    engine = ledger.database.engine.sync_engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    await ledger.outbox.find(**where, newest_first=newest_first, after_seq=HISTORY // 2, limit=50)
+    sa.event.remove(engine, "before_cursor_execute", note)
+
+    (found,) = [each for each in taken if "FROM core_outbox.integration_outbox" in each[0]]
+    async with ledger.database.engine.connect() as connection:
+        answer = await connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {found[0]}", found[1])
+        plan = answer.scalar_one()[0]["Plan"]
+    assert scanned_whole(plan) == []
+    assert rows_looked_at(plan) <= 200
+
+
+async def test_runs_of_all_tenants_and_moves_of_a_correlation_id_are_found_by_an_index(ledger: Ledger) -> None:
+    """Small tables are scanned whole whatever there is, so this asks what would be done if they were long."""
+    asked = {
+        "ix_runs_created": "SELECT id FROM core_outbox.bullpen_runs ORDER BY created_at DESC, id DESC LIMIT 50",
+        "ix_workflow_correlation": "SELECT id FROM core_outbox.bullpen_workflow_history WHERE correlation_id = 'c'",
+    }
+    for index, statement in asked.items():
+        async with ledger.database.engine.connect() as connection:
+            await connection.exec_driver_sql("SET enable_seqscan = off")
+            await connection.exec_driver_sql("SET enable_sort = off")
+            plan = (await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}")).scalar_one()[0]["Plan"]
+            await connection.rollback()
+        assert indexes(plan) == {index}, plan

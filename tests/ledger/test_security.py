@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from bullpen.errors import LedgerNotReady, UnsafeDatabaseRole
+from bullpen.errors import InvalidOption, LedgerNotReady, UnsafeDatabaseRole
 from bullpen.ledger import Died, Ledger, OutboxStatus, Roles, Settlement
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
@@ -53,6 +53,17 @@ async def test_a_row_of_another_tenant_cannot_be_written(tenant_ledger: Ledger) 
     with pytest.raises(UnsafeDatabaseRole, match="another tenant"):
         async with tenant_ledger.database.transaction(tenant=ALICE) as connection:
             await tenant_ledger.enqueuer.enqueue(connection, item())
+
+
+@pytest.mark.requirement("X-23", "X-73")
+async def test_an_event_that_another_tenant_has_stored_is_no_repetition(tenant_ledger: Ledger) -> None:
+    """Both count their orders from 1. The second was taken for a repetition, and never sent."""
+    await tenant_ledger.outbox.enqueue(item(1, tenant_id=ALICE))
+
+    with pytest.raises(InvalidOption, match="put the tenant into source_stream_id"):
+        await tenant_ledger.outbox.enqueue(item(1, tenant_id=BOB))
+
+    assert (await tenant_ledger.outbox.enqueue(item(1, tenant_id=ALICE))).created is False
 
 
 @pytest.mark.requirement("X-23")

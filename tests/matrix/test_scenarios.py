@@ -13,7 +13,7 @@ from bullpen.redis.checks import ServerVerdict
 from bullpen.redis.inspection import inspect_server
 from bullpen.redis.socket import pack
 from tests.matrix._places import PlaceKit
-from tests.queue._kit import Failing, Gate, echo, nothing, soon
+from tests.queue._kit import Failing, Gate, echo, engine_of, nothing, soon
 
 pytestmark = pytest.mark.requirement("W-66", "W-65")
 
@@ -173,7 +173,7 @@ async def test_a_settlement_whose_reply_was_lost_is_settled_once(kit: PlaceKit) 
     await kit.queue().add_many([("mail", 1), ("mail", 2)])
     told = await kit.work(gate, connection=connection)
     await gate.reached()
-    wire = await told.worker._door.wire()
+    wire = await engine_of(told).door.wire()
     unanswered = wire.send(pack(("CLIENT", "REPLY", "OFF")), within_s=0.2)
 
     gate.open()

@@ -19,8 +19,7 @@ from bullpen.ledger import Ledger
 from bullpen.messages import Late, MessageRow, Messages, MessageStatus
 from bullpen.plugins.channels.email import Email
 from bullpen.plugins.transports.memory import MemoryClient
-from bullpen.ports.dead_letters import DeadLetterRecord
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetter
 from tests.flows._cli import Terminal
 from tests.messages.kit import person
 
@@ -436,11 +435,11 @@ def test_a_message_that_is_retried_leaves_no_dead_letter(
         async with Bullpen(redis_url) as app:
             queue = app.queue("birthday.messages.queue")
             if count:
-                store = DeadLetterQueueStore(queue)
+                store = queue.dead_letters
                 for one in (message, "other"):
                     data = {"urn": f"urn:message:{one}", "payload": {"messageId": one}}
-                    await store.put(DeadLetterRecord(id=f"dl-{one}-1", source=queue.name, message_id=one, data=data))
-            return [letter.id for letter in await DeadLetterQueueStore(queue).list()]
+                    await store.put(DeadLetter(id=f"dl-{one}-1", source=queue.name, message_id=one, data=data))
+            return [letter.id for letter in await queue.dead_letters.list()]
 
     assert len(asyncio.run(letters(2))) == 2
 

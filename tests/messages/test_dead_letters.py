@@ -9,7 +9,7 @@ import pytest
 
 from bullpen import Bullpen
 from bullpen.errors import DeadLetterNotEditable
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.settings import Settings
 from bullpen.testing.rabbitmq import RabbitServer
 from tests.messages.kit import Provider
@@ -37,7 +37,7 @@ async def test_orders_on_rabbitmq_are_among_all_dead_letters(
         assert await console.depths() == {"integration_outbox": 0, f"{base}.dlq": 0}
         transport = app.use_messages().messaging.transport  # type: ignore[attr-defined]  # every client that is made has one
         await transport.dead_letters(f"{base}.queue").put(
-            DeadLetterRecord(
+            DeadLetter(
                 id="dl-1-6",
                 source=f"{base}.queue",
                 message_id="1",

@@ -518,6 +518,12 @@ async def test_nobody_is_disturbed_in_quiet_hours(make_messages: MakeMessages, l
         (NotTried("no connection", after_ms=2_000), DelayJob, MessageStatus.QUEUED, "NOT_TRIED"),
         (ConnectionError("reset"), MessageNotSent, MessageStatus.QUEUED, "CHANNEL_ERROR"),
         (Unknown("no answer", "NO_ANSWER"), MessageNotSent, MessageStatus.QUEUED, "NO_ANSWER"),
+        # What no database holds. It left the message to the next sender, and the recipient had it again.
+        (Accepted("id \0 \ud800"), None, MessageStatus.SENT, None),
+        (Accepted({"id": 7}), None, MessageStatus.SENT, None),  # type: ignore[arg-type]  # a channel of the user's own
+        (Refused("\0 \ud800", "C" * 99), PermanentError, MessageStatus.FAILED, "C" * 60),
+        (ConnectionError("\0 \ud800"), MessageNotSent, MessageStatus.QUEUED, "CHANNEL_ERROR"),
+        ({"id": 7}, MessageNotSent, MessageStatus.QUEUED, "CHANNEL_ERROR"),
     ],
 )
 async def test_what_an_answer_means(

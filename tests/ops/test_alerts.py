@@ -21,8 +21,7 @@ from bullpen.ops.alert_options import AlertTiming, SymptomLimits
 from bullpen.ops.alerts import ALERT_EVENT, Seen, Target, Watcher
 from bullpen.ops.incidents import judge
 from bullpen.ops.signs import RULES, Sign, ledger_signs, queue_signs
-from bullpen.ports.dead_letters import DeadLetterRecord
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.testing import RedisServer
@@ -237,9 +236,9 @@ async def test_queues_show_their_signs_at_their_limits(
         await queue.pause()
         (late,) = await queue_signs(connection, "bull", replace(OFF, queue_late_ms=1_000))
         assert (late.fix, "paused" in late.message) == ("bullpen queues resume mails", True)
-        store = DeadLetterQueueStore(queue)
+        store = queue.dead_letters
         for number in range(2):
-            letter = DeadLetterRecord(id=f"dl-{number}-1", source="mails", message_id=str(number), name="mail", data={})
+            letter = DeadLetter(id=f"dl-{number}-1", source="mails", message_id=str(number), name="mail", data={})
             await store.put(letter)
         assert await signs(dead_letters=2) == [("dead_letters", "mails-dlq")]
         assert await signs(dead_letters=3) == []
@@ -297,9 +296,9 @@ async def test_an_incident_and_its_end_reach_webhook_and_mail(redis_url: str, sq
             outbox_tick_interval_ms=50,
         )
         apps = [Bullpen(redis_url, settings=settings) for _ in range(2)]
-        store = DeadLetterQueueStore(apps[0].queue("mails"))
+        store = apps[0].queue("mails").dead_letters
         await store.put(
-            DeadLetterRecord(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
+            DeadLetter(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
         )
         runs = [asyncio.create_task(app.run(signals=False, only=["alerts"])) for app in apps]
 
@@ -363,10 +362,8 @@ async def test_a_watcher_that_is_killed_loses_no_alert(redis_url: str, sqlite_ur
         }
         arguments = ("run", "shop:app", "--only", "alerts")
         with child(*arguments, cwd=tmp_path, env=env) as first, child(*arguments, cwd=tmp_path, env=env) as second:
-            store = DeadLetterQueueStore(queue)
-            letter = DeadLetterRecord(
-                id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x"
-            )
+            store = queue.dead_letters
+            letter = DeadLetter(id="dl-1-1", source="mails", message_id="1", name="mail", data={}, error_message="x")
             await store.put(letter)
             await hook.until(1, within_s=30)
             await all_sent(sqlite_url)  # a kill in mid-delivery would make the next one wait for the end of its lease

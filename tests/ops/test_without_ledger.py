@@ -12,8 +12,7 @@ import pytest
 
 from bullpen import Bullpen, Queue
 from bullpen.outbox.dead_letters import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetterRecord
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.runs import DEAD_LETTER_QUEUE
 from bullpen.testing import RedisServer
 from bullpen.wiring.dead_letters import OUTBOX_STORE, RUNS_DEAD_LETTERS
@@ -27,14 +26,13 @@ import sys
 sys.modules["sqlalchemy"] = None  # as where neither `sqlite` nor `postgres` is installed
 
 from bullpen import Bullpen
-from bullpen.ports.dead_letters import DeadLetterRecord
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.ports.dead_letters import DeadLetter
 
 
 async def main(url):
     async with Bullpen(url) as app:
-        await DeadLetterQueueStore(app.queue("forms")).put(
-            DeadLetterRecord(id="dl-1-1", source="forms", message_id="1", name="parcel", error_message="no street")
+        await app.queue("forms").dead_letters.put(
+            DeadLetter(id="dl-1-1", source="forms", message_id="1", name="parcel", error_message="no street")
         )
         console = await app.dead_letters()
         print([*console.stores], await console.redrive("forms-dlq", "dl-1-1", by="ada"))
@@ -62,10 +60,8 @@ def test_the_console_works_where_the_extra_of_the_ledger_is_missing(configured: 
 
 async def _three_letters(queue: Queue) -> None:
     for number in range(3):
-        letter = DeadLetterRecord(
-            id=f"dl-{number}-1", source="forms", message_id=str(number), name="parcel", data={"n": 1}
-        )
-        await DeadLetterQueueStore(queue).put(letter)
+        letter = DeadLetter(id=f"dl-{number}-1", source="forms", message_id=str(number), name="parcel", data={"n": 1})
+        await queue.dead_letters.put(letter)
 
 
 async def test_what_is_done_without_a_ledger_is_written_to_a_capped_stream(redis_url: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bullpen.errors import DeadLetterNotFound
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterStore
 from tests.contracts.outbox_repository import execute
 from tests.databases import item
 from tests.outbox.kit import rows
@@ -114,7 +114,7 @@ async def test_one_tenant_sees_its_own(ledger: Ledger) -> None:
 
 @pytest.mark.requirement("X-5")
 async def test_work_that_failed_elsewhere_can_be_put_in(ledger: Ledger, letters: OutboxDeadLetters) -> None:
-    letter = DeadLetterRecord(
+    letter = DeadLetter(
         id="dl-7-1",
         source="webhook:partnerX",
         message_id="m-7",

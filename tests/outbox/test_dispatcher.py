@@ -17,7 +17,7 @@ from bullpen.ledger import Ledger, OutboxStatus, Sent
 from bullpen.outbox import Outbox, Route
 from bullpen.outbox.delivery import OutboxDeliveries
 from bullpen.plugins.channels.webhook import Webhook
-from bullpen.ports.channel import NotTried, Refused, Unavailable
+from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable
 from bullpen.redis import Connection
 from bullpen.testing.receivers import Answer, HttpReceiver
 from tests.conftest import StartServer
@@ -103,6 +103,42 @@ async def test_a_channel_that_raises_or_hangs_counts_as_unavailable(ledger: Ledg
         (FAILED, "CHANNEL_ERROR"),
         (FAILED, "TIMEOUT"),
     ]
+
+
+class UntellableError(Exception):
+    def __str__(self) -> str:
+        return str(1 / 0)
+
+
+@pytest.mark.requirement("O-52")
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [
+        (Refused("no\0 \ud800", "C" * 500), DEAD, "C" * 60),
+        (Refused(7, None), DEAD, "CHANNEL_ERROR"),  # type: ignore[arg-type]  # a channel of the user's own
+        (Accepted("id \0 \ud800"), SENT, None),
+        (Accepted({"id": 7}), SENT, None),  # type: ignore[arg-type]  # as above
+        (Unavailable("\ud800", "429\0", after_ms=float("inf")), FAILED, "429"),  # type: ignore[arg-type]  # as above
+        (RuntimeError("\0 \ud800"), FAILED, "CHANNEL_ERROR"),
+        (UntellableError(), FAILED, "CHANNEL_ERROR"),
+        ({"id": 7}, FAILED, "CHANNEL_ERROR"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_an_odd_answer_is_written_down_and_harms_no_other_row(
+    ledger: Ledger, make_outbox: MakeOutbox, answer: Any, status: OutboxStatus, code: str | None
+) -> None:
+    """What could not be written left the row to the next delivery: the target got it again and again."""
+    odd, plain = SpyChannel(default=answer), SpyChannel()
+    await ledger.outbox.enqueue_many([item(number, integration_type=f"sms:{number % 2}") for number in range(4)])
+
+    async with make_outbox({"sms:0": direct(odd), "sms:1": direct(plain)}).dispatcher() as dispatcher:
+        await drain(dispatcher)
+
+    found = {row.integration_type: row for row in await rows(ledger) if row.integration_type.startswith("sms")}
+    assert (found["sms:0"].status, found["sms:0"].error_code) == (status, code)
+    assert found["sms:1"].status is SENT
+    assert len(odd.messages) == len(plain.messages) == 2
 
 
 @pytest.mark.requirement("X-85")

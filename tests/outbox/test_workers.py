@@ -15,7 +15,7 @@ from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Outbox, Route, queue_name
 from bullpen.outbox.queues import OutboxQueues, job_data
-from bullpen.ports.channel import Refused, Unavailable
+from bullpen.ports.channel import Accepted, Refused, Unavailable
 from bullpen.queue import JobState, Queue, RateLimit
 from bullpen.redis import Connection
 from bullpen.redis.acl import acl_rule
@@ -571,3 +571,64 @@ async def test_a_queue_longer_than_the_lease_is_worked_off(
 
     assert len(sent) == count
     assert sorted(spy.numbers) == list(range(count))
+
+
+@pytest.mark.parametrize("data", [{}, {"payload": {"orderId": 666}, "headers": {}, "sourceEventId": "of another"}])
+async def test_a_job_that_does_not_say_what_its_row_holds_is_not_believed(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, data: dict[str, Any]
+) -> None:
+    """What is in a queue may be of another program, or of an older one that only named the row."""
+    spy = SpyChannel()
+    stored = await ledger.outbox.enqueue(item(1, headers={"x": "y"}))
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection)
+    (row,) = await ledger.outbox.claim_due_batch("dispatcher")
+    async with Queue(QUEUE, connection=connection) as queue:
+        await queue.add("x", {"outboxId": stored.id, **data}, job_id=row.id)
+    workers = outbox.workers()
+    await workers.start()
+    await until_settled(ledger, 1)
+    await workers.close()
+
+    (message,) = spy.messages
+    assert message.payload == {"orderId": 1}
+    assert message.headers["x"] == "y"
+
+
+async def test_one_job_delivers_what_follows_under_its_ordering_key(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """The next row is taken with the outcome of the one before it: no second job, no look in between."""
+    spy = SpyChannel(Accepted(), Refused("no", "NO"))
+    await ledger.outbox.enqueue_many([item(number, ordering_key="k", tenant_id="a") for number in range(5)])
+    outbox = make_outbox({"webhook:partnerX": spy}, connection=connection)
+    async with outbox.dispatcher() as dispatcher:
+        await dispatcher.tick()
+        await dispatcher.idle()
+    workers = outbox.workers()
+    await workers.start()
+    await until_settled(ledger, 4)
+    await workers.close()
+
+    assert spy.numbers == [0, 1, 2, 3, 4]
+    assert spy.most_running == 1
+    assert [attempt.outcome for row in await rows(ledger) for attempt in await ledger.outbox.attempts_of(row.id)] == [
+        *("SENT", "DEAD", "SENT", "SENT", "SENT")
+    ]
+
+
+async def test_a_full_queue_is_filled_again_while_it_is_worked_on(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection
+) -> None:
+    """Workers tell nobody that they took jobs; the dispatcher does not wait for its interval either."""
+    spy = SpyChannel()
+    await ledger.outbox.enqueue_many([item(number) for number in range(60)])
+    routes = {"webhook:partnerX": Route(channel=spy, max_queued=10)}
+    outbox = make_outbox(routes, connection=connection, claim_batch_size=10, tick_interval_ms=3_600_000)
+    dispatcher, workers = outbox.dispatcher(), outbox.workers()
+    await dispatcher.start()
+    await workers.start()
+    await until_settled(ledger, 60)
+    await dispatcher.close()
+    await workers.close()
+
+    assert sorted(spy.numbers) == list(range(60))

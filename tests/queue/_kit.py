@@ -18,6 +18,7 @@ from bullpen.queue.add import _ALONE_AFTER
 from bullpen.queue.job import Handler
 from bullpen.worker import Worker
 from bullpen.worker.batches import BatchHandler
+from bullpen.worker.engine import Engine
 
 PATIENCE_S = 60.0
 """Long enough for a busy machine; reached only when something is broken."""
@@ -67,6 +68,13 @@ class Told:
             while len(self.of("completed")) + len(self.of("failed")) < count:
                 self._changed.clear()
                 await self._changed.wait()
+
+
+def engine_of(who: Told | Worker) -> Engine:
+    """What no public name shows: whether a worker was told of a limit, whether it has polled."""
+    engine = (who.worker if isinstance(who, Told) else who)._engine
+    assert engine is not None
+    return engine
 
 
 class Kit:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bullpen._kernel.keep import KeepJobs
-from bullpen.errors import InvalidOption, JobNotFound
+from bullpen.errors import DeadLetterNotFound, InvalidOption
+from bullpen.ports.dead_letters import DeadLetterFilter, RedriveReport
 from bullpen.queue import Job, JobState, NewJob, Queue
-from bullpen.queue.dead_letters.operations import DeadLetterFilter, RedriveReport
 from bullpen.queue.dead_letters.sweep import Sweeper
 from tests.queue._kit import Failing, Kit, load, nothing
 
@@ -54,7 +54,7 @@ class TestBulk:
         dead = queue.dead_letters
 
         found = [letter.job_id async for letter in dead.find(DeadLetterFilter(error="TIMEOUT"))]
-        report = await dead.redrive_all(DeadLetterFilter(job_name="charge", error="timeout"))
+        report = await dead.redrive_all(DeadLetterFilter(name="charge", error="timeout"))
 
         assert found == ["a", "c"]
         assert report == RedriveReport(examined=3, matched=1, done=1)
@@ -135,15 +135,15 @@ class TestBulk:
     async def test_discarding_in_bulk_needs_a_filter_and_leaves_the_failed_jobs(self, kit: Kit) -> None:
         queue = await bury(kit, NewJob("keep"), NewJob("drop"), NewJob("drop"))
 
-        rehearsal = await queue.dead_letters.discard_all(DeadLetterFilter(job_name="drop"), dry_run=True)
-        report = await queue.dead_letters.discard_all(DeadLetterFilter(job_name="drop"))
+        rehearsal = await queue.dead_letters.discard_all(DeadLetterFilter(name="drop"), dry_run=True)
+        report = await queue.dead_letters.discard_all(DeadLetterFilter(name="drop"))
 
         assert (rehearsal.matched, rehearsal.done, report.done) == (2, 0, 2)
         assert letters(kit) == ["dl-1-1"]
         assert (await queue.counts()).failed == 3
 
     async def test_filters_and_options_are_checked(self, kit: Kit) -> None:
-        for wrong in ({"job_name": ""}, {"error": 5}, {"cause": ""}, {"failed_after": "yesterday"}):
+        for wrong in ({"name": ""}, {"error": 5}, {"cause": ""}, {"failed_after": "yesterday"}):
             with pytest.raises(InvalidOption, match=next(iter(wrong))):
                 DeadLetterFilter(**wrong)
         with pytest.raises(InvalidOption, match="failed_before: expected an aware datetime"):
@@ -224,7 +224,7 @@ class TestRecord:
         await queue.dead_letters.redrive("dl-a-1")
 
         assert kit.ids("wait") == ["a"]
-        with pytest.raises(JobNotFound):
+        with pytest.raises(DeadLetterNotFound):
             await queue.dead_letters.redrive("dl-a-1")
 
 

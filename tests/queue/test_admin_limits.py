@@ -13,10 +13,7 @@ import pytest
 
 from bullpen.errors import InvalidOption, RateLimited
 from bullpen.queue import Job, NewJob, RateLimit
-from bullpen.redis import Connection
-from bullpen.redis.client import Door
-from bullpen.worker import idle as _wakeups
-from bullpen.worker.idle import Wakeups
+from bullpen.worker import driver as _driver
 from tests.queue._kit import Gate, Kit, nothing
 
 FAR_MS = 3_600_000
@@ -214,7 +211,7 @@ class TestRateLimits:
         """However long it should have lasted: an hour here. Whoever lifts or shortens it wakes the workers; what nobody
         tells of is found when they look by themselves."""
         if how in ("lifted", "shortened"):
-            monkeypatch.setattr(_wakeups, "_LONGEST_LIMIT_S", 3_600.0)
+            monkeypatch.setattr(_driver, "_LONGEST_LIMIT_S", 3_600.0)
         queue = kit.queue()
         await queue.rate_limit(3_600_000)
         told = await kit.work(nothing, drain_delay=60_000)
@@ -240,7 +237,7 @@ class TestRateLimits:
     async def test_whoever_changes_a_limit_wakes_those_who_wait_for_its_end(
         self, kit: Kit, how: str, comes: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_wakeups, "_LONGEST_LIMIT_S", 3_600.0)  # they do not look by themselves
+        monkeypatch.setattr(_driver, "_LONGEST_LIMIT_S", 3_600.0)  # they do not look by themselves
         queue, crowd = kit.queue(), Crowd(0)
         for _ in range(2):
             await kit.work(crowd, drain_delay=60_000)
@@ -336,38 +333,3 @@ class TestRateLimits:
         await kit.until(lambda: kit.command("PTTL", f"{kit.base}limiter") > 0, "a window is open")
 
         assert kit.command("GET", f"{kit.base}limiter") == b"2"
-
-
-class TestTimers:
-    @staticmethod
-    def wakeups() -> Wakeups:
-        connection = Connection("redis://localhost:1")  # never opened: only the timers are of interest
-
-        async def look_after(*_: object) -> None:
-            raise AssertionError("nobody listens")
-
-        return Wakeups(
-            *(Door(connection), "marker", "limits", connection.clock),
-            commands=Door(connection),
-            drain_delay_ms=30_000,
-            clock_offset_ms=0,
-            may_lend=lambda: True,
-            look_after=look_after,
-            on_error=print,
-        )
-
-    @pytest.mark.requirement("Q-38", "W-85")
-    @pytest.mark.parametrize("earlier_ms", [10, 29, 31])
-    async def test_whatever_was_planned_before_there_is_a_look_when_the_limit_has_ended(self, earlier_ms: int) -> None:
-        """Two exchanges in flight learn of the same limit a moment apart. The timer of the first fired a moment before
-        the end of the second, found the worker still limited, and nobody woke it again."""
-        waker = self.wakeups()
-        waker.limit(earlier_ms / 1000)
-        waker.limit(0.030)
-        waker.look_when_due(1)
-
-        waker.changed.clear()
-        async with asyncio.timeout(2):
-            await waker.changed.wait()
-
-        assert waker.should_look and not waker.is_limited

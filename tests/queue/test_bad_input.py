@@ -17,8 +17,8 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.keep import KeepJobs
 from bullpen._kernel.policy import DeadLetterPolicy
-from bullpen.errors import InvalidOption, NotJson, PayloadTooLarge
-from bullpen.queue import NewJob, Queue, QueueEvents, RateLimit
+from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, NotJson, PayloadTooLarge
+from bullpen.queue import JobState, NewJob, Queue, QueueEvents, RateLimit
 from bullpen.redis import Connection
 from bullpen.worker import Worker
 from tests.queue._kit import Kit, nothing
@@ -319,3 +319,24 @@ class TestHelpers:
     def test_new_job_holds_no_surprises(self) -> None:
         """The record for `add_many` has the same three parts as `add`."""
         assert NewJob("a") == NewJob("a", None, {})
+
+
+@pytest.mark.parametrize("job_id", ["repeat:s", "dn:once", "meta", "metrics:completed"])
+async def test_a_record_of_the_queue_is_no_job(kit: Kit, job_id: str) -> None:
+    """Who asks for a job by an id that a stranger gave must not read or delete a schedule."""
+    queue = kit.queue()
+    await queue.upsert_scheduler("s", every=600_000, data={"secret": 1})
+    kit.redis.hset(kit.base + "dn:once", mapping={"name": "n", "data": "{}", "opts": "{}"})
+    kit.redis.hset(kit.base + "metrics:completed", mapping={"name": "n", "count": 1})
+    before = kit.fields(job_id)
+
+    assert await queue.get_job(job_id) is None
+    assert await queue.state_of(job_id) is JobState.UNKNOWN
+    assert not await queue.remove(job_id)
+    for change in (queue.change_priority(job_id, priority=3), queue.promote(job_id), queue.cancel(job_id)):
+        with pytest.raises((JobNotFound, JobStateConflict)):
+            await change
+
+    assert kit.fields(job_id) == before
+    (iteration,) = kit.zset("delayed") or kit.ids("wait")
+    assert await queue.get_job(iteration) is not None

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadLetterConsole, DeadLetterQueueStore, make_edit, sync
+from bullpen import DeadLetterConsole, make_edit, sync
 from bullpen.errors import (
     ConnectionLost,
     DeadLetterNotEditable,
@@ -295,7 +295,7 @@ async def test_a_sealed_dead_letter_cannot_be_edited(kit: Kit, has_queue: bool) 
     job = await kit.queue(codec=codec(), attempts=1).add("pay", SECRET)
     await kit.drain(Failing(ValueError("no")), 1, codec=codec(), dead_letters=has_queue)
     queue = kit.queue()
-    letters = DeadLetterQueueStore(queue) if has_queue else queue.failed_set
+    letters = queue.dead_letters if has_queue else queue.failed_set
     (letter,) = await letters.list()
     edit = make_edit(letter.data, data={"iban": "another"})
 

@@ -11,11 +11,11 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
-from bullpen.errors import CorruptJob, InvalidOption, JobNotFound, JobStateConflict, PermanentError
+from bullpen.errors import CorruptJob, DeadLetterNotFound, InvalidOption, JobStateConflict, PermanentError
 from bullpen.queue import Job, JobState, Queue
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
 from bullpen.worker import Worker
-from tests.queue._kit import Failing, Gate, Kit, nothing
+from tests.queue._kit import Failing, Gate, Kit, engine_of, nothing
 
 
 async def fail(job: Job) -> None:
@@ -248,7 +248,7 @@ class TestNames:
         await kit.drain(fail, 1, dead_letters=DeadLetterPolicy(store="queue", suffix="-dead"))
 
         letters = kit.queue(dead_letter_suffix="-dead").dead_letters
-        assert letters.queue_name == f"{kit.name}-dead"
+        assert letters.name == f"{kit.name}-dead"
         assert await letters.depth() == 1
         assert await kit.queue().dead_letters.depth() == 0
 
@@ -398,7 +398,7 @@ class TestRedrive:
         """The operator who pressed the button waits for it."""
         await self.failed_once(kit, backoff=Backoff.fixed(1))
         told = await kit.work(nothing, drain_delay=60_000)
-        await kit.until(lambda: told.worker._last_exchange, "the worker is idle")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker is idle")
 
         await kit.queue().dead_letters.redrive("dl-order-1-2")
 
@@ -452,7 +452,7 @@ class TestRedrive:
         letters = kit.queue().dead_letters
         await letters.redrive("dl-order-1-2")
 
-        with pytest.raises(JobNotFound, match=r"'dl-order-1-2' is not in .* redriven or discarded already"):
+        with pytest.raises(DeadLetterNotFound, match=r"'dl-order-1-2' is not in .* redriven or discarded already"):
             await letters.redrive("dl-order-1-2")
 
         assert kit.ids("wait") == ["order-1"]
@@ -510,7 +510,7 @@ class TestRedrive:
         async with Queue(kit.name, connection=kit.url) as queue:
             assert await queue.dead_letters.depth() == 0
             assert await queue.dead_letters.list() == []
-            with pytest.raises(JobNotFound):
+            with pytest.raises(DeadLetterNotFound):
                 await queue.dead_letters.redrive("dl-none-1")
         assert kit.redis.dbsize() == 0
 

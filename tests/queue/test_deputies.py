@@ -345,7 +345,7 @@ class TestDeadLetters:
     async def test_a_job_that_names_the_letter_of_another_queue(self, kit: Kit, tenant: Tenant, way: str) -> None:
         of_b, letter_id = await self.letter_of_b(kit, tenant)
         mine = kit.queue(dead_letter_suffix="-b-dlq")
-        assert mine.dead_letters.queue_name == of_b.dead_letters.queue_name
+        assert mine.dead_letters.name == of_b.dead_letters.name
         state = "wait" if way == "take" else "failed"
         tenant.write_job("1", to=state, bpdl=letter_id, atm="1", ats="7", failedReason="no")
 

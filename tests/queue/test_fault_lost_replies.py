@@ -17,7 +17,6 @@ import redis
 from bullpen.errors import ConnectionLost, OutcomeUnknown
 from bullpen.ports.edits import make_edit
 from bullpen.queue import Added, Job, JobState, NewJob
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.testing import FaultProxy, RedisServer, free_port
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS
@@ -410,7 +409,7 @@ async def test_an_edited_redrive_whose_reply_is_lost_sends_the_edited_job_once(
     queue = kit.queue(connection=proxy.url, attempts=1)
     await queue.add("mail", {"to": "Ada"}, job_id="order-7")
     await kit.drain(fail, 1, dead_letters=dead_letters)
-    store = DeadLetterQueueStore(queue) if dead_letters else queue.failed_set
+    store = queue.dead_letters if dead_letters else queue.failed_set
     (letter,) = await store.list()
     lost = proxy.lose_reply(call("redrive" if dead_letters else "redrive_failed"), times=1)
 

@@ -17,7 +17,7 @@ from bullpen import sync
 from bullpen.queue import Job
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.wire.scripts import SCRIPTS
-from tests.queue._kit import Gate, Kit, Told, nothing, soon
+from tests.queue._kit import Gate, Kit, Told, engine_of, nothing, soon
 from tests.queue.test_wakeups import SLEEP_MS, idle
 
 EXCHANGE = SCRIPTS["exchange"].sha1
@@ -166,7 +166,7 @@ class TestOutcome:
 
         async def handle(job: Job) -> None:
             if job.name == "first":
-                door = told.worker._door
+                door = engine_of(told).door
                 kit.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 await kit.until(lambda: door.open_wire is None, "the connection is cut")
 
@@ -186,7 +186,7 @@ class TestOutcome:
 
         async def handle(job: Job) -> None:
             if job.name == "first":
-                told.worker._door.break_wire("cut by the test")
+                engine_of(told).door.break_wire("cut by the test")
 
         told = await idle(kit, handle)
         queue = kit.queue()
@@ -253,8 +253,9 @@ class TestOutcome:
         await told.finished(11)
 
         stats: Any = kit.redis.info("commandstats")
-        # The add, the look behind the read, nine that settle and take, and one that settles the last.
-        assert stats["cmdstat_evalsha"]["calls"] == 12
+        # The add, the poll behind the read, nine that settle and take, and one that settles the last; perhaps the next
+        # poll, for the marker that was set for others is still there.
+        assert stats["cmdstat_evalsha"]["calls"] in (12, 13)
 
 
 async def idle_again(kit: Kit, told: Told) -> None:
@@ -421,7 +422,7 @@ async def test_a_lost_answer_to_an_outcome_without_a_read_is_asked_for_again(kit
     await kit.queue().add("a")
     told = await kit.work(gate, connection=proxy.url, drain_delay=SLEEP_MS)
     await gate.reached()
-    await kit.until(lambda: told.worker._sleeping != [], "the pump sleeps")
+    await kit.until(lambda: engine_of(told).driver.state.in_flight == 0, "the pump sleeps")
     lost = proxy.lose_reply(EXCHANGE)
 
     gate.open()

@@ -16,7 +16,7 @@ from bullpen._kernel.backoff import Backoff
 from bullpen.errors import JobLockLost
 from bullpen.queue import Job, JobState
 from bullpen.wire.scripts import SCRIPTS
-from tests.queue._kit import Failing, Gate, Kit, Told, nothing
+from tests.queue._kit import Failing, Gate, Kit, Told, engine_of, nothing
 
 TOKEN = re.compile(r"([0-9a-f-]{36}):(\d+)")
 
@@ -353,7 +353,7 @@ class TestStalledCheck:
         kit.redis.set(kit.base + "stalled-check", 1, px=60_000)
         job = await kit.queue().add("a")
         told = await kit.work(nothing, drain_delay=60_000)
-        await kit.until(lambda: told.worker._last_exchange, "the worker has looked in vain")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker has looked in vain")
 
         assert check_stalled(kit) == (0, [])
         await told.finished()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bullpen.queue import JobState
-from tests.queue._kit import Gate, Kit, ids_of, nothing
+from tests.queue._kit import Gate, Kit, engine_of, ids_of, nothing
 
 
 class TestQueue:
@@ -145,7 +145,7 @@ class TestWorker:
         """A local matter: the queue's own flag is not touched."""
         queue = kit.queue()
         told = await kit.work(nothing)
-        await kit.until(lambda: told.worker._last_exchange, "the worker is idle")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker is idle")
         told.worker.pause()
         other = await kit.work(nothing)
 
@@ -174,7 +174,7 @@ class TestWorker:
     async def test_resume_takes_up_what_came_meanwhile(self, kit: Kit) -> None:
         """At once, with no marker needed."""
         told = await kit.work(nothing, drain_delay=60_000)
-        await kit.until(lambda: told.worker._last_exchange, "the worker is idle")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker is idle")
         told.worker.pause()
         job = await kit.queue().add("a")
         await kit.until(lambda: kit.ids("wait") == [job.id], "the job waits")

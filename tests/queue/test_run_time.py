@@ -10,6 +10,7 @@ import pytest
 
 from bullpen.errors import InvalidOption
 from bullpen.queue import Job
+from bullpen.worker.handlers import InProcesses
 from tests.queue import _process_handlers as handlers
 from tests.queue._kit import Failing, Gate, Kit, Told, echo, nothing, soon
 
@@ -69,8 +70,9 @@ class TestConcurrency:
         await queue.add_many([("a", None)] * 4)
         await told.finished(6)
 
-        pool = told.worker._processes
-        assert pool is not None
+        runner = told.worker._runner
+        assert isinstance(runner, InProcesses)
+        pool = runner.pool
         assert len(pool._idle) + len(pool._busy) == 1
 
     @pytest.mark.parametrize("value", [0, -1, True, "5", 1.5])

@@ -23,7 +23,7 @@ from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
 from bullpen.worker.exchange import Exchange, Settlement
-from tests.queue._kit import Failing, Gate, Kit, echo, nothing
+from tests.queue._kit import Failing, Gate, Kit, echo, engine_of, nothing
 from tests.queue.test_locks_and_stalls import check_stalled
 
 TOKEN = r"[0-9a-f-]{36}:\d+"
@@ -716,7 +716,7 @@ class TestSignals:
 
         other = await kit.work(nothing)
         await queue.add("b")
-        await kit.until(lambda: other.worker._wakeups.is_limited, "the second worker was told of the limit")
+        await kit.until(lambda: engine_of(other).driver.state.limited_until, "the second worker was told of the limit")
 
         assert kit.ids("wait") == [job.id, "2"]
         assert other.all == []
@@ -995,7 +995,7 @@ class TestLimits:
         first = await kit.work(gate, concurrency=10, limit=limit)
         await gate.reached(2)
         second = await kit.work(gate, concurrency=10, limit=limit)
-        await kit.until(lambda: second.worker._wakeups.is_limited, "the second worker was told of the limit")
+        await kit.until(lambda: engine_of(second).driver.state.limited_until, "the second worker was told of the limit")
 
         assert len(gate.entered) == 2
         assert kit.redis.get(kit.base + "limiter") == b"2"
@@ -1020,7 +1020,7 @@ class TestLimits:
 
         told = await kit.work(gate, concurrency=5)
         await gate.reached(3)
-        await kit.until(lambda: told.worker._wakeups.is_limited, "the worker was told of the limit")
+        await kit.until(lambda: engine_of(told).driver.state.limited_until, "the worker was told of the limit")
 
         assert len(gate.entered) == 3
         assert 0 < kit.redis.pttl(kit.base + "limiter") <= 60_000
@@ -1058,7 +1058,7 @@ class TestLimits:
 
         if odd.get("concurrency") == "0":
             told = await kit.work(nothing)
-            await kit.until(lambda: told.worker._last_exchange, "the worker has looked")
+            await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker has looked")
             assert kit.ids("wait") == ["1"]
             kit.redis.hdel(kit.base + "meta", "concurrency")
             await queue.add("b")

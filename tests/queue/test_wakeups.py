@@ -20,7 +20,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import PermanentError
 from bullpen.queue import Job, NewJob, Queue
-from tests.queue._kit import Failing, Gate, Kit, Told, nothing, soon
+from tests.queue._kit import Failing, Gate, Kit, Told, engine_of, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
 SLEEP_MS = 60_000
@@ -327,7 +327,7 @@ class TestDueWork:
         workers = [await idle(kit) for _ in range(2)]
         job = await queue.add("later", delay=400)
         await kit.until(lambda: not kit.has("marker"), "one has read the marker")
-        reader = next(told for told in workers if told.worker._wakeups._timer is not None)
+        reader = next(told for told in workers if engine_of(told).driver.state.poll_at)
         other = next(told for told in workers if told is not reader)
 
         await reader.worker.close()
@@ -365,7 +365,7 @@ class TestWithoutAMarker:
     async def test_an_idle_worker_looks_after_its_drain_delay(self, kit: Kit) -> None:
         """A lost marker costs latency, never a job."""
         told = await kit.work(nothing, drain_delay=40)
-        await kit.until(lambda: told.worker._last_exchange, "it has looked in vain")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "it has looked in vain")
 
         kit.seed("quiet")
         kit.redis.delete(kit.base + "marker")

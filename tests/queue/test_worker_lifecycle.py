@@ -24,7 +24,7 @@ from bullpen.testing import Child, free_port
 from bullpen.worker import Worker
 from tests.conftest import StartServer
 from tests.forks import WarmChild
-from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, nothing, soon
+from tests.queue._kit import PATIENCE_S, Gate, Kit, Told, echo, engine_of, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
 
@@ -166,7 +166,7 @@ class TestClose:
     async def test_a_take_in_flight_when_closing_is_not_lost(self, kit: Kit) -> None:
         """The server had given the job away already; it must come back although nobody ever ran it."""
         told = await kit.work(nothing)
-        await kit.until(lambda: told.worker._last_exchange, "the worker is idle")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker is idle")
         told.worker.pause()
         job = await kit.queue().add("a")
         await kit.until(lambda: kit.marker() == {"0": 0}, "the worker has passed the marker on")
@@ -441,7 +441,7 @@ class TestIdentity:
         await worker.start()
         await kit.until(lambda: worker.is_ready, "it has looked")
 
-        worker._last_exchange = time.monotonic() - 3_600
+        engine_of(worker).driver.last_exchange = time.monotonic() - 3_600
         silent = (worker.is_alive, worker.is_ready)
         await kit.queue().add("a")
         await kit.until(lambda: worker.is_ready, "it has looked again")
@@ -463,9 +463,11 @@ class TestIdentity:
         else:
             await kit.queue().add_many(("n", n) for n in range(2))
             await kit.until(lambda: told.ids("active" if why == "full" else "completed"), "the first was taken")
-            await kit.until(lambda: worker.running == 1 or worker._wakeups.is_limited, "no more may be taken")
+            await kit.until(
+                lambda: worker.running == 1 or engine_of(told).driver.state.limited_until, "no more may be taken"
+            )
 
-        worker._last_exchange = time.monotonic() - 3_600  # an hour without a look
+        engine_of(told).driver.last_exchange = time.monotonic() - 3_600  # an hour without a look
         states = (worker.is_alive, worker.is_ready)
         gate.open()
         await worker.close()
@@ -540,7 +542,7 @@ class TestHandlers:
         """The prefix is part of the queue's identity."""
         job = await kit.queue(prefix="shop").add("a", 5)
         told = await kit.work(nothing)
-        await kit.until(lambda: told.worker._last_exchange, "it has looked")
+        await kit.until(lambda: engine_of(told).driver.last_exchange, "it has looked")
 
         async with kit.worker(echo, prefix="shop"):
             assert await soon(job.result()) == 5
@@ -579,7 +581,7 @@ async def test_a_worker_without_jobs_does_not_wait_for_a_server_that_is_away(sta
     await worker.start()
     server.kill()
     async with asyncio.timeout(PATIENCE_S):
-        while not worker._door.is_lost:  # noqa: ASYNC110 - nobody tells
+        while not engine_of(worker).door.is_lost:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 
     await soon(worker.close())
@@ -590,7 +592,7 @@ async def test_a_worker_without_jobs_does_not_wait_for_a_server_that_is_away(sta
 @pytest.mark.requirement("X-128")
 async def test_a_worker_of_a_queue_that_never_had_a_job_leaves_only_what_goes_by_itself(kit: Kit) -> None:
     told = await kit.work(nothing)
-    await kit.until(lambda: told.worker._last_exchange, "the worker has looked in vain")
+    await kit.until(lambda: engine_of(told).driver.last_exchange, "the worker has looked in vain")
     await told.worker.close()
 
     keys: list[bytes] = list(kit.redis.scan_iter(f"{kit.base}*"))

@@ -351,3 +351,23 @@ async def test_limited_lanes_lose_no_job_that_was_taken_off_the_line(kit: Kit, k
                         todo = [Settlement(job, outcome) for job in reply.taken]
             assert all_jobs(kit) - placed(kit) == homeless, (outcome, spoiled_at)
     clear(kit)
+
+
+@pytest.mark.parametrize("key", ["prioritized", "delayed"])
+async def test_an_outcome_is_told_although_the_next_job_cannot_be_taken(kit: Kit, key: str) -> None:
+    """It was stored, and the worker said that it was dropped."""
+    kit.seed("done")
+    async with exchange_of(kit.queue(), kit.url) as exchange:
+        (job,) = (await exchange.run([], 1)).taken
+        spoil(kit, key)
+        kit.seed("next")
+
+        reply = await exchange.run([Settlement(job, Completed(b"1"))], 2)
+
+        assert reply.codes == [0]
+        assert reply.has_more
+        with pytest.raises(ServerRefused, match=key):
+            await exchange.run([], 2)
+    assert list(kit.zset("completed")) == ["done"]
+    assert kit.ids("wait") == ["next"]
+    clear(kit)

@@ -20,9 +20,8 @@ from starlette.routing import Mount
 from bullpen.errors import InvalidOption, PermanentError
 from bullpen.http.runs import Principal, Tokens, runs_api
 from bullpen.ledger import RunStatus
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.queue import JobState
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.runs import Run
 from tests.runs.kit import ALICE, BOB, Stage, payload
 from tests.runs.test_isolation import LONG
@@ -446,20 +445,20 @@ async def test_no_request_that_the_description_allows_makes_a_server_error(addre
 
 
 async def _bury_data(stage: Stage, name: str, data: dict[str, Any]) -> None:
-    letter = DeadLetterRecord(
+    letter = DeadLetter(
         id=f"dl-{name}-1", source=stage.runs.queue.name, message_id=name, name="workflow-run",
         data={**data, "tenantId": ALICE}, error_message="no", entry={"tenantId": ALICE},
     )  # fmt: skip
-    await DeadLetterQueueStore(stage.runs.queue).put(letter)
+    await stage.runs.queue.dead_letters.put(letter)
 
 
 async def _bury(stage: Stage, number: int, tenant_id: str = ALICE) -> str:
     entry = f"dl-run-{number}-1"
-    letter = DeadLetterRecord(
+    letter = DeadLetter(
         id=entry, source=stage.runs.queue.name, message_id=f"run-{number}", name="workflow-run",
         data={"runId": f"run-{number}", "tenantId": tenant_id}, error_message="no", entry={"tenantId": tenant_id},
     )  # fmt: skip
-    await DeadLetterQueueStore(stage.runs.queue).put(letter)
+    await stage.runs.queue.dead_letters.put(letter)
     return entry
 
 

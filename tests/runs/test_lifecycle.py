@@ -12,8 +12,8 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import InsufficientCredits, InvalidOption, PermanentError, RowNotFound, RowStateConflict
 from bullpen.ledger import RunStatus
+from bullpen.ports.dead_letters import DeadLetterFilter
 from bullpen.queue import JobState
-from bullpen.queue.dead_letters.operations import DeadLetterFilter
 from bullpen.runs import Run, Runs
 from tests.runs.kit import ALICE, BOB, Bank, Records, Stage, payload
 

@@ -215,7 +215,10 @@ async def test_a_step_that_can_never_end_well_fails_at_once_and_for_good(
 @pytest.mark.requirement("X-120")
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("charge", "a name of its own for each step"), ("", "1 to 120 characters"), ("x" * 121, "1 to 120 characters")],
+    [
+        ("charge", "a name of its own for each step"),
+        *((name, "1 to 120 characters, without NUL") for name in ("", "x" * 121, "a\0b", "a\ud800")),
+    ],
 )
 async def test_a_bad_name_fails_the_run_before_the_provider_is_called(stage: Stage, name: str, words: str) -> None:
     bank = Bank()
@@ -331,3 +334,57 @@ async def test_a_lock_that_ran_out_is_had_again_before_a_paid_call(stage: Stage)
         await stage.until(run_id, RunStatus.COMPLETED)
 
     assert holders == [True]
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "broken \ud800 text", "unwilling"])
+async def test_an_error_with_an_odd_text_is_told_in_the_history(stage: Stage, odd: str) -> None:
+    """The failed attempt could not be written down, and the run ended with a text about that in place of its error."""
+
+    class OddError(Exception):
+        def __str__(self) -> str:
+            return odd if odd != "unwilling" else str(1 / 0)
+
+    async def execute(run: Run) -> None:
+        raise OddError
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        row = await stage.until(run_id, RunStatus.FAILED)
+
+    told = {"a\0b": "a b", "broken \ud800 text": "broken \\ud800 text", "unwilling": "OddError"}[odd]
+    assert (row.attempts, [entry["error"] for entry in row.retry_history]) == (3, [told] * 3)
+    assert str(row.error_message).endswith(told)
+
+
+@pytest.mark.parametrize("value", [{1}, "a\0b", {"text": "x" * 1_100_000}, 101], ids=lambda value: repr(value)[:9])
+async def test_progress_that_cannot_be_stored_fails_for_good(stage: Stage, value: Any) -> None:
+    """Each further attempt would do its work and end there again."""
+    attempts = 0
+
+    async def execute(run: Run) -> None:
+        nonlocal attempts
+        attempts += 1
+        await run.progress(value)
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        row = await stage.until(run_id, RunStatus.FAILED)
+
+    assert (attempts, row.attempts) == (1, 1)
+    assert "progress" in str(row.error_message)
+
+
+async def test_a_paid_result_may_spell_the_escape_of_a_character_that_no_database_holds(stage: Stage) -> None:
+    """A text about JSON is no NUL: the step was paid, and the run failed for good."""
+
+    async def execute(run: Run) -> Any:
+        return await run.step("write", lambda key: written())
+
+    async def written() -> str:
+        return "write \\u0000 for NUL"
+
+    run_id = await submit_impatient(stage)
+    async with stage.working(execute, dispatch=False):
+        row = await stage.until(run_id, RunStatus.COMPLETED)
+
+    assert row.result == "write \\u0000 for NUL"

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from bullpen._kernel.outcome import Cause, Failed
 from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition, Record
 from bullpen.plugins.messaging import MessagingClient
-from bullpen.plugins.transports._letters import event_of, letter_of, read_letter
+from bullpen.plugins.transports._letters import event_of, letter_of
 from bullpen.plugins.transports.kafka import KafkaTransport
 from bullpen.plugins.transports.kafka._records import delivery_of as kafka_delivery
 from bullpen.plugins.transports.kafka._records import parked_for_s
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._messages import delay_left_ms, letter_of_message
 from bullpen.plugins.transports.rabbitmq._messages import delivery_of as rabbit_delivery
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery
 from bullpen.testing.contracts.transport import an_event, quick_policy
 from bullpen.testing.kafka import MockKafka
@@ -77,7 +78,7 @@ def bad_letter_is_stored(delivery: Delivery) -> None:
     assert len(str(delivery.attempt)) < 20
     failed = Failed("odd", "odd", Cause.BAD_DATA)
     stored = json.loads(json.dumps(letter_of(delivery, failed).entry, ensure_ascii=False).encode())
-    event_of(read_letter("l", stored, source="q"), by="me")
+    event_of(DeadLetter.from_entry("l", stored, source="q"), by="me")
 
 
 # ---- reading: no broker ------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def test_any_rabbitmq_message_is_a_delivery_that_can_be_buried(body: bytes, head
     )
 )
 def test_any_stored_letter_is_an_event(entry: dict[str, Any]) -> None:
-    event = event_of(read_letter("l", entry, source="q"), by="me")
+    event = event_of(DeadLetter.from_entry("l", entry, source="q"), by="me")
 
     assert all(isinstance(value, str) for value in event.headers.values())
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bullpen._kernel.printable import printable_json
 from bullpen.errors import NotJson, UnreadableEvent
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterFilter
 from bullpen.ports.source import SourceEvent
-from bullpen.queue.dead_letters.operations import DeadLetter, DeadLetterFilter
 from bullpen.wire.events import QueueEvent
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
@@ -113,11 +113,11 @@ ENTRY = [
 
 @given(st.dictionaries(st.sampled_from(ENTRY), values, max_size=6))
 def test_a_dead_letter_of_anybody_can_be_looked_at_and_searched(entry: dict[str, Any]) -> None:
-    letter = DeadLetter.from_entry("dl-1-1", json.loads(json.dumps(entry)), queue="orders")
+    letter = DeadLetter.from_entry("dl-1-1", json.loads(json.dumps(entry)), source="orders")
     now = datetime.now(UTC)
 
     for where in (
-        DeadLetterFilter(job_name="x"),
+        DeadLetterFilter(name="x"),
         DeadLetterFilter(error="x"),
         DeadLetterFilter(cause="x"),
         DeadLetterFilter(failed_after=now),

@@ -13,7 +13,6 @@ import pytest
 
 from bullpen._kernel import telemetry
 from bullpen.errors import PermanentError
-from bullpen.ops.dead_letters import ConsoleFilter
 from bullpen.ops.logs import FIELDS, JsonFormatter
 from bullpen.ports.bindings import AnyEvent, AnyTransport, BullMQ, BullMQEvent
 from bullpen.workflow.metrics import COUNTED, WorkflowMetrics
@@ -72,7 +71,7 @@ async def test_dead_events_of_any_transport_are_in_the_console(redis_url: str) -
         await heard.wait("dead_letter.written")
 
     console = await app.dead_letters()
-    found = [each async for each in console.find(ConsoleFilter())]
+    found = [each async for each in console.find()]
     assert [(each.store, each.letter.error_message) for each in found] == [("orders-dlq", "card stolen")]
     await app.aclose()
 

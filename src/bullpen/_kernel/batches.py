@@ -11,6 +11,10 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
+from bullpen._kernel.logs import get_logger
+
+_log = get_logger("bullpen.batches")
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -57,21 +61,29 @@ class Batches(Generic[Item, Result]):
         finally:
             del self._running[key]
             for _, receive in self._waiting.pop(key):
-                receive(None, asyncio.CancelledError())  # the loop is being shut down: nobody would ever answer
+                _tell(receive, None, asyncio.CancelledError())  # the loop is being shut down: nobody would ever answer
 
     async def _do(self, key: Hashable, batch: list[tuple[Item, _Receiver[Result]]]) -> None:
         try:
             results = await self._flush(key, [item for item, _ in batch])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers that wait
             for _, receive in batch:
-                receive(None, error)
+                _tell(receive, None, error)
             return
         except BaseException:
             for _, receive in batch:
-                receive(None, asyncio.CancelledError())
+                _tell(receive, None, asyncio.CancelledError())
             raise
         for (_, receive), result in zip(batch, results, strict=True):
-            receive(result, None)
+            _tell(receive, result, None)
+
+
+def _tell(receive: _Receiver[Result], result: Result | None, error: BaseException | None) -> None:
+    """One receiver that fails must not keep the others from their results."""
+    try:
+        receive(result, error)
+    except Exception:  # noqa: BLE001 - somebody else's function; it is reported
+        _log.exception("a result could not be received; please report this")
 
 
 def _waiter(future: asyncio.Future[Result]) -> _Receiver[Result]:

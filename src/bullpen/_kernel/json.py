@@ -64,6 +64,12 @@ def encode_checked(value: Any) -> bytes:
     return _encode(value)
 
 
+def holds_nul(encoded: bytes) -> bool:
+    """Whether JSON of ours has the character U+0000 in it, which jsonb of PostgreSQL cannot hold. The text of such an
+    escape, with a backslash of its own, is harmless."""
+    return b"\\u0000" in encoded and b"\\u0000" in encoded.replace(b"\\\\", b"")
+
+
 def decode(raw: bytes | str, *, what: str = "data") -> Any:
     """Read JSON, also what only lenient writers produce (NaN, Infinity, lone surrogates). Raises NotJson."""
     try:

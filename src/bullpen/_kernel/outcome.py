@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random as _random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from bullpen._kernel import json
 from bullpen._kernel.backoff import Backoff, CustomBackoff
@@ -143,26 +143,24 @@ class WaitingChildren:
 
 Outcome = Completed | Retry | Failed | Delayed | Waiting | WaitingChildren
 
-
-class Decided(Exception):
-    """Raised by a handler that has judged, and logged, already; its outcome is taken as it is."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(type(outcome).__name__)
-        self.outcome = replace(outcome, is_logged=True) if isinstance(outcome, Retry | Failed) else outcome
+Ended = Result | Outcome
+"""How a run ended: with what its handler did, or with an outcome where whoever ran it has judged already."""
 
 
-def failure_in(result: Result) -> BaseException | str | None:
+class Untrusted(Exception):
+    """What a job says of itself is not what is stored. It fails for good, and whoever noticed has logged it."""
+
+
+def failure_in(result: Ended) -> BaseException | str | None:
     """What went wrong, for whoever watches the run; None when nothing has, also if the handler asks to be called
     again."""
+    if isinstance(result, Failed):
+        return result.error or result.reason
+    if isinstance(result, Retry):
+        return result.reason
     if not isinstance(result, Raised):
         return None
     error = result.error
-    if isinstance(error, Decided):
-        outcome = error.outcome
-        if isinstance(outcome, Failed):
-            return outcome.error or outcome.reason
-        return outcome.reason if isinstance(outcome, Retry) else None
     return None if isinstance(error, JobSignal) and not isinstance(error, PermanentError) else error
 
 
@@ -170,7 +168,7 @@ DEFAULT_POLICY: Final = RetryPolicy()
 
 
 def judge(
-    result: Result,
+    result: Ended,
     *,
     attempts_made_before: int,
     attempts: int,
@@ -196,7 +194,8 @@ def judge(
             if outcome is not None:
                 return outcome
             return _failed(error, attempts_made_before + 1, attempts, backoff, policy, subject, random)
-    assert_never(result)
+        case _:
+            return result
 
 
 def describe(error: BaseException) -> tuple[str, str]:
@@ -205,7 +204,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     stack, is_clean = stack_of(error, text)
     if text is None or not text.strip():
         return type(error).__name__, stack
-    return cut(text if is_clean else scrub_lines(_storable(text[:_SCRUBBED]))), stack
+    return cut(text if is_clean else scrub_lines(storable(text[:_SCRUBBED]))), stack
 
 
 def type_name(error: BaseException) -> str:
@@ -235,8 +234,9 @@ def _complete(value: Any) -> Outcome:
 
 def _signalled(error: BaseException) -> Outcome | None:
     match error:
-        case Decided():
-            return error.outcome
+        case Untrusted():
+            text = describe(error)[0]
+            return Failed(text, text, Cause.SECURITY, is_logged=True)
         case DelayJob():
             return Delayed(to_ms("DelayJob.delay", error.delay))
         case RateLimited():
@@ -277,11 +277,13 @@ def stack_of(error: BaseException, text: str | None) -> tuple[str, bool]:
         stack = type(error).__name__
     stack = stack[-_SCRUBBED:]
     if not is_clean:
-        stack = scrub_lines(_storable(stack))
+        stack = scrub_lines(storable(stack))
     # The end of a Python traceback has the error and the line that raised it.
     return stack if len(stack) <= MAX_TEXT else "…" + stack[-(MAX_TEXT - 1) :], is_clean
 
 
-def _storable(text: str) -> str:
-    # Lone surrogates come from file names and broken decoders, and no UTF-8 field can hold them.
+def storable(text: str) -> str:
+    """Without lone surrogates, which come from file names and broken decoders and which no UTF-8 field can hold, and
+    without NUL, which PostgreSQL cannot."""
+    text = text.replace("\0", " ")
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

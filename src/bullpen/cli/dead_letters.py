@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from bullpen.cli import context, show
-from bullpen.cli.arguments import AllOption, ByOption, DryRunOption, LimitOption, QueueArgument, YesOption
+from bullpen.cli.arguments import (
+    AllOption,
+    ByOption,
+    DryRunOption,
+    LimitOption,
+    QueueArgument,
+    YesOption,
+    duration,
+)
 from bullpen.cli.context import Output, WrongCommand, whoami
 from bullpen.cli.edit import edit
 from bullpen.cli.programs import OnProgram
 from bullpen.cli.show import Column, Record
 from bullpen.cli.tree import Argument, Group, Option
+from bullpen.ports.dead_letters import ANY, DeadLetter, DeadLetterFilter, RedriveReport
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
-    from bullpen.cli.letters import StoredLetters
-    from bullpen.queue import DeadLetter
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters, OnProgress, RedriveReport
-
-    Letters = DeadLetters | StoredLetters
+    from bullpen.ops.dead_letters import DeadLetterConsole
 
 app = Group()
 
@@ -32,6 +37,13 @@ EntryArgument = Annotated[str, Argument("ENTRY", "Id of the entry, as listed.")]
 EntriesArgument = Annotated[list[str] | None, Argument("[ENTRY]...", "Ids of entries, as listed.")]
 NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="Only jobs of this name.")]
 ErrorOption = Annotated[str | None, Option("--error", metavar="TEXT", help="Only errors that contain this.")]
+GroupOption = Annotated[
+    str | None, Option("--group", metavar="FINGERPRINT", help="Only failures of this kind, as groups names it.")
+]
+OlderOption = Annotated[
+    str | None, Option("--older-than", metavar="DURATION", help="Only what failed longer ago: 90s, 15m, 2h or 7d.")
+]
+RateOption = Annotated[float | None, Option("--rate", help="At most this many a second.")]
 TenantOption = Annotated[
     str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
 ]
@@ -82,11 +94,10 @@ async def groups(
 ) -> None:
     """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
     from bullpen.cli.letters import opened, warn_of_brokers
-    from bullpen.ops.dead_letters import ConsoleFilter
 
     async with opened(at) as app:
         warn_of_brokers(at, app)
-        found = await (await app.dead_letters(tenant_id=tenant)).groups(ConsoleFilter(store=store))
+        found = await (await app.dead_letters(tenant_id=tenant)).groups(store=store)
     at.list(GROUPS, found, empty="no dead letters" + (f" in {store}" if store else " anywhere"))
 
 
@@ -96,46 +107,48 @@ async def list_(
     queue: QueueArgument,
     name: NameOption = None,
     error: ErrorOption = None,
+    group: GroupOption = None,
+    older_than: OlderOption = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
+    after: Annotated[str | None, Option(metavar="CURSOR", help="Go on behind an earlier list.")] = None,
 ) -> None:
-    """List entries, oldest first."""
-    from bullpen.cli.letters import letters_of, opened, warn_of_brokers
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter, DeadLetters
+    """List entries, newest first."""
+    from bullpen.cli.letters import console_of, is_queue, opened, warn_of_brokers
 
-    where = DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
+    where = _filter(name, error, group, older_than)
     found: list[DeadLetter] = []
     async with opened(at) as app:
-        letters = await letters_of(app, queue, tenant, whoami())
-        async for letter in letters.find(where):
-            found.append(letter)
-            if len(found) == limit:
+        console, store = await console_of(app, queue, tenant)
+        while len(found) < limit:
+            page = await console.page(store, where, after=after, limit=limit - len(found))
+            found += page.letters
+            after = page.next
+            if after is None:
                 break
-        if not found and isinstance(letters, DeadLetters):
+        if not found and is_queue(app, store):
             warn_of_brokers(at, app)
-            await context.must_exist(app, queue.removesuffix(_SUFFIX))
-        depth = await letters.depth()
-    like = " like that" if name or error or tenant else ""
+            await context.must_exist(app, store.removesuffix(_SUFFIX))
+    like = " like that" if where != ANY or tenant else ""
     at.list(LETTERS, found, empty=f"no dead letters of {queue!r}{like}; `bullpen dead-letters stats` counts all")
-    if len(found) == limit < depth and tenant is None:  # how many others have is not said
-        at.warn(f"{len(found)} of {depth}; --limit shows more")
+    if after is not None:
+        at.warn(f"there are more; --limit shows more at once, --after {after} goes on")
 
 
 @app.command("show")
 async def show_(at: OnProgram, queue: QueueArgument, entry: EntryArgument, tenant: TenantOption = None) -> None:
     """Show one entry with its payload, error and stack."""
-    from bullpen.cli.letters import StoredLetters, letters_of, opened
-    from bullpen.errors import DeadLetterNotFound, JobNotFound
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter
+    from bullpen.cli.letters import console_of, is_queue, opened
+    from bullpen.errors import DeadLetterNotFound
 
     async with opened(at) as app:
-        letters = await letters_of(app, queue, tenant, whoami())
-        letter = await letters.get(entry)
-        if letter is None and isinstance(letters, StoredLetters):
-            raise DeadLetterNotFound(letters.queue_name, entry)
-        if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
-            await context.must_exist(app, queue.removesuffix(_SUFFIX))
-            raise JobNotFound(letters.queue_name, entry, is_letter=True)
+        console, store = await console_of(app, queue, tenant)
+        try:
+            letter = (await console.get(store, entry)).letter
+        except DeadLetterNotFound:
+            if is_queue(app, store):
+                await context.must_exist(app, store.removesuffix(_SUFFIX))
+            raise
     at.fields(to_json(letter), without=("id", "error"))
     if not at.as_json:
         show.say("\nerror:", letter.error_stack or letter.error_message)
@@ -149,22 +162,27 @@ async def redrive(
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
+    group: GroupOption = None,
+    older_than: OlderOption = None,
     tenant: TenantOption = None,
     limit: MostOption = None,
-    rate: Annotated[float | None, Option(help="At most this many a second.")] = None,
+    rate: RateOption = None,
     dry_run: DryRunOption = False,
     by: ByOption = None,
 ) -> None:
     """Send jobs back to their queue with their id and idempotency key; attempts start again."""
-    where = _which(entries, everything, name, error, tenant)
-    asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
-    async with _acting(at, "redrive", queue, tenant, by or whoami(), asked, dry_run=dry_run) as (letters, on_progress):
-        if where is not None:
-            report = await letters.redrive_all(
-                where, limit=limit, rate=rate, by=by, dry_run=dry_run, on_progress=on_progress
-            )
-        else:
-            report = await _each(letters, entries, tenant, dry_run, lambda entry: letters.redrive(entry, by=by))
+    where = _which(entries, everything, name, error, group, older_than)
+    async with _acting(at, queue, tenant) as (console, store, on_progress):
+        report = await console.redrive_many(
+            where,
+            store=store,
+            ids=entries or None,
+            by=by or whoami(),
+            rate=rate,
+            limit=limit,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
     _say(at, "redriven", report)
 
 
@@ -176,30 +194,31 @@ async def discard(
     everything: AllOption = False,
     name: NameOption = None,
     error: ErrorOption = None,
+    group: GroupOption = None,
+    older_than: OlderOption = None,
     tenant: TenantOption = None,
     limit: MostOption = None,
+    rate: RateOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
-    from bullpen.errors import JobNotFound
-
-    where = _which(entries, everything, name, error, tenant)
+    where = _which(entries, everything, name, error, group, older_than)
     if everything and not dry_run:
         whose = "" if tenant is None else f" and tenant {tenant!r}"
         question = f"Delete all dead letters of {queue!r}{whose} for good?"
         at.confirm(question, yes=yes, refusal="discarding --all entries needs --yes")
-    asked = {"entries": entries, "all": everything, "name": name, "error": error, "tenant": tenant, "limit": limit}
-    async with _acting(at, "discard", queue, tenant, whoami(), asked, dry_run=dry_run) as (letters, on_progress):
-
-        async def throw_away(entry: str) -> None:
-            if not await letters.discard(entry):
-                raise JobNotFound(letters.queue_name, entry, is_letter=True)
-
-        if where is not None:
-            report = await letters.discard_all(where, limit=limit, dry_run=dry_run, on_progress=on_progress)
-        else:
-            report = await _each(letters, entries, tenant, dry_run, throw_away)
+    async with _acting(at, queue, tenant) as (console, store, on_progress):
+        report = await console.discard_many(
+            where,
+            store=store,
+            ids=entries or None,
+            by=whoami(),
+            rate=rate,
+            limit=limit,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
     _say(at, "discarded", report)
 
 
@@ -207,66 +226,40 @@ app.command("edit")(edit)
 
 
 def _which(
-    entries: list[str] | None, everything: bool, name: str | None, error: str | None, tenant: str | None
-) -> DeadLetterFilter | None:
-    """The filter of a bulk operation, or None when entries are named. Deleting by accident must not be easy."""
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter
-
-    is_filtered = name is not None or error is not None
-    if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
-        raise WrongCommand("name the entries, or choose them by --name or --error, or say --all")
-    return None if entries else DeadLetterFilter(job_name=name, error=error, tenant_id=tenant)
-
-
-async def _each(
-    letters: Letters,
     entries: list[str] | None,
-    tenant: str | None,
-    dry_run: bool,
-    act: Callable[[str], Awaitable[Any]],
-) -> RedriveReport:
-    """Do it to entries that are named; those of other tenants are not there."""
-    from bullpen.cli.letters import StoredLetters
-    from bullpen.errors import JobNotFound
-    from bullpen.queue.dead_letters.operations import DeadLetterFilter, RedriveReport
+    everything: bool,
+    name: str | None,
+    error: str | None,
+    group: str | None,
+    older_than: str | None,
+) -> DeadLetterFilter:
+    """The filter of a bulk operation, or any where entries are named. Deleting by accident must not be easy."""
+    where = _filter(name, error, group, older_than)
+    is_filtered = where != ANY
+    if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
+        raise WrongCommand("name the entries, or choose them by --name, --error, --group or --older-than, or say --all")
+    return where
 
-    async def checked(entry: str) -> None:
-        if tenant is not None and not isinstance(letters, StoredLetters):
-            letter = await letters.get(entry)
-            if letter is None or not DeadLetterFilter(tenant_id=tenant).matches(letter):
-                raise JobNotFound(letters.queue_name, entry, is_letter=True)
-        if not dry_run:
-            await act(entry)
 
-    done, problems = await context.each(entries or (), checked)
-    count = len(entries or ())
-    done_count = 0 if dry_run else len(done)
-    skipped = tuple(problems.items())
-    return RedriveReport(examined=count, matched=count, done=done_count, skipped=skipped, is_dry_run=dry_run)
+def _filter(name: str | None, error: str | None, group: str | None, older_than: str | None) -> DeadLetterFilter:
+    from datetime import UTC, datetime
+
+    before = None if older_than is None else datetime.now(UTC) - duration("--older-than", older_than)
+    return DeadLetterFilter(name=name, error=error, fingerprint=group, failed_before=before)
 
 
 @asynccontextmanager
 async def _acting(
-    at: OnProgram, action: str, queue: str, tenant: str | None, by: str, asked: dict[str, Any], *, dry_run: bool
-) -> AsyncIterator[tuple[Letters, OnProgress]]:
-    """The letters, after who asked for what was written to the ledger's audit table, else to the stream beside them.
-    Stores elsewhere write it down themselves."""
-    from bullpen.cli.letters import letters_of, opened
-    from bullpen.queue.audit import AuditStreams
-    from bullpen.queue.dead_letters.operations import DeadLetters
-    from bullpen.wiring.audit import AuditTrail
-    from bullpen.wiring.dead_letters import LetterAudit, installed_ledger, ready_ledger
+    at: OnProgram, queue: str, tenant: str | None
+) -> AsyncIterator[tuple[DeadLetterConsole, str, Callable[[RedriveReport], None]]]:
+    """The console with the store, and what shows how far it is. Who did what, the console writes down."""
+    from bullpen.cli.letters import console_of, opened
 
     async with opened(at) as app:
-        letters = await letters_of(app, queue, tenant, by)
-        if not dry_run and isinstance(letters, DeadLetters):
-            ledger = installed_ledger(lambda: app.ledger) if app.settings.has_ledger() else None
-            audit = LetterAudit(AuditTrail(await ready_ledger(ledger), AuditStreams(app.connection, app.prefix)))
-            chosen = {name: value for name, value in asked.items() if value not in (None, False)}
-            await audit.write(letters.queue_name, by, action, letters.queue_name, None, chosen)
-        depth = await letters.depth()
-        with show.bar("looking through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
-            yield letters, lambda report: move(report.examined)
+        console, store = await console_of(app, queue, tenant)
+        depth = (await console.depths())[store] if tenant is None and store in console.stores else 0
+        with show.bar("working through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
+            yield console, store, lambda report: move(report.examined)
 
 
 def _say(at: Output, verb: str, report: RedriveReport) -> None:
@@ -278,7 +271,7 @@ def _say(at: Output, verb: str, report: RedriveReport) -> None:
     )
     if report.skipped:
         at.warn(*(problem for _, problem in report.skipped))
-        raise at.failed(f"not {verb}: {report.matched - report.done}")
+        raise at.failed(f"not {verb}: {max(report.examined, report.matched) - report.done}")
 
 
 # How they are shown -------------------------------------------------------------------------------------------------
@@ -305,7 +298,8 @@ LETTERS = Record(
 GROUPS = Record(
     asdict,
     (
-        *(Column("count"), Column("store"), Column("name", worth=1), Column("error", least=16)),
+        *(Column("count"), Column("store"), Column("group", "fingerprint", worth=2), Column("name", worth=1)),
+        Column("error", least=16),
         *(Column("last", lambda group: show.read_instant(group["last_at"]), worth=2), Column("example", worth=3)),
     ),
 )

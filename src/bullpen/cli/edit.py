@@ -51,7 +51,7 @@ async def edit(
     yes: YesOption = False,
 ) -> None:
     """Send one back with another payload, its identity kept. Shows the difference and asks before."""
-    from bullpen.cli.letters import name_of_store, opened
+    from bullpen.cli.letters import console_of, opened
     from bullpen.ports.edits import KEEP, make_edit, payload_fingerprint
 
     given = [name for name, value in (("data", data), ("merge", merge), ("editor", editor or None)) if value]
@@ -65,8 +65,8 @@ async def edit(
     if not (may_ask or yes or dry_run):
         raise WrongCommand("sending an edited payload needs --yes where nobody can be asked; --dry-run shows it")
     async with opened(at) as app:
-        console = await app.dead_letters(tenant_id=tenant)
-        found = await console.get_editable(name_of_store(console, store), entry)
+        console, name = await console_of(app, store, tenant)
+        found = await console.get_editable(name, entry)
         letter = found.letter
         change: dict[str, Any] = {name: parse_json(f"--{name}", text) for name, text in
                                   (("data", data), ("merge", merge)) if text is not None}  # fmt: skip

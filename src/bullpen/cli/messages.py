@@ -325,7 +325,6 @@ async def _discard_letters(at: OnLedger, ids: set[str]) -> None:
     from bullpen.app import Bullpen
     from bullpen.cli.letters import name_of_store
     from bullpen.errors import BullpenError
-    from bullpen.ops.dead_letters import ConsoleFilter
 
     settings = at.settings()
     by_rabbit = settings.messages.transport == "rabbitmq"
@@ -342,7 +341,7 @@ async def _discard_letters(at: OnLedger, ids: set[str]) -> None:
             queue = settings.rabbitmq.queue_name
             store = settings.rabbitmq.dlq_name if by_rabbit else name_of_store(console, queue)
             if store in console.stores:
-                found = [each async for each in console.find(ConsoleFilter(store=store)) if _message_of(each) in ids]
+                found = [each async for each in console.find(store=store) if _message_of(each) in ids]
                 for each in found:
                     await console.discard(store, each.letter.id, by=whoami())
     except BullpenError as error:

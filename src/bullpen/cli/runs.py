@@ -196,7 +196,7 @@ async def list_dead_letters(at: OnHandlers, tenant: TenantOption = None, handler
         service, routes = opened.use_runs().service, opened.use_runs().routes
         if handler is not None and at.program is None:
             opened.use_runs().declare(handler)
-        queue = routes.get(handler).queue.dead_letters.queue_name
+        queue = routes.get(handler).queue.dead_letters.name
         letters = [] if tenant is None else await service.dead_letters(tenant, actor=whoami(), handler=handler)
         depth = await service.dead_letter_depth(handler)
     found = [_letter_json(each, handler) for each in letters]

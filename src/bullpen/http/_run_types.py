@@ -9,7 +9,7 @@ import msgspec
 
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.ledger import RunRow, RunStatus
-from bullpen.queue import DeadLetter
+from bullpen.ports.dead_letters import DeadLetter
 
 Version = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
 

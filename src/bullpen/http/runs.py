@@ -286,23 +286,20 @@ class _Api:
     async def dead_letters(self, request: Request) -> Response:
         who = await self._identify(request, writes=True)  # payloads: not for those who may only look at statuses
         query = request.query_params
-        before, limit = query.get("cursor"), _limit(query.get("limit", "50"))
-        if before is not None and not (
-            before.isascii() and before.isdigit() and len(before) <= 16 and 0 < int(before) < 2**53
-        ):
-            raise InvalidOption("cursor", "what an earlier page gave as `next`", before)
-        handler = query.get("handler")
-        found = await self._service.dead_letter_page(
-            who.tenant_id,
-            actor=who.actor,
-            handler=handler,
-            before=None if before is None else int(before),
-            limit=limit,
-        )
+        cursor, handler = query.get("cursor"), query.get("handler")
+        limit = _limit(query.get("limit", "50"))
+        try:
+            found = await self._service.dead_letter_page(
+                who.tenant_id, actor=who.actor, handler=handler, after=cursor, limit=limit
+            )
+        except InvalidOption as error:
+            if error.option != "after":
+                raise
+            raise InvalidOption("cursor", "what an earlier page gave as `next`", cursor) from None
         page = DeadLetterPage(
             dead_letters=[DeadLetterView.of(letter, handler) for letter in found.letters],
-            depth=found.depth,
-            next=None if found.next is None else str(found.next),
+            depth=found.depth or 0,
+            next=found.next,
         )
         return _json(page)
 

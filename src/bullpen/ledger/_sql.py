@@ -112,10 +112,15 @@ RETURNING CAST(id AS text) AS id, source_stream_id, source_event_id, route_key""
     @cached_property
     def existing(self) -> str:
         source = {name: _ITEM[name] for name in ("source_stream_id", "source_event_id", "route_key")}
+        names = ", ".join(f"s_{name}" for name in source)
+
+        def join(table: str, alias: str) -> str:
+            return f"LEFT JOIN {table} {alias} ON " + " AND ".join(f"{alias}.{name} = s_{name}" for name in source)
+
         return f"""\
-SELECT CAST(id AS text) AS id, source_stream_id, source_event_id, route_key
-FROM {self.outbox} JOIN {self._batch(source)}
-ON source_stream_id = s_source_stream_id AND source_event_id = s_source_event_id AND route_key = s_route_key"""
+SELECT CAST(o.id AS text) AS id, {names}, coalesce(o.tenant_id, f.tenant_id) AS tenant_id
+FROM {self._batch(source)} {join(self.outbox, "o")} {join(self.fences, "f")}
+WHERE o.id IS NOT NULL OR f.route_key IS NOT NULL"""
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 

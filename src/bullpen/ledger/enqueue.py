@@ -57,7 +57,7 @@ class Enqueuer:
             return []
         added = await self._insert_async(caller, records)
         missing = [record for record in records if _source(record) not in added]
-        known = await self._existing_async(caller, missing) if missing else {}
+        known = await self._existing_async(caller, missing) if missing else ()
         return _results(records, added, known)
 
     def enqueue_sync(self, connection: Any, item: OutboxItem) -> Enqueued:
@@ -74,7 +74,7 @@ class Enqueuer:
         sql, insert = self._statements(caller.dialect)
         added = _by_source(caller.run(insert, _encode(records)))
         missing = [record for record in records if _source(record) not in added]
-        known = _by_source(caller.run(sql.existing, _encode(missing))) if missing else {}
+        known = caller.run(sql.existing, _encode(missing)) if missing else ()
         return _results(records, added, known)
 
     async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -100,8 +100,9 @@ class Enqueuer:
     async def _insert_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
         return _by_source(await caller.run(self._statements(caller.dialect)[1], _encode(records)))
 
-    async def _existing_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
-        return _by_source(await caller.run(self._statements(caller.dialect)[0].existing, _encode(records)))
+    async def _existing_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> Rows:
+        found: Rows = await caller.run(self._statements(caller.dialect)[0].existing, _encode(records))
+        return found
 
 
 def _encode(records: Sequence[Mapping[str, Any]]) -> str:
@@ -118,13 +119,30 @@ def _by_source(rows: Rows) -> dict[Source, str]:
     return {(row[1], row[2], row[3]): row[0] for row in rows}
 
 
-def _results(
-    records: Sequence[Mapping[str, Any]], added: Mapping[Source, str], known: Mapping[Source, str]
-) -> list[Enqueued]:
+def _results(records: Sequence[Mapping[str, Any]], added: Mapping[Source, str], known: Rows) -> list[Enqueued]:
+    """`known`: rows and fences of what was not added."""
+    ids = {(row[1], row[2], row[3]): row[0] for row in known if row[0] is not None}
+    tenants = {(row[1], row[2], row[3]): row[4] for row in known}
     results, seen = [], set()
     for record in records:
         source = _source(record)
         created = source in added and source not in seen  # the same event twice in one call: the second is a duplicate
         seen.add(source)
-        results.append(Enqueued(added.get(source) or known.get(source), created))
+        if source not in added:
+            _refuse_anothers(record, tenants)
+        results.append(Enqueued(added.get(source) or ids.get(source), created))
     return results
+
+
+def _refuse_anothers(record: Mapping[str, Any], tenants: Mapping[Source, str | None]) -> None:
+    """Two tenants with one name for two events: the second is no repetition, and would silently never be sent.
+
+    A row that is there and cannot be seen is one that row-level security hides: also another tenant's.
+    """
+    tenant, source = record["tenant_id"], _source(record)
+    if tenant is not None and tenants.get(source, "") not in (None, tenant):
+        raise InvalidOption(
+            "source_event_id",
+            "an event that no other tenant has stored for this route; put the tenant into source_stream_id",
+            f"{source[0]}/{source[1]}",
+        )

@@ -392,6 +392,7 @@ class SqlOutbox(OutboxRepository):
         newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
+        after_seq: int | None = None,
     ) -> list[OutboxRow]:
         table = tables.outbox
         order = table.c.seq.desc() if newest_first else table.c.seq
@@ -414,11 +415,26 @@ class SqlOutbox(OutboxRepository):
             query = query.where(table.c.created_at >= since)
         if before is not None:
             query = query.where(table.c.created_at < before)
+        behind: Any = after_seq
         if after_id is not None:
-            place = sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery()
-            query = query.where(table.c.seq < place if newest_first else table.c.seq > place)
+            behind = sa.select(table.c.seq).where(table.c.id == after_id).scalar_subquery()
+        if behind is not None:
+            query = query.where(table.c.seq < behind if newest_first else table.c.seq > behind)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in await self._select(connection, query)]
+
+    async def dead_causes(
+        self, *, tenant_id: str | None = None, limit: int = 5_000
+    ) -> list[tuple[str, str, str | None, str | None, str | None, int, datetime, datetime]]:
+        columns = tables.outbox.c
+        kind = (columns.integration_type, columns.event_type, columns.error_code, columns.last_error, columns.tenant_id)
+        ends = (sa.func.count().label("n"), sa.func.min(columns.dead_at), sa.func.max(columns.dead_at))
+        query = sa.select(*kind, *ends).where(columns.status == "DEAD").group_by(*kind)
+        if tenant_id is not None:
+            query = query.where(columns.tenant_id == tenant_id)
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            rows = await self._select(connection, query.order_by(sa.desc("n")).limit(limit))
+        return [(*row[:6], _must(to_datetime(row[6])), _must(to_datetime(row[7]))) for row in rows]
 
     async def counts(self) -> Mapping[OutboxStatus, int]:
         column = tables.outbox.c.status

@@ -35,6 +35,7 @@ _STEPS: Final[Mapping[str, tuple[Part, ...]]] = {
     "0010": ("outbox",),
     "0011": ("runs",),
     "0012": ("outbox",),
+    "0013": ("outbox", "runs", "workflows"),  # as 0009
 }
 _OPTIONAL: Final[Mapping[str, Part]] = {
     **dict.fromkeys((t.name for t in (tables.runs, tables.run_steps)), "runs"),

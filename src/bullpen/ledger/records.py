@@ -18,7 +18,7 @@ import msgspec
 from bullpen._kernel import json, tracing
 from bullpen._kernel.backoff import Backoff, from_option
 from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.outcome import cut
+from bullpen._kernel.outcome import cut, storable
 from bullpen.errors import InvalidOption, require
 
 MAX_LENGTHS: Final = {
@@ -198,7 +198,7 @@ class Enqueued:
     """What became of one item. `created` is False when the same source event was stored before for this route."""
 
     id: str | None
-    """None only for a duplicate whose row is no longer there (retention) or cannot be seen (another tenant)."""
+    """None only for a duplicate whose row is no longer there (retention), or cannot be seen by one without a tenant."""
     created: bool
 
 
@@ -402,7 +402,7 @@ def encode_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def one_line(text: str, limit: int = MAX_ERROR) -> str:
     """An error as a row may keep it: one line, bounded, storable."""
-    return cut(" ".join(text.replace("\0", " ").split()), limit)
+    return cut(" ".join(storable(text).split()), limit)
 
 
 def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> None:
@@ -418,8 +418,8 @@ def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> N
 
 
 def _json_text(value: Any, what: str) -> str:
-    text = json.encode(value, what=what).decode()
+    encoded = json.encode(value, what=what)
     # jsonb has no way to hold it, and a row that SQLite takes and PostgreSQL refuses is a trap.
-    if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
+    if json.holds_nul(encoded):
         raise InvalidOption(what, "text without the character U+0000, which PostgreSQL's jsonb cannot hold", value)
-    return text
+    return encoded.decode()

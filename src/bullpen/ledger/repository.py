@@ -155,11 +155,20 @@ class OutboxRepository(ABC):
         newest_first: bool = False,
         start: int = 0,
         limit: int = 100,
+        after_seq: int | None = None,
     ) -> list[OutboxRow]:
-        """Rows by filter, oldest first or newest first, from `start`; `after_id` continues behind a row.
+        """Rows by filter, oldest first unless told otherwise, from `start`; `after_id`, or `after_seq` also when that
+        row is gone, continues behind a row.
 
         `since` and `before` are about when they were created: not earlier, and earlier.
         """
+
+    @abstractmethod
+    async def dead_causes(
+        self, *, tenant_id: str | None = None, limit: int = 5_000
+    ) -> list[tuple[str, str, str | None, str | None, str | None, int, datetime, datetime]]:
+        """Dead rows that failed with the same words: integration type, event type, error code, error, tenant, how many,
+        and the first and the last of them; the most frequent first."""
 
     @abstractmethod
     async def counts(self) -> Mapping[OutboxStatus, int]:

@@ -185,8 +185,11 @@ _index(
     outbox.c.due_at,
     where=_is_claimable,
 )
-# Counting what is not done, and finding the dead.
-_index("ix_outbox_status", outbox.c.status, where="status <> 'SENT'")
+# What people look up, page by page, and counting what is not done. No claim reads these; each costs every claim and
+# every settlement, because an update of the status makes a new entry in all indexes. So there is none of tenants.
+_index("ix_outbox_seq", outbox.c.seq)
+_index("ix_outbox_status_seq", outbox.c.status, outbox.c.seq, where="status <> 'SENT'")
+_index("ix_outbox_correlation", outbox.c.correlation_id, outbox.c.seq, where="correlation_id IS NOT NULL")
 # Finding claims whose lease ran out.
 _index("ix_outbox_lease", outbox.c.locked_until, where="status = 'CLAIMED'")
 # Retention.
@@ -525,6 +528,7 @@ _index(
     where="kind <> 'failed'",
     unique=True,
 )
+_index("ix_workflow_correlation", workflow_history.c.correlation_id, where="correlation_id IS NOT NULL")
 _index(
     "ix_workflow_history",
     workflow_history.c.tenant_id,
@@ -575,6 +579,7 @@ runs = sa.Table(
 )
 # A tenant's history, newest first.
 _index("ix_runs_tenant", runs.c.tenant_id, runs.c.created_at, runs.c.id)
+_index("ix_runs_created", runs.c.created_at, runs.c.id)
 # Runs that have not ended: among them those whose job is lost or has failed unnoticed.
 _index("ix_runs_open", runs.c.updated_at, where="status IN ('QUEUED', 'RUNNING')")
 

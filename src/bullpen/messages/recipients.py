@@ -84,10 +84,15 @@ class Recipient:
         for name in ("id", "channel", "address"):
             require(name, is_text(getattr(self, name)), "a text that is not empty", getattr(self, name))
         find_zone(self.zone)
+        for name in ("attributes", "occasions"):
+            value = getattr(self, name)
+            require(name, isinstance(value, Mapping), "a mapping, by name", value)
         for key, value in self.attributes.items():
             fits = isinstance(value, str | int | float) and not isinstance(value, bool)
             require(f"attributes[{key!r}]", is_text(key) and fits, "text or a number under a name", value)
-        size = len(json.encode(dict(self.attributes)))
+        encoded = json.encode(dict(self.attributes), what="attributes")
+        require("attributes", not json.holds_nul(encoded), "text without the character U+0000", self.attributes)
+        size = len(encoded)
         require("attributes", size <= MAX_ATTRIBUTES, f"at most {MAX_ATTRIBUTES} bytes", size)
         self.dates()
 

@@ -15,7 +15,6 @@ Elsewhere: retries and dead letters (the messaging client's policy), what an ord
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,7 +26,6 @@ from bullpen._kernel import json, telemetry
 from bullpen._kernel.batches import Batches
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.scrub import scrub
 from bullpen.errors import DatabaseUnavailable, DelayJob, InvalidOption, MessageNotSent, MissingValue, PermanentError
 from bullpen.ledger.message_records import MessageOutcome, MessageRow, MessageStatus
 from bullpen.ledger.messages import SqlMessages
@@ -35,6 +33,7 @@ from bullpen.messages.occasions import OccasionKind, Occasions
 from bullpen.messages.orders import Order, read_order
 from bullpen.messages.routes import ChannelRoute
 from bullpen.messages.templates import choose
+from bullpen.ports.answers import CHANNEL_ERROR, answer_of, raised
 from bullpen.ports.channel import Accepted, LooksUp, Message, NotTried, Refused, SendResult, Unavailable, Unknown
 from bullpen.ports.transport import Delivery
 
@@ -277,10 +276,9 @@ class Sender:
         try:
             message = message_of(row, send.kind, route.timeout_ms)
         except (MissingValue, InvalidOption) as error:
-            result: SendResult = Refused(str(error), "TEMPLATE")
+            result = answer_of(Refused(str(error), "TEMPLATE"))
         else:
             result = await self._call(message, route, look_first=send.may_have_left and route.after_crash == "look_up")
-        result = _scrubbed(result)
         telemetry.emit("messages.answered", **_ids(row), result=type(result).__name__)
         outcome, error_to_raise = self._judge(row, route, result, is_last=is_last)
         if outcome is None:
@@ -311,15 +309,13 @@ class Sender:
             async with asyncio.timeout(route.limit_ms / 1000):
                 if look_first and isinstance(route.channel, LooksUp):
                     found = await route.channel.look_up(message)
-                    if isinstance(found, Accepted):
-                        return found
                     if found is not None:
-                        return Unknown(found.reason, found.code)
-                return await route.channel.send(message)
+                        return _found(answer_of(found))
+                return answer_of(await route.channel.send(message))
         except TimeoutError:
             return Unknown(f"no answer within {route.limit_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel should answer; whatever it raises, the message is owed
-            return Unknown(f"{type(error).__name__}: {error}", "CHANNEL_ERROR")
+            return raised(error)
 
     def _judge(
         self, row: MessageRow, route: ChannelRoute, result: SendResult, *, is_last: bool
@@ -412,11 +408,15 @@ class Sender:
             pause_s = min(2 * pause_s, 2.0)
 
 
-def _scrubbed(result: SendResult) -> SendResult:
-    """The answer as a row may keep it: providers repeat addresses, numbers and keys in their texts."""
-    if isinstance(result, Accepted):
-        return dataclasses.replace(result, detail=scrub(result.detail))
-    return dataclasses.replace(result, reason=scrub(result.reason))
+def _found(answer: SendResult) -> SendResult:
+    """What looking a message up means for sending it: it is there, or nobody knows."""
+    match answer:
+        case Accepted():
+            return answer
+        case NotTried(reason):
+            return Unknown(reason, CHANNEL_ERROR)
+        case _:
+            return Unknown(answer.reason, answer.code)
 
 
 def _log_fields(row: MessageRow) -> dict[str, Any]:

@@ -10,40 +10,41 @@ Elsewhere: the stores (`bullpen.queue`, `bullpen.plugins.transports`, `bullpen.o
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import ConnectionLost, DeadLetterNotEditable, DeadLetterNotFound, InvalidOption, require
-from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore, EditableDeadLetters, FixedDeadLetters
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    DeadLetterStore,
+    EditableDeadLetters,
+    FixedDeadLetters,
+    LetterPage,
+    RedriveReport,
+    fingerprint,
+)
 from bullpen.ports.edits import KEEP, Edit, make_edit
 from bullpen.queue.dead_letters.entry import check_not_sealed
 
-__all__ = ["ConsoleFilter", "DeadLetterConsole", "Found", "Group", "Report", "fingerprint"]
+__all__ = ["DeadLetterConsole", "Found"]
 
 logger = get_logger("bullpen.dead_letters")
 
-Audit = Callable[[str, "Found", str, Mapping[str, Any]], Awaitable[None]]
-"""Called before the deed with the action (`redrive`, `edit`, `discard`), what it is done to, by whom, and details."""
-Progress = Callable[[int], None]
+Audit = Callable[[str, str, DeadLetter | None, str, Mapping[str, Any]], Awaitable[None]]
+"""Called before the deed with the action (`redrive`, `edit`, `discard`), the store, the letter or None for many, by
+whom, and details."""
+Progress = Callable[[RedriveReport], None]
 
-_PAGE: Final = 200
+_PAGE: Final = 500
+_MOST_SKIPPED_NAMED: Final = 100
 _NO_DETAIL: Final[Mapping[str, Any]] = {}
-# What differs between two failures of the same kind: ids, numbers, times, quoted values, addresses in memory.
-_VARYING: Final = re.compile(
-    r"""(?xi) 0x[0-9a-f]+ | \b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b | '[^']*' | "[^"]*"
-        | \b\d[\d.:TZ+-]*\b | \b[0-9a-f]{16,}\b"""
-)
-
-
-def fingerprint(letter: DeadLetterRecord) -> str:
-    """The same for failures of the same kind: eight signs made of source, name and the error without what varies."""
-    kind = _VARYING.sub("#", letter.error_message)
-    return hashlib.sha256(f"{letter.source}\0{letter.name}\0{kind}".encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,67 +52,11 @@ class Found:
     """A letter and the store that holds it."""
 
     store: str
-    letter: DeadLetterRecord
+    letter: DeadLetter
 
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.letter)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleFilter:
-    """Which letters are meant; all bounds hold together."""
-
-    store: str | None = None
-    name: str | None = None
-    error: str | None = None
-    """Part of the error's text, in any case."""
-    fingerprint: str | None = None
-    failed_before: str | None = None
-    """ISO 8601, UTC."""
-    failed_after: str | None = None
-
-    def fits(self, found: Found) -> bool:
-        letter = found.letter
-        return (
-            (self.store is None or found.store == self.store)
-            and (self.name is None or letter.name == self.name)
-            and (self.error is None or self.error.lower() in letter.error_message.lower())
-            and (self.failed_before is None or letter.failed_at < self.failed_before)
-            and (self.failed_after is None or letter.failed_at > self.failed_after)
-            and (self.fingerprint is None or found.fingerprint == self.fingerprint)
-        )
-
-
-ALL: Final = ConsoleFilter()
-
-
-@dataclass(slots=True)
-class Group:
-    """Failures of the same kind."""
-
-    fingerprint: str
-    store: str
-    name: str
-    error: str
-    """The newest of them, without secrets."""
-    count: int = 0
-    first_at: str = ""
-    last_at: str = ""
-    example: str = ""
-    """Id of the newest entry."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What became of many."""
-
-    matched: int = 0
-    done: int = 0
-    gone: int = 0
-    """Somebody else was faster."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Entry id to reason; these letters are still where they were."""
 
 
 class DeadLetterConsole:
@@ -152,46 +97,32 @@ class DeadLetterConsole:
             counts[found.store] += 1
         return counts
 
-    async def find(self, wanted: ConsoleFilter = ALL) -> AsyncIterator[Found]:
-        """The letters that fit, store by store, oldest first, read in pages."""
-        if wanted.store is not None:
-            self._store(wanted.store)  # a name that is wrong finds nothing, which would look like good news
-        for name, store in self._stores.items():
-            if wanted.store in (None, name):
-                async for letter in _walk(store):
-                    found = Found(name, letter)
-                    if self._may_see(letter) and wanted.fits(found):
-                        yield found
+    async def find(self, where: DeadLetterFilter = ANY, *, store: str | None = None) -> AsyncIterator[Found]:
+        """The letters that fit, store by store, newest first, read in pages."""
+        for name, each in self._in(store).items():
+            after: str | None = None
+            while True:
+                page = await each.page(self._mine(where), after=after, limit=_PAGE)
+                for letter in page.letters:
+                    yield Found(name, letter)
+                if page.next is None:
+                    break
+                after = page.next
 
-    async def groups(self, wanted: ConsoleFilter = ALL) -> list[Group]:
-        """What goes wrong, the most frequent first."""
-        groups: dict[tuple[str, str], Group] = {}
-        async for found in self.find(wanted):
-            letter, mark = found.letter, found.fingerprint
-            group = groups.setdefault(
-                (found.store, mark), Group(mark, found.store, letter.name, "", first_at=letter.failed_at)
-            )
-            group.count += 1
-            group.first_at = min(group.first_at, letter.failed_at)
-            if letter.failed_at >= group.last_at:
-                group.last_at, group.error, group.example = letter.failed_at, scrub(letter.error_message), letter.id
-        return sorted(groups.values(), key=lambda group: (-group.count, group.store, group.fingerprint))
+    async def page(
+        self, store: str, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 50
+    ) -> LetterPage:
+        """Letters of one store, newest first; `after` is the `next` of the page before."""
+        return await self._store(store).page(self._mine(where), after=after, limit=limit)
 
-    async def newest(self, most: int) -> tuple[dict[str, int], list[Found]]:
-        """How many wait in each store, and of each the `most` newest, oldest first. For one tenant the numbers count
-        that tenant's among these. However many letters there are, at most so many of each store are read."""
-        depths: dict[str, int] = {}
-        newest: list[Found] = []
-        for name, store in self._stores.items():
-            depth = await store.depth()
-            start, letters = max(0, depth - most), list[DeadLetterRecord]()
-            while len(letters) < most and (page := await store.list(start=start, count=min(_PAGE, most))):
-                letters += page
-                start += len(page)
-            seen = [Found(name, letter) for letter in letters if self._may_see(letter)]
-            depths[name] = depth if self._tenant_id is None else len(seen)
-            newest += seen
-        return depths, newest
+    async def groups(self, *, store: str | None = None, limit: int = 200) -> list[DeadLetterGroup]:
+        """What goes wrong, the most frequent first. Stores that keep counters read no letters for it."""
+        found = [
+            group
+            for each in self._in(store).values()
+            for group in await each.groups(tenant_id=self._tenant_id, limit=limit)
+        ]
+        return sorted(found, key=lambda group: (-group.count, group.store, group.fingerprint))[:limit]
 
     async def get(self, store: str, entry_id: str) -> Found:
         """One letter; raises DeadLetterNotFound, also for another tenant's."""
@@ -200,10 +131,13 @@ class DeadLetterConsole:
             raise DeadLetterNotFound(store, entry_id)
         return Found(store, letter)
 
-    async def redrive(self, store: str, entry_id: str, *, by: str) -> str:
-        """Send one back with its identity kept; returns the identity of the work."""
+    async def redrive(self, store: str, entry_id: str, *, by: str, is_noted: bool = False) -> str:
+        """Send one back with its identity kept; returns the identity of the work. `is_noted`: it is part of
+        something that is in the audit already."""
         found = await self.get(store, entry_id)
-        await self._write_down("redrive", found, _actor(by))
+        _actor(by)
+        if not is_noted:
+            await self._write_down("redrive", store, found.letter, by)
         identity = await self._store(store).redrive(entry_id, by=by)
         self._tell("redrive", found, by)
         return identity
@@ -236,87 +170,129 @@ class DeadLetterConsole:
         target = self._editable(store, entry_id)
         # Made again from what is stored now: an edit that somebody built by hand must keep to the same rules.
         make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
-        await self._write_down("edit", found, _actor(by), edit.note())
+        await self._write_down("edit", store, found.letter, _actor(by), edit.note())
         identity = await target.redrive_edited(entry_id, edit, by=by)
         self._tell(f"edit ({edit.before} to {edit.after})", found, by)
         return identity
 
-    async def discard(self, store: str, entry_id: str, *, by: str) -> None:
+    async def discard(self, store: str, entry_id: str, *, by: str, is_noted: bool = False) -> None:
         """Delete one for good."""
         found = await self.get(store, entry_id)
-        await self._write_down("discard", found, _actor(by))
+        _actor(by)
+        if not is_noted:
+            await self._write_down("discard", store, found.letter, by)
         if not await self._store(store).discard(entry_id, by=by):
             raise DeadLetterNotFound(store, entry_id)
         self._tell("discard", found, by)
 
     async def redrive_many(
         self,
-        wanted: ConsoleFilter,
+        where: DeadLetterFilter = ANY,
         *,
         by: str,
-        per_second: float | None = None,
+        store: str | None = None,
+        ids: Sequence[str] | None = None,
+        rate: float | None = None,
         limit: int | None = None,
         dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> Report:
-        """Send back all that fit, the oldest first, at most `per_second`. What cannot be sent is reported and stays."""
+        on_progress: Progress | None = None,
+    ) -> RedriveReport:
+        """Send back all that fit, or those of one store with these `ids`, the oldest first, at most `rate` per second.
+        What cannot be sent is reported and stays. It is one entry of the audit, written before the first is touched."""
 
         async def send(found: Found) -> None:
-            await self.redrive(found.store, found.letter.id, by=by)
+            await self._store(found.store).redrive(found.letter.id, by=by)
 
-        return await self._many(wanted, send, by, per_second, limit, dry_run, progress)
+        return await self._many("redrive", send, where, by, store, ids, rate, limit, dry_run, on_progress)
 
     async def discard_many(
         self,
-        wanted: ConsoleFilter,
+        where: DeadLetterFilter = ANY,
         *,
         by: str,
+        store: str | None = None,
+        ids: Sequence[str] | None = None,
+        rate: float | None = None,
         limit: int | None = None,
         dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> Report:
-        """Delete all that fit for good."""
+        on_progress: Progress | None = None,
+    ) -> RedriveReport:
+        """Delete all that fit, or those of one store with these `ids`, for good; else as `redrive_many`."""
 
         async def throw_away(found: Found) -> None:
-            await self.discard(found.store, found.letter.id, by=by)
+            if not await self._store(found.store).discard(found.letter.id, by=by):
+                raise DeadLetterNotFound(found.store, found.letter.id)
 
-        return await self._many(wanted, throw_away, by, None, limit, dry_run, progress)
+        return await self._many("discard", throw_away, where, by, store, ids, rate, limit, dry_run, on_progress)
 
     async def _many(
         self,
-        wanted: ConsoleFilter,
+        action: str,
         act: Callable[[Found], Awaitable[None]],
+        where: DeadLetterFilter,
         by: str,
-        per_second: float | None,
+        store: str | None,
+        ids: Sequence[str] | None,
+        rate: float | None,
         limit: int | None,
         dry_run: bool,
-        progress: Progress | None,
-    ) -> Report:
+        on_progress: Progress | None,
+    ) -> RedriveReport:
+        if ids is not None:
+            ids = check_texts("ids", ids)
         _actor(by)
-        require("per_second", per_second is None or per_second > 0, "a number above 0", per_second)
+        is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
+        require("rate", is_rate, "letters per second, more than 0", rate)
         require("limit", limit is None or limit >= 1, "at least 1", limit)
-        report = Report()
         # Decided before the first is touched: a letter that fails again at once must not be met a second time.
-        chosen = [found async for found in self.find(wanted)][:limit]
-        report.matched = len(chosen)
-        if dry_run:
-            return report
+        chosen, report = await self._chosen(where, store, ids, limit)
+        if dry_run or not chosen:
+            return replace(report, is_dry_run=dry_run)
+        asked: dict[str, Any] = {**where.told(), "count": len(chosen)}
+        asked |= {name: value for name, value in {"rate": rate, "limit": limit}.items() if value is not None}
+        for name in dict.fromkeys(found.store for found in chosen):
+            in_it = [found.letter.id for found in chosen if found.store == name]
+            detail = {**asked, "count": len(in_it), **({} if ids is None else {"entries": in_it[:_MOST_SKIPPED_NAMED]})}
+            await self._write_down(action, name, None, by, detail)
         loop = asyncio.get_running_loop()
         next_at = loop.time()
-        for found in chosen:
-            if per_second is not None:
+        for number, found in enumerate(chosen, 1):
+            if rate is not None:
                 await asyncio.sleep(max(0.0, next_at - loop.time()))
-                next_at = max(next_at, loop.time()) + 1 / per_second
+                next_at = max(next_at, loop.time()) + 1 / rate
             try:
                 await act(found)
-                report.done += 1
-            except DeadLetterNotFound:
-                report.gone += 1
+                report = replace(report, done=report.done + 1)
             except Exception as error:  # noqa: BLE001 - one letter that cannot be sent must not keep the others
-                report.failed[found.letter.id] = scrub(f"{type(error).__name__}: {error}")
-            if progress is not None:
-                progress(1)
+                if len(report.skipped) < _MOST_SKIPPED_NAMED:
+                    reason = (found.letter.id, scrub(str(error) or type(error).__name__))
+                    report = replace(report, skipped=(*report.skipped, reason))
+            if on_progress is not None and (number % 20 == 0 or number == len(chosen)):
+                on_progress(replace(report, examined=number))
+        logger.warning(
+            "dead letters of %s: %s of %d, %d done, by %s",
+            *(store or "all stores", action, len(chosen), report.done, by),
+        )
         return report
+
+    async def _chosen(
+        self, where: DeadLetterFilter, store: str | None, ids: Sequence[str] | None, limit: int | None
+    ) -> tuple[list[Found], RedriveReport]:
+        if ids is None:
+            # Ids only: a million payloads would not fit.
+            fitting = [Found(each.store, _bare(each.letter)) async for each in self.find(where, store=store)]
+            chosen = fitting[::-1][:limit]
+            return chosen, RedriveReport(examined=len(chosen), matched=len(chosen))
+        require("store", store is not None, "the name of the store of these ids", store)
+        chosen, missing = list[Found](), list[tuple[str, str]]()
+        for entry_id in dict.fromkeys(ids):
+            try:
+                chosen.append(await self.get(store or "", entry_id))
+            except DeadLetterNotFound as error:
+                missing.append((entry_id, str(error)))
+        return chosen[:limit], RedriveReport(
+            examined=len(ids), matched=len(chosen), skipped=tuple(missing[:_MOST_SKIPPED_NAMED])
+        )
 
     def _store(self, name: str) -> DeadLetterStore:
         try:
@@ -325,7 +301,19 @@ class DeadLetterConsole:
             known = ", ".join(sorted(self._stores)) or "none"
             raise InvalidOption("store", f"one of {known}", name) from None
 
-    def _may_see(self, letter: DeadLetterRecord) -> bool:
+    def _in(self, store: str | None) -> Mapping[str, DeadLetterStore]:
+        """All stores, or this one; a name that is wrong finds nothing, which would look like good news."""
+        return self._stores if store is None else {store: self._store(store)}
+
+    def _mine(self, where: DeadLetterFilter) -> DeadLetterFilter:
+        if self._tenant_id is None:
+            return where
+        require(
+            "tenant_id", where.tenant_id in (None, self._tenant_id), f"{self._tenant_id!r} or None", where.tenant_id
+        )
+        return replace(where, tenant_id=self._tenant_id)
+
+    def _may_see(self, letter: DeadLetter) -> bool:
         return self._tenant_id is None or letter.tenant_id == self._tenant_id
 
     def _editable(self, store: str, entry_id: str) -> EditableDeadLetters:
@@ -335,9 +323,11 @@ class DeadLetterConsole:
         reason = target.reason if isinstance(target, FixedDeadLetters) else "its store sends letters back as they are"
         raise DeadLetterNotEditable(store, entry_id, reason)
 
-    async def _write_down(self, action: str, found: Found, by: str, detail: Mapping[str, Any] = _NO_DETAIL) -> None:
+    async def _write_down(
+        self, action: str, store: str, letter: DeadLetter | None, by: str, detail: Mapping[str, Any] = _NO_DETAIL
+    ) -> None:
         if self._audit is not None:
-            await self._audit(action, found, by, detail)
+            await self._audit(action, store, letter, by, detail)
 
     def _tell(self, action: str, found: Found, by: str) -> None:
         logger.warning(
@@ -347,19 +337,8 @@ class DeadLetterConsole:
         )
 
 
-async def _walk(store: DeadLetterStore) -> AsyncIterator[DeadLetterRecord]:
-    """All letters of a store, each once. Removing some moves the rest to other pages: then it is walked again."""
-    seen: set[str] = set()
-    while True:
-        depth, start = await store.depth(), 0
-        while page := await store.list(start=start, count=_PAGE):
-            for letter in page:
-                if letter.id not in seen:
-                    seen.add(letter.id)
-                    yield letter
-            start += len(page)
-        if await store.depth() >= depth:
-            return
+def _bare(letter: DeadLetter) -> DeadLetter:
+    return replace(letter, data=None, error_stack=None, entry={})
 
 
 def _actor(by: str) -> str:

@@ -20,9 +20,10 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError, DeadLetterNotFound, InvalidOption, PermanentError
 from bullpen.ops.actions import Actions, Actor
-from bullpen.ops.dead_letters import ConsoleFilter, DeadLetterConsole
+from bullpen.ops.dead_letters import DeadLetterConsole
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.ops.words import counted
+from bullpen.ports.dead_letters import DeadLetterFilter
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.heads import HeadFilter
 from bullpen.redis import Connection
@@ -360,29 +361,27 @@ class Operations:
 
     async def _letters(self, operation: Operation, pace: _Pace) -> None:
         console = await self._make_console()
-        wanted = ConsoleFilter(
-            store=operation.store or None,
+        where = DeadLetterFilter(
             name=operation.name or None,
             error=operation.error or None,
             fingerprint=operation.fingerprint or None,
-            failed_before=operation.until or None,
+            failed_before=datetime.fromisoformat(operation.until) if operation.until else None,
         )
-        most = operation.most or operation.total
-        chosen = []
-        async for found in console.find(wanted):  # before the first is touched: what fails again must not be met again
-            chosen.append((found.store, found.letter.id))
-            if len(chosen) + pace.done >= most:
-                break
+        most = (operation.most or operation.total or len(operation.ids)) - pace.done
+        # Chosen before the first is touched: what fails again must not be met again. A process that goes on with it
+        # looks anew; what was done no longer fits.
+        chosen = [(operation.store, each) for each in operation.ids[pace.passed :]]
+        if not operation.ids:
+            found = [(each.store, each.letter.id) async for each in console.find(where, store=operation.store or None)]
+            chosen = found[::-1][:most]
         for store, entry_id in chosen:
-            if operation.ids and entry_id not in operation.ids:
-                continue
             if not await pace.next():
                 return
             try:
                 if operation.kind == "redrive":
-                    await console.redrive(store, entry_id, by=operation.by)
+                    await console.redrive(store, entry_id, by=operation.by, is_noted=True)
                 else:
-                    await console.discard(store, entry_id, by=operation.by)
+                    await console.discard(store, entry_id, by=operation.by, is_noted=True)
                 pace.done += 1
             except DeadLetterNotFound:
                 pace.skipped += 1

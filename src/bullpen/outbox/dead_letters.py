@@ -9,17 +9,28 @@ from __future__ import annotations
 import asyncio
 import builtins
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from bullpen._kernel import telemetry
-from bullpen.errors import DeadLetterNotFound
+from bullpen._kernel.causes import LONGEST_SAMPLE, fingerprint_of
+from bullpen._kernel.duration import check_int
+from bullpen._kernel.scrub import summary
+from bullpen.errors import DeadLetterNotFound, InvalidOption
 from bullpen.ledger import OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
 from bullpen.outbox._logs import log
-from bullpen.ports.dead_letters import DeadLetterRecord, check_unchanged
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    check_unchanged,
+)
 from bullpen.ports.edits import Edit
 
 _SOURCE: Final = "outbox-dead-letters"
 _PAGE: Final = 200
+_MOST_LOOKED_AT: Final = 5_000
 _FOREIGN_STREAM: Final = "dead-letters"
 ANONYMOUS: Final = "unknown"
 
@@ -46,7 +57,7 @@ class OutboxDeadLetters:
             found = await self._page(after_id=found[-1].id)
         return count
 
-    async def put(self, letter: DeadLetterRecord) -> None:
+    async def put(self, letter: DeadLetter) -> None:
         """Store work that failed elsewhere as a dead row. Writing it again changes nothing."""
         if await self._store.get(letter.id, tenant_id=self._tenant_id) is not None:
             return  # it is one of ours
@@ -62,12 +73,67 @@ class OutboxDeadLetters:
         code = letter.cause or "FAILED"
         await self._store.bury(item, letter.error_message, code=code, attempts=letter.attempts_made)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetterRecord]:
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
         """Oldest first, from `start`."""
         rows = await self._store.find(status=OutboxStatus.DEAD, tenant_id=self._tenant_id, start=start, limit=count)
         return [to_letter(row) for row in rows]
 
-    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        """As the port says: the last that was stored first."""
+        check_int("limit", limit, minimum=1)
+        if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 19):
+            raise InvalidOption("after", "the `next` of the page before", after)
+        seq, found, looked_at = None if after is None else int(after), list[DeadLetter](), 0
+        if self._tenant_id is not None and where.tenant_id not in (None, self._tenant_id):
+            return LetterPage([], None)
+        while True:
+            rows = await self._store.find(
+                status=OutboxStatus.DEAD,
+                tenant_id=where.tenant_id or self._tenant_id,
+                newest_first=True,
+                after_seq=seq,
+                limit=_PAGE,
+            )
+            for row in rows:
+                letter = to_letter(row)
+                if where.matches(letter):
+                    if len(found) == limit:
+                        return LetterPage(found, str(seq))
+                    found.append(letter)
+                seq = row.seq
+            looked_at += len(rows)
+            if len(rows) < _PAGE:
+                return LetterPage(found, None)
+            if looked_at >= _MOST_LOOKED_AT:
+                return LetterPage(found, str(seq))
+
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        """The database counts rows that failed with the same words; which of them are one cause is found here."""
+        tenant = tenant_id or self._tenant_id
+        found: dict[str, builtins.list[_Counted]] = {}
+        for kind in map(_Counted._make, await self._store.dead_causes(tenant_id=tenant)):
+            mark = fingerprint_of(kind.integration_type, kind.event_type, kind.error or "", code=kind.error_code or "")
+            found.setdefault(mark, []).append(kind)
+        groups = [self._group(mark, kinds) for mark, kinds in found.items()]
+        return sorted(groups, key=lambda group: (-group.count, group.fingerprint))[:limit]
+
+    def _group(self, mark: str, kinds: builtins.list[_Counted]) -> DeadLetterGroup:
+        newest, tenants = max(kinds, key=lambda kind: kind.last_at), dict[str, int]()
+        for kind in kinds:
+            if kind.tenant_id is not None:
+                tenants[kind.tenant_id] = tenants.get(kind.tenant_id, 0) + kind.number
+        return DeadLetterGroup(
+            fingerprint=mark,
+            store=self.name,
+            name=newest.event_type,
+            error=summary(newest.error or "")[:LONGEST_SAMPLE],
+            count=sum(kind.number for kind in kinds),
+            first_at=_iso(min(kind.first_at for kind in kinds)),
+            last_at=_iso(newest.last_at),
+            tenants=dict(sorted(tenants.items(), key=lambda pair: (-pair[1], pair[0]))[:5]),
+        )
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
         """One entry, or None."""
         row = await self._dead(entry_id)
         return None if row is None else to_letter(row)
@@ -163,10 +229,26 @@ class OutboxDeadLetters:
             telemetry.emit(operation.lower().replace("_", ".", 1), count=len(ids))
 
 
-def to_letter(row: OutboxRow) -> DeadLetterRecord:
+class _Counted(NamedTuple):
+    """Dead rows that failed with the same words."""
+
+    integration_type: str
+    event_type: str
+    error_code: str | None
+    error: str | None
+    tenant_id: str | None
+    number: int
+    first_at: datetime
+    last_at: datetime
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def to_letter(row: OutboxRow) -> DeadLetter:
     """A dead row as a dead letter."""
-    failed_at = (row.dead_at or row.updated_at).astimezone(UTC).isoformat(timespec="milliseconds")
-    failed_at = failed_at.replace("+00:00", "Z")
+    failed_at = _iso(row.dead_at or row.updated_at)
     entry = {
         "outboxId": row.id,
         "integrationType": row.integration_type,
@@ -184,7 +266,7 @@ def to_letter(row: OutboxRow) -> DeadLetterRecord:
         "errorMessage": row.last_error,
         "failedAt": failed_at,
     }
-    return DeadLetterRecord(
+    return DeadLetter(
         id=row.id,
         source=row.integration_type,
         message_id=row.id,

@@ -38,6 +38,7 @@ from bullpen.ledger import (
 from bullpen.outbox._logs import Operation, log
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.routing import Route
+from bullpen.ports.answers import answer_of, raised
 from bullpen.ports.channel import (
     Accepted,
     Channel,
@@ -61,7 +62,6 @@ LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
 """Of a row that a person must decide about: the target may have it, and may not get it twice."""
 TIMEOUT: Final = "TIMEOUT"
-CHANNEL_ERROR: Final = "CHANNEL_ERROR"
 UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
 UNREADABLE: Final = "UNREADABLE"
 """Of a row that came past our own door, written by hand or by another program, and is no message."""
@@ -363,13 +363,13 @@ class OutboxDeliveries:
 
     async def _send(self, message: Message, channel: Channel, timeout_ms: int) -> SendResult:
         try:
-            return await within(channel.send(message), timeout_ms / 1000)
+            return answer_of(await within(channel.send(message), timeout_ms / 1000))
         except TimeoutError:
             return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
         except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
             # Without its text and trace, which may show what is being sent.
             _log.error("channel of %r raised %s", message.integration_type, type(error).__name__)
-            return Unknown(f"{type(error).__name__}: {error}", CHANNEL_ERROR)
+            return raised(error)
 
     async def _look_up(self, message: Message, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
         """Whether the target has it. Not being able to tell keeps the doubt: it is asked again next time."""
@@ -379,8 +379,16 @@ class OutboxDeliveries:
                 found = await channel.look_up(message)
         except Exception as error:  # noqa: BLE001 - as above
             _log.error("looking up a message of %r raised %s", message.integration_type, type(error).__name__)
-            found = Unavailable(f"{type(error).__name__}: {error}", UNKNOWN_OUTCOME)
-        return Unavailable(found.reason, UNKNOWN_OUTCOME, found.after_ms) if isinstance(found, Unavailable) else found
+            return Unavailable(raised(error).reason, UNKNOWN_OUTCOME)
+        if found is None:
+            return None
+        match answer_of(found):
+            case Accepted() as there:
+                return there
+            case Unavailable(reason, _, after_ms):
+                return Unavailable(reason, UNKNOWN_OUTCOME, after_ms)
+            case other:
+                return Unavailable(other.reason, UNKNOWN_OUTCOME)
 
     async def _settle_batch(
         self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]

@@ -34,7 +34,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.outcome import Cause, Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.reminder import REMIND_AFTER_S, Reminder
 from bullpen._kernel.report import Reporter
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Depth, Event, Settled
 
 
@@ -161,7 +161,7 @@ class MessagingReports(Reporter):
                 self.log(logging.WARNING, "Job sent to DLQ", **fields, dlq=settled.dead_letter)
             self.emit("dead_letter.written", source=delivery.source, id=delivery.id, store=settled.dead_letter)
 
-    def redriven(self, letter: DeadLetterRecord, store: str, by: str | None) -> None:
+    def redriven(self, letter: DeadLetter, store: str, by: str | None) -> None:
         self.log(
             logging.WARNING, "Dead letter redriven", jobId=letter.message_id, queue=letter.source, dlq=store, by=by
         )

@@ -2,11 +2,11 @@
 
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import TooFewReplicas
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterFilter, RedriveReport
 from bullpen.queue.administration import JobCounts
 from bullpen.queue.browse import Metrics, WorkerInfo, find_queues
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.children import Children, ChildrenCounts
-from bullpen.queue.dead_letters.operations import DeadLetter, DeadLetterFilter, RedriveReport
 from bullpen.queue.durability import Durability
 from bullpen.queue.events import QueueEvents
 from bullpen.queue.flows import BlockedParent, ChildrenPage, Flow, FlowNode

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, Unpack
 
 from bullpen._kernel.rates import RateLimit
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import ANY, DeadLetter, DeadLetterFilter, DeadLetterGroup, LetterPage, RedriveReport
 from bullpen.ports.edits import Edit
 from bullpen.queue.administration import Administration as AsyncAdministration
 from bullpen.queue.administration import JobCounts
@@ -23,15 +23,8 @@ from bullpen.queue.cancel import Cancelled
 from bullpen.queue.children import Children, ChildrenCounts
 from bullpen.queue.codec import Codec
 from bullpen.queue.dead_letters.failed_set import FailedSetStore as AsyncFailedSetStore
-from bullpen.queue.dead_letters.operations import (
-    ANY,
-    DeadLetter,
-    DeadLetterFilter,
-    OnProgress,
-    RedriveReport,
-    TenantLetters,
-)
 from bullpen.queue.dead_letters.operations import DeadLetters as AsyncDeadLetters
+from bullpen.queue.dead_letters.operations import OnProgress
 from bullpen.queue.durability import Durability
 from bullpen.queue.flows import BlockedParent, ChildKind, ChildrenPage, Flow, FlowNode
 from bullpen.queue.heads import FoundHeads, HeadFilter, JobHead
@@ -401,13 +394,18 @@ class DeadLetters:
         self._inner, self._run = inner, run
 
     @property
-    def queue_name(self) -> str:
+    def name(self) -> str:
         """The queue that holds the entries."""
-        return self._inner.queue_name
+        return self._inner.name
 
     def depth(self) -> int:
         """How many wait for somebody."""
         return self._run(self._inner.depth())
+
+    def put(self, letter: DeadLetter) -> None:
+        """Workers write entries with the move to failed; this is for work that failed elsewhere. Writing one that is
+        there already changes nothing."""
+        self._run(self._inner.put(letter))
 
     def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
         """Oldest first, from `start`."""
@@ -425,19 +423,33 @@ class DeadLetters:
         """One entry, or None."""
         return self._run(self._inner.get(entry_id))
 
-    def of_tenant(self, tenant_id: str, *, before: int | None = None, limit: int = 50) -> TenantLetters:
-        """Those whose work is this tenant's, newest first; `before` is the `next` of the page before."""
-        return self._run(self._inner.of_tenant(tenant_id, before=before, limit=limit))
+    def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        """Newest first; `after` is the `next` of the page before. What the index knows, tenant, cause and time, costs
+        nothing; for names and texts the letters are read, some thousand at a time."""
+        return self._run(self._inner.page(where, after=after, limit=limit))
 
-    def redrive(self, entry_id: str, *, by: str | None = None, edit: Edit | None = None) -> str:
+    def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        """The most frequent causes first, from counters."""
+        return self._run(self._inner.groups(tenant_id=tenant_id, limit=limit))
+
+    def of_tenant(self, tenant_id: str, *, after: str | None = None, limit: int = 50) -> LetterPage:
+        """Those whose work is this tenant's, newest first, and how many there are; `after` is the `next` of the page
+        before."""
+        return self._run(self._inner.of_tenant(tenant_id, after=after, limit=limit))
+
+    def redrive(self, entry_id: str, *, by: str | None = None) -> str:
         """Send the job back with its id, data and idempotency key; attempts start again. Returns the job id.
 
         `by` is noted with the instant in the job's field `bpredriven` (default: user and host of this process). Safe
-        to repeat: raises JobNotFound when the entry is gone, JobStateConflict when the id is in use by a job that
-        has not failed. `edit` (see `make_edit`) replaces the data; raises DeadLetterChanged when the entry has other
-        data than was edited.
+        to repeat: raises DeadLetterNotFound when the entry is gone, JobStateConflict when the id is in use by a job
+        that has not failed.
         """
-        return self._run(self._inner.redrive(entry_id, by=by, edit=edit))
+        return self._run(self._inner.redrive(entry_id, by=by))
+
+    def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """As `redrive`, with other data (see `make_edit`). Raises DeadLetterChanged when the entry has other data than
+        was edited."""
+        return self._run(self._inner.redrive_edited(entry_id, edit, by=by))
 
     def redrive_all(
         self,
@@ -458,9 +470,9 @@ class DeadLetters:
             self._inner.redrive_all(where, limit=limit, rate=rate, dry_run=dry_run, by=by, on_progress=on_progress)
         )
 
-    def discard(self, entry_id: str) -> bool:
-        """Delete one entry for good. False when there was none."""
-        return self._run(self._inner.discard(entry_id))
+    def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        """Delete one entry for good. False when there was none. `by` is for stores that keep it."""
+        return self._run(self._inner.discard(entry_id, by=by))
 
     def discard_all(
         self,
@@ -497,17 +509,25 @@ class FailedSetStore:
     def depth(self) -> int:
         return self._run(self._inner.depth())
 
-    def put(self, letter: DeadLetterRecord) -> None:
+    def put(self, letter: DeadLetter) -> None:
         """Store work that failed elsewhere as a failed job under its own identity.
 
         Raises JobStateConflict when that id is in use by a job that has not failed.
         """
         self._run(self._inner.put(letter))
 
-    def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetterRecord]:
+    def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
         return self._run(self._inner.list(start=start, count=count))
 
-    def get(self, entry_id: str) -> DeadLetterRecord | None:
+    def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        """As the port says. The set knows when jobs finished; for all else they are read, some thousand at a time."""
+        return self._run(self._inner.page(where, after=after, limit=limit))
+
+    def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        """Of the newest failed jobs: the set has no counters, and no entries that could be counted."""
+        return self._run(self._inner.groups(tenant_id=tenant_id, limit=limit))
+
+    def get(self, entry_id: str) -> DeadLetter | None:
         return self._run(self._inner.get(entry_id))
 
     def redrive(self, entry_id: str, *, by: str | None = None) -> str:

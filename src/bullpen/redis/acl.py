@@ -49,6 +49,7 @@ _DIRECT: Final = frozenset(
             "zcount",
             "zmscore",
             "zrange",
+            "zlexcount",
             "zrank",
             "zscore",
             "unlink",
@@ -58,7 +59,7 @@ _DIRECT: Final = frozenset(
             "zscan",
         ),
         # records beside a queue that end by themselves: who did what to letters, letters of a tenant, users of a queue
-        *("expire", "ttl", "zremrangebyscore"),
+        *("expire", "zremrangebyscore"),
     )
 )
 _SUBCOMMANDS: Final = {"xinfo": "xinfo|stream"}

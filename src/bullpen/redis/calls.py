@@ -18,7 +18,7 @@ from bullpen._kernel.tuples import maker
 from bullpen.errors import ConnectionLost, OutcomeUnknown, ServerRefused
 from bullpen.redis.client import Door
 from bullpen.redis.discovery import ServerUnavailable
-from bullpen.redis.socket import Act, Prompt, ReplyError, Sending, Wire, pack
+from bullpen.redis.socket import Receiver, ReplyError, Sending, Wire, pack
 from bullpen.wire.scripts import Script
 
 OBSERVE_EVERY_S: Final = 0.1
@@ -40,7 +40,6 @@ class Flight(NamedTuple):
     sent_at: float
     wire: Wire | None
     """Where it was written to; None when no wire was open."""
-    reply: asyncio.Future[Any]
 
 
 _new_flight = maker(Flight)
@@ -72,32 +71,41 @@ class Caller:
 
         After `deadline_s` (None: never) raises ConnectionLost if it cannot have been executed, else OutcomeUnknown.
         """
-        return await self.answer(self.send(keys, make_args), queue=queue, deadline_s=deadline_s)
-
-    def send(self, keys: Sequence[str | bytes], make_args: MakeArguments, carry: Carry | None = None) -> Flight:
-        """The next call, written at once if a wire is open, or by what carries it. It must be waited for with `answer`
-        before the one after it."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        flight = self.send(keys, make_args, reply)
+        error: BaseException | None = None
+        if flight.wire is not None:
+            try:
+                return await reply
+            except (ReplyError, ConnectionLost) as lost:
+                error = lost
+        return await self.recover(flight, error, queue=queue, deadline_s=deadline_s)
+
+    def send(
+        self, keys: Sequence[str | bytes], make_args: MakeArguments, receiver: Receiver, carry: Carry | None = None
+    ) -> Flight:
+        """The next call, written at once if a wire is open, or by what carries it. Without a wire, or when the receiver
+        gets an error, it must be recovered (`recover`) before the one after it."""
         sent_at = time.monotonic()
         self._number += 1
         wire: Wire | None
         if carry is not None:
-            wire = carry((reply, pack(self._command(keys, make_args)), self._within_s))
+            wire = carry((receiver, pack(self._command(keys, make_args)), self._within_s))
         elif (wire := self._door.open_wire) is not None:
-            wire.send_to(reply, pack(self._command(keys, make_args)), within_s=self._within_s)
-        return _new_flight((keys, make_args, sent_at, wire, reply))
+            wire.send_to(receiver, pack(self._command(keys, make_args)), within_s=self._within_s)
+        return _new_flight((keys, make_args, sent_at, wire))
 
     def _command(self, keys: Sequence[str | bytes], make_args: MakeArguments) -> tuple[Any, ...]:
         return ("EVALSHA", self._script.sha1, len(keys), *keys, *make_args(self._number))
 
-    async def answer(self, flight: Flight, *, queue: str, deadline_s: float | None) -> Any:
-        """What became of the call: its reply, however often it must be sent again. Raises as `call`."""
+    async def recover(
+        self, flight: Flight, error: BaseException | None, *, queue: str, deadline_s: float | None
+    ) -> Any:
+        """The reply to a call that was not sent, or ended with this error, however often it must be sent again. Raises
+        as `call`."""
         may_have_run = False
-        if flight.wire is not None:
-            try:
-                return await flight.reply
-            except (ReplyError, ConnectionLost) as error:
-                may_have_run = await self.may_have_run(error, flight.wire)
+        if error is not None and flight.wire is not None:
+            may_have_run = await self.may_have_run(error, flight.wire)
         return await self.repeat(
             flight.keys,
             flight.make_args,
@@ -127,41 +135,6 @@ class Caller:
         if not isinstance(refusal, ServerUnavailable):
             raise refusal
         return False
-
-    async def call_after(
-        self,
-        door: Door,
-        command: Sequence[str | bytes | int | float],
-        keys: Sequence[str | bytes],
-        make_args: MakeArguments,
-        *,
-        queue: str,
-        within_s: float,
-        act: Act,
-    ) -> Any:
-        """The next call, sent behind a blocking command on a door of its own: the server begins it by itself when the
-        command is answered, which saves a round trip at the moment that counts.
-
-        `act` gets the call's reply where it is read. Returns the command's, which may be the error it was refused with,
-        or None because it was lost; the call itself is then repeated without it, until it is answered.
-        """
-        self._number += 1
-        first: Any = None
-        try:
-            first, reply = await door.call_then_evaluate(
-                command, self._script, keys, make_args(self._number), within_s=within_s, act=act
-            )
-            if not isinstance(reply, Exception):
-                return first
-        except ConnectionLost:
-            if door.closed:
-                raise
-            await asyncio.sleep(door.reconnect_wait_s())
-        # The act can wake whoever waits, but there is no wire to repeat anything on.
-        acted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        Prompt(act, acted).set_result(await self.repeat(keys, make_args, queue=queue, deadline_s=None))
-        await acted
-        return first
 
     async def repeat(
         self,

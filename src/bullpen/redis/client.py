@@ -50,7 +50,6 @@ from bullpen.redis.socket import (
     NOT_YET,
     ONE_SLOT,
     UNREADABLE,
-    Act,
     Moved,
     Receiver,
     ReplyError,
@@ -695,14 +694,14 @@ class Door:
         try:
             return await wire.send(packed, within_s=seconds)
         except ReplyError as error:
-            refusal = self._refusal(error, wire)
+            refusal = self.refusal(error, wire)
             if not isinstance(refusal, Moved):
                 raise refusal from None
         wire = await self.wire()
         try:
             return await wire.send(packed, within_s=seconds)
         except ReplyError as error:
-            raise self._refusal(error, wire) from None
+            raise self.refusal(error, wire) from None
 
     async def call_many(
         self, commands: Iterable[Sequence[str | bytes | int]], *, within_s: float | None = None
@@ -714,7 +713,7 @@ class Door:
         replies = await wire.converse(map(tuple, commands), within_s=seconds)
         for at, reply in enumerate(replies):
             if isinstance(reply, ReplyError):
-                replies[at] = refusal = self._refusal(reply, wire)
+                replies[at] = refusal = self.refusal(reply, wire)
                 if isinstance(refusal, ServerUnavailable):
                     raise refusal
         return replies
@@ -762,39 +761,22 @@ class Door:
         packed = pack(("EVALSHA", script.sha1, len(keys), *keys, *args))
         wire.send_to(receiver, packed, within_s=self.connection.command_timeout_s)
 
-    async def call_then_evaluate(
-        self,
-        command: Sequence[str | bytes | int | float],
-        script: Script,
-        keys: Sequence[str | bytes],
-        args: Sequence[str | bytes | int],
-        *,
-        within_s: float,
-        act: Act,
-    ) -> tuple[Any, Any]:
-        """A blocking command with a script call behind it, which the server runs by itself once the command is
-        answered; `act` gets the reply of the call where it is read. Error replies are returned in place, translated; a
-        server that has forgotten the script ran nothing."""
-        call = ("EVALSHA", script.sha1, len(keys), *keys, *args)
-        return await self.call_two(command, call, within_s=within_s, act=act)
-
     async def call_two(
         self,
         command: Sequence[str | bytes | int | float],
         behind: Sequence[str | bytes | int | float],
         *,
         within_s: float,
-        act: Act | None = None,
     ) -> tuple[Any, Any]:
         """Two commands in one write, both answered in time. Error replies are returned in place, translated. Faster
         than `call_many`, where latency counts: one task waits, for the second reply."""
         wire = await self.wire()
-        first, second = wire.send_two(pack(tuple(command)), pack(tuple(behind)), within_s=within_s, act=act)
+        first, second = wire.send_two(pack(tuple(command)), pack(tuple(behind)), within_s=within_s)
         try:
             reply = await second
         except ReplyError as error:
-            reply = self._refusal(error, wire)
-        return self._refusal(first.reply, wire) if isinstance(first.reply, ReplyError) else first.reply, reply
+            reply = self.refusal(error, wire)
+        return self.refusal(first.reply, wire) if isinstance(first.reply, ReplyError) else first.reply, reply
 
     def reconnect_wait_s(self) -> float:
         """How long to wait before the next attempt: short first, so that a brief cut costs little."""
@@ -813,7 +795,7 @@ class Door:
         for wire in self._retired:
             wire.close()
 
-    def _refusal(self, error: BaseException, wire: Wire) -> Exception:
+    def refusal(self, error: BaseException, wire: Wire) -> Exception:
         """Our error for an error reply. When the server cannot serve now, the next call asks again who can."""
         refusal = translate(error)
         if self.connection.is_cluster and str(error).startswith("MOVED "):
@@ -835,7 +817,7 @@ class Door:
                 return ServerUnavailable(f"the slot is being moved: {error}")
             except ConnectionLost as lost:  # nobody can tell any more: the same call on the next wire will
                 return ServerUnavailable(f"{error}; {lost}")
-        return self._refusal(error, wire)
+        return self.refusal(error, wire)
 
     def _new_home(self, error: Exception, wire: Wire | None) -> Endpoint | None:
         if not isinstance(error, Moved):

@@ -162,59 +162,6 @@ class Kept:
         self.reply = error
 
 
-class Prompt:
-    """A receiver that acts on a reply where it is read. Then, when there is nothing more urgent to do, either whoever
-    waits for the reply is woken, or the two commands are sent once more."""
-
-    __slots__ = ("_act", "_future", "_reply", "_wire", "first")
-
-    def __init__(
-        self, act: Act, future: asyncio.Future[Any], wire: Wire | None = None, first: Kept | None = None
-    ) -> None:
-        """`wire`, `first`: where the commands were sent to, and what gets the reply to the one before."""
-        self._act, self._future = act, future
-        self._wire, self.first = wire, first
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def set_result(self, reply: Any, /) -> None:
-        self._reply = reply
-        try:
-            self._act(reply, self)
-        except Exception as error:  # noqa: BLE001 - a bug of ours belongs to whoever waits, not to the wire
-            self._future.set_exception(error)
-
-    def set_exception(self, error: BaseException, /) -> None:
-        self._future.set_exception(error)
-
-    def wake(self) -> None:
-        if not self._future.done():
-            self._future.set_result(self._reply)
-
-    def can_repeat(self) -> bool:
-        """There is a wire, somebody waits, and the first command was not refused: that has to be told."""
-        if self._wire is None or self.first is None or isinstance(self.first.reply, ReplyError):
-            return False
-        return not self._future.done() and self._wire.is_in_use
-
-    def repeat(self, both: bytes, *, within_s: float, ahead: Sending | None = None) -> Wire:
-        """Send two such commands again, on the same wire, which is returned: only if `can_repeat`. `ahead` goes out
-        before them in the same write."""
-        assert self._wire is not None
-        assert self.first is not None
-        # The bytes of both are with the second: two replies are expected, in this order.
-        two: tuple[Sending, Sending] = ((self.first, b"", within_s), (self, both, within_s))
-        if ahead is None:
-            self._wire.send_all(*two)
-        else:
-            self._wire.send_all(ahead, *two)
-        return self._wire
-
-
-Act = Callable[[Any, Prompt], None]
-"""What to do with a reply where it is read. It must see to it that the prompt is woken or repeated."""
-
 Sending = tuple[Receiver, bytes, float]
 """Who gets the reply, the packed command, and within how many seconds it must be answered."""
 
@@ -265,6 +212,8 @@ class Wire(asyncio.Protocol):
                 receiver.set_exception(reply)
             else:
                 receiver.set_result(reply)
+            if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
+                return
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"{self.endpoint}: {exc or 'closed by the server'}")
@@ -297,15 +246,12 @@ class Wire(asyncio.Protocol):
         else:
             self._is_awake = False
 
-    def send_two(
-        self, packed: bytes, behind: bytes, *, within_s: float, act: Act | None = None
-    ) -> tuple[Kept, asyncio.Future[Any]]:
+    def send_two(self, packed: bytes, behind: bytes, *, within_s: float) -> tuple[Kept, asyncio.Future[Any]]:
         """Two packed commands in one write; both have to be answered in time. Only the second is waited for: the first
-        is answered before it, or lost with it. `act` gets the second reply where it is read."""
+        is answered before it, or lost with it."""
         first = Kept()
         future: asyncio.Future[Any] = self._loop.create_future()
-        receiver = future if act is None else Prompt(act, future, self, first)
-        self.send_all((first, packed, within_s), (receiver, behind, within_s))
+        self.send_all((first, packed, within_s), (future, behind, within_s))
         return first, future
 
     def send_all(self, *sendings: Sending) -> None:

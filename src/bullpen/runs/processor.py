@@ -24,7 +24,7 @@ from typing import Any, Final
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.breaker import CircuitBreaker
 from bullpen._kernel.duration import check_int
-from bullpen._kernel.outcome import Cause, Decided, Failed
+from bullpen._kernel.outcome import Untrusted, describe
 from bullpen._kernel.policy import WORKFLOW_RUN, RetryPolicy
 from bullpen._kernel.scrub import summary
 from bullpen.errors import (
@@ -97,13 +97,9 @@ def _pause_ms(job: Job) -> int:
     return min(_FOREIGN_PAUSE_MS << min(max(job.fence - 1, 0), 10), _LONGEST_FOREIGN_PAUSE_MS)
 
 
-class UnknownRun(Decided):
+class UnknownRun(Untrusted):
     """The job names a run that is not there under the tenant it names, or is not its own. It is dead-lettered at once:
-    no retry mends it, and it may be forged."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(Failed(reason, reason, Cause.SECURITY))
-        self.args = (reason,)
+    a retry would change nothing, and it may be forged."""
 
 
 def failure_message(attempts: int, error: str) -> str:
@@ -403,7 +399,7 @@ class RunProcessor:
     async def _note_failure(self, run: Run, job: Job, error: Exception) -> None:
         """Write the failed attempt into the run's history, and give the run back if there will be another attempt."""
         is_final = job.is_last_attempt or self._policy.is_final(error)
-        reason = summary(str(error) or type(error).__name__)
+        reason = summary(describe(error)[0])
 
         async def note(runs: TenantRuns) -> None:
             row = await runs.get(run.id, lock=True)

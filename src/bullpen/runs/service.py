@@ -42,8 +42,8 @@ from bullpen.ledger import (
     check_run_id,
     check_tenant,
 )
-from bullpen.queue import DeadLetter, JobState, Queue
-from bullpen.queue.dead_letters.operations import TenantLetters
+from bullpen.ports.dead_letters import DeadLetter, LetterPage
+from bullpen.queue import JobState, Queue
 from bullpen.redis import Connection
 from bullpen.runs._ends import RunEnds
 from bullpen.runs._logs import log
@@ -371,12 +371,12 @@ class RunService:
         return [*(await self.dead_letter_page(tenant_id, actor=actor, handler=handler, limit=limit)).letters]
 
     async def dead_letter_page(
-        self, tenant_id: str, *, actor: str, handler: str | None = None, before: int | None = None, limit: int = 50
-    ) -> TenantLetters:
-        """As `dead_letters`, with how many there are; `before` is the `next` of the page before."""
+        self, tenant_id: str, *, actor: str, handler: str | None = None, after: str | None = None, limit: int = 50
+    ) -> LetterPage:
+        """As `dead_letters`, with how many there are; `after` is the `next` of the page before."""
         tenant, queue = check_tenant(tenant_id), self.routes.get(handler).queue
         check_int("limit", limit, minimum=1, maximum=_MOST_LISTED)
-        page = await queue.dead_letters.of_tenant(tenant, before=before, limit=limit)
+        page = await queue.dead_letters.of_tenant(tenant, after=after, limit=limit)
         await self._transactions.run(
             tenant, lambda runs: runs.audit(actor, "run.dead_letters.read", queue.name, count=len(page.letters))
         )
@@ -455,16 +455,6 @@ def _job_data(payload: RunPayload, *, in_job: bool) -> dict[str, Any]:
 
 
 def _hidden(letter: DeadLetter) -> DeadLetter:
-    return DeadLetter(
-        id=letter.id,
-        job_id=letter.job_id,
-        job_name=letter.job_name,
-        queue=letter.queue,
-        data=hide_secrets(letter.data),
-        error_message=summary(letter.error_message),
-        error_stack=None,
-        failed_at=letter.failed_at,
-        attempts_made=letter.attempts_made,
-        cause=letter.cause,
-        entry={},
+    return replace(
+        letter, data=hide_secrets(letter.data), error_message=summary(letter.error_message), error_stack=None, entry={}
     )

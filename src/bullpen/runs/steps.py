@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, overload
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.duration import is_text
 from bullpen._kernel.execute import call_in_thread, is_async
+from bullpen._kernel.ids import is_encodable
 from bullpen._kernel.patience import Patience
 from bullpen.errors import ConnectionLost, DatabaseUnavailable, DelayJob, InvalidOption, PermanentError
 from bullpen.ledger import RunRow, TenantRuns, TransactionManager
@@ -155,8 +156,9 @@ class Run:
             await asyncio.sleep(_FIRST_PAUSE_S)
 
     async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
-        """Show how far it is: 0 to 100, or any JSON object. Counts as a sign of life. Raises RunInterrupted."""
-        text = check_progress(value).decode()
+        """Show how far it is: 0 to 100, or any JSON object of at most 1 MiB. Counts as a sign of life. Raises
+        RunInterrupted; PermanentError for what cannot be stored."""
+        text = _encode_progress(value)
         if not await self.persist(lambda runs: runs.beat(self.id, self.fence, progress_json=text)):
             raise RunInterrupted(f"run {self.id} was cancelled or taken over")
 
@@ -187,8 +189,8 @@ class Run:
 
 def _check_step(name: str, work: object) -> None:
     """Refuse what would fail in every attempt, before anything is called."""
-    if not is_text(name) or len(name) > 120:
-        raise PermanentError(f"step {name!r:.200}: expected a name of 1 to 120 characters")
+    if not is_text(name) or len(name) > 120 or "\0" in name or not is_encodable(name):
+        raise PermanentError(f"step {name!r:.200}: expected a name of 1 to 120 characters, without NUL")
     wanted = f"step {name!r}: a function of one argument, the key, is expected"
     if inspect.iscoroutine(work):
         work.close()  # it will never run, and a warning about that would come from nowhere
@@ -219,8 +221,20 @@ def encode_result(value: Any, what: str, limit_bytes: int = MAX_RESULT_BYTES) ->
         encoded = json.encode(value, what=what)
     except InvalidOption as error:
         raise PermanentError(f"{what} cannot be stored: {error}") from error
+    return _storable(encoded, what, limit_bytes)
+
+
+def _encode_progress(value: Any) -> str:
+    try:
+        encoded = check_progress(value)
+    except InvalidOption as error:
+        raise PermanentError(str(error)) from error  # the next attempt would end here again
+    return _storable(encoded, "progress", MAX_RESULT_BYTES)
+
+
+def _storable(encoded: bytes, what: str, limit_bytes: int) -> str:
     if len(encoded) > limit_bytes:
         raise PermanentError(f"{what} has {len(encoded)} bytes, more than {limit_bytes}; store it elsewhere")
-    if b"\\u0000" in encoded:
+    if json.holds_nul(encoded):
         raise PermanentError(f"{what} holds the character U+0000, which PostgreSQL cannot store")
     return encoded.decode()

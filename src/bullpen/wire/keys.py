@@ -42,7 +42,7 @@ EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:cancel:": "stream, capped; which running jobs somebody wants to end; always with a TTL",
     "bp:held:": "sorted set; delayed jobs that the limit of one lane holds back; always with a TTL",
     "bp:lanes:": "sorted set; turns of the lanes of one class of priority, or lanes that hold jobs; always with a TTL",
-    "bp:letters:": "sorted set or string; dead letters of one tenant, an index made from them; always with a TTL",
+    "bp:letters:": "sorted set, hash or string; index and counters of dead letters, made from them; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
     "bp:queues:": "stream, capped; which queues dispatchers of the outbox begin to fill; always with a TTL",
     "bp:once:": "string; answer of a request to the dashboard: sent twice, it is done once; always with a TTL",
@@ -203,13 +203,9 @@ class QueueKeys:
         """Which jobs of a lane with a limit of size did not start."""
         return f"{self.base}bp:size:{lane}"
 
-    def letters(self, tenant_id: str) -> str:
-        """Which entries of this dead-letter queue are a tenant's, in the order in which they came."""
-        return f"{self.base}bp:letters:of:{encode_segment(tenant_id)}"
-
-    def letters_seen(self, tenant_id: str) -> str:
-        """Up to when the entries have been looked through for a tenant."""
-        return f"{self.base}bp:letters:seen:{encode_segment(tenant_id)}"
+    def letters(self, part: str) -> str:
+        """What is kept beside the entries of this dead-letter queue, see `bullpen.queue.dead_letters.index`."""
+        return f"{self.base}bp:letters:{part}"
 
     @property
     def limits_changed(self) -> str:

@@ -190,9 +190,15 @@ _TABLE = (
         keys=("job", "failed"),
         args=(
             *("base", "clock_offset", "job_id", "attempts_started", "dead_letter_base", "entry_id", "entry_name"),
-            *("entry_head", "entry_tail", "entry_opts", "data_form"),
+            *("entry_head", "entry_tail", "entry_opts", "data_form", "entry_facts"),
         ),
     ),
+    Script(
+        "put_letter",
+        keys=("entry",),
+        args=("dead_letter_base", "clock_offset", "entry_id", "entry_name", "data", "entry_opts", "entry_facts"),
+    ),
+    Script("index_letters", keys=("facts",), args=("dead_letter_base",)),
     Script("discard", keys=("entry", "entry_wait", "entry_events"), args=("base", "entry_id")),
     Script("change_delay", keys=("job", "delayed"), args=("base", "clock_offset", "job_id", "delay_ms")),
     Script(

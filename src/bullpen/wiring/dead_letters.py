@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import LedgerNotReady, MissingExtra
-from bullpen.ops.dead_letters import DeadLetterConsole, Found
-from bullpen.ports.dead_letters import DeadLetterStore, FixedDeadLetters
+from bullpen.ops.dead_letters import DeadLetterConsole
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterStore, FixedDeadLetters, fingerprint
 from bullpen.queue import Queue
 from bullpen.queue.audit import AuditStreams
 from bullpen.queue.browse import find_queues
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.wiring.audit import AuditTrail
@@ -64,7 +63,7 @@ async def make_console(
         names = [] if connection is None else await find_queues(connection, prefix)
     for name in names:
         if name.endswith(_SUFFIX):
-            store = DeadLetterQueueStore(Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix))
+            store = Queue(name.removesuffix(_SUFFIX), connection=connection, prefix=prefix).dead_letters
             why = OF_RUNS if name == RUNS_DEAD_LETTERS or name.startswith(RUN_QUEUES) else fixed.get(name)
             stores.append(store if why is None else FixedDeadLetters(store, why))
     ledger = await ready_ledger(ledger)
@@ -109,15 +108,15 @@ class LetterAudit:
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail
 
-    async def __call__(self, action: str, found: Found, by: str, detail: Mapping[str, Any]) -> None:
-        letter = found.letter
-        if found.store == OUTBOX_STORE:
-            return  # the outbox writes its own entry, in the transaction of the deed
-        told = {"source": letter.source, "id": letter.message_id, "fingerprint": found.fingerprint, **detail}
-        await self.write(found.store, by, action, f"{found.store}/{letter.id}", letter.tenant_id, told)
-
-    async def write(
-        self, store: str, by: str, action: str, subject: str, tenant_id: str | None, detail: Mapping[str, Any]
+    async def __call__(
+        self, action: str, store: str, letter: DeadLetter | None, by: str, detail: Mapping[str, Any]
     ) -> None:
-        """Add one entry for a store of letters; returns when it is stored."""
-        await self._trail.write(store, by, f"dead_letter.{action}", subject, tenant_id, detail)
+        if store == OUTBOX_STORE:
+            return  # the outbox writes its own entries, in the transaction of the deed
+        told: dict[str, Any] = dict(detail)
+        if letter is not None:
+            told = {"source": letter.source, "id": letter.message_id, "fingerprint": fingerprint(letter), **detail}
+        subject, tenant = (
+            (store, detail.get("tenant_id")) if letter is None else (f"{store}/{letter.id}", letter.tenant_id)
+        )
+        await self._trail.write(store, by, f"dead_letter.{action}", subject, tenant, told)

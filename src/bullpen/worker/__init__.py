@@ -2,6 +2,7 @@
 
 from bullpen.worker.batches import BatchOptions, JobBatch
 from bullpen.worker.children.limits import ChildLimits
+from bullpen.worker.taker import Taker
 from bullpen.worker.worker import Worker
 
-__all__ = ["BatchOptions", "ChildLimits", "JobBatch", "Worker"]
+__all__ = ["BatchOptions", "ChildLimits", "JobBatch", "Taker", "Worker"]

@@ -21,15 +21,13 @@ from bullpen.queue.job import Job, JobActions
 from bullpen.queue.job_logs import read_dropped
 from bullpen.redis.calls import OBSERVE_EVERY_S, Caller, Carry, Flight
 from bullpen.redis.client import Door
-from bullpen.redis.socket import HOLE, Form, Prompt, Sending, Wire
+from bullpen.redis.socket import HOLE, Form, Receiver
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import resolve, rule_text
 from bullpen.wire.records import JobRecord
 from bullpen.wire.scripts import SCRIPTS
 from bullpen.worker.options import RateLimit
-
-MOST_JOBS: Final = 100
-"""Jobs per exchange: keeps a call near one millisecond of server time."""
+from bullpen.worker.pump import MOST_JOBS
 
 DONE, NO_JOB, NO_LOCK, NOT_ACTIVE, PENDING_CHILDREN, FOREIGN_LOCK, FAILED_CHILDREN = 0, -1, -2, -3, -4, -6, -9
 DONE_WITHOUT_LETTER: Final = 2
@@ -42,6 +40,8 @@ _FIELDS: Final = (
     *(b"defa", b"parentKey", b"rjk", b"attemptsMade", b"progress"),
     *(b"failedReason", b"stacktrace"),
 )
+REFUSED: Final = 1
+"""No code of the script: the server refused it with this outcome."""
 _ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
 _STC, _DEFA, _RJK = (_FIELDS.index(name) - 2 for name in (b"stc", b"defa", b"rjk"))
 
@@ -110,69 +110,57 @@ class Exchange:
         self._extras = _extras(clock_offset_ms, limit, metrics_minutes, dead_letters)
         self._token = ""
         self._observe_at = 0.0
+        self._poll_form: Form | None = None
+        self._poll_command: tuple[str | float, ...] = ()
         self.is_unanswered = False
-        """A look behind a blocked read was sent, and nobody knows yet what became of it."""
+        """A poll behind a blocked read was sent, and nobody knows yet what became of it."""
 
     async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
         """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
-        return await self.answer(self.send(settlements, take))
+        make_args = partial(self._arguments, settlements, take)
+        return self._read(await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None))
 
-    def send(self, settlements: list[Settlement], take: int, carry: Carry | None = None) -> Flight:
-        """Begin an exchange, at once; `answer` must wait for it before the next. `carry`: see `Caller.send`."""
-        return self._caller.send(self._keys, partial(self._arguments, settlements, take), carry)
+    def send(self, settlements: list[Settlement], take: int, receiver: Receiver, carry: Carry | None = None) -> Flight:
+        """Begin an exchange, at once; its end (`recover` or `take_in`) must come before the next. `carry`: see
+        `Caller.send`."""
+        return self._caller.send(self._keys, partial(self._arguments, settlements, take), receiver, carry)
 
-    async def answer(self, flight: Flight) -> ExchangeReply:
-        """The end of an exchange. Raises as `run`."""
-        return self.take_in(flight, await self._caller.answer(flight, queue=self._queue, deadline_s=None))
+    async def recover(self, flight: Flight, error: BaseException | None) -> ExchangeReply:
+        """The end of an exchange that was not sent, or met an error. Raises as `run`."""
+        return self._read(await self._caller.recover(flight, error, queue=self._queue, deadline_s=None))
 
     def take_in(self, flight: Flight, reply: Any) -> ExchangeReply:
-        """Read the reply to a flight."""
+        """Read the reply to a flight, where it comes."""
         found = self._read(reply)
         now = time.monotonic()
-        if now >= self._observe_at and flight.reply.done() and not flight.reply.exception():
+        if now >= self._observe_at:
             # Not from a call that had to be repeated: nobody knows how long it waited for a connection.
             self._observe_at = now + OBSERVE_EVERY_S
             self._clock.observe(found.now_ms - self._clock_offset_ms, flight.sent_at, now)
         return found
 
-    async def run_after(
-        self,
-        door: Door,
-        command: tuple[str | float, ...],
-        *,
-        take: int,
-        within_s: float,
-        on_reply: Callable[[ExchangeReply, Prompt], None],
-    ) -> Any:
-        """A look for jobs that the server begins by itself when `command`, a blocked read through `door`, is answered.
-
-        `on_reply` gets what it brought, where that is read: nothing stands between a job and its start. It must see to
-        it that the prompt is woken, which lets this one return the reply to the command (see `Caller.call_after` about
-        that), or that the same is sent again with `look_again`.
-        """
-
-        def act(reply: Any, prompt: Prompt) -> None:
-            self.is_unanswered = False
-            on_reply(self._read(reply), prompt)
-
-        self.is_unanswered = True
-        make_args = partial(self._arguments, (), take)
-        self._look_form, self._look_within_s = self._form_of_look(command, take), within_s
-        return await self._caller.call_after(
-            door, command, self._keys, make_args, queue=self._queue, within_s=within_s, act=act
-        )
-
-    def look_again(self, prompt: Prompt, ahead: Sending | None = None) -> Wire:
-        """The look of `run_after` and its read once more, for the same `on_reply`: only if the prompt can be repeated.
-        `ahead` is what goes out before them."""
+    def poll_behind(self, command: tuple[str | float, ...]) -> bytes:
+        """A blocked read and a poll for one job behind it, packed: the server begins the poll by itself when the read
+        is answered. The call is in flight until `read_poll` has its reply, or `void` makes an end of it."""
+        if self._poll_form is None or self._poll_command != command:
+            self._poll_form, self._poll_command = self._form_of_poll(command), command
         number = self._caller.next_number()
         self._token = f"{self._caller.id}:{number}"
         self.is_unanswered = True
-        both = self._look_form.fill(b"%d" % number, self._token.encode())
-        return prompt.repeat(both, within_s=self._look_within_s, ahead=ahead)
+        return self._poll_form.fill(b"%d" % number, self._token.encode())
 
-    def _form_of_look(self, command: tuple[str | float, ...], take: int) -> Form:
-        base, _, call_ttl_ms, _, *rest = self._arguments((), take, 0)
+    def read_poll(self, reply: Any) -> ExchangeReply:
+        """The reply to the poll of `poll_behind`."""
+        self.is_unanswered = False
+        return self._read(reply)
+
+    async def repeat_poll(self) -> Any:
+        """The same poll without its read, again and again until it is answered."""
+        make_args = partial(self._arguments, (), 1)
+        return await self._caller.repeat(self._keys, make_args, queue=self._queue, deadline_s=None)
+
+    def _form_of_poll(self, command: tuple[str | float, ...]) -> Form:
+        base, _, call_ttl_ms, _, *rest = self._arguments((), 1, 0)
         call = ("EVALSHA", self._script.sha1, len(self._keys), *self._keys, base, HOLE, call_ttl_ms, HOLE, *rest)
         return Form(command, call)
 
@@ -223,7 +211,7 @@ class Exchange:
                 args.extend((job.id, job.token, "failed", self._rule(job)[1], outcome.reason, stack))
                 args.extend((limit, opts.attempts))
                 has_letter = self._dead_letters is not None and self._dead_letters.wants(outcome)
-                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters and has_letter else ("",) * 6)
+                args.extend(self._dead_letters.parts(job, outcome) if self._dead_letters and has_letter else ("",) * 7)
             case Retry():
                 opts, stack = job.opts, json.encode_checked(outcome.stack)
                 limit = "" if opts.stack_trace_limit is None else opts.stack_trace_limit

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from bullpen._kernel.outcome import RETURNED_NOTHING, Decided, Delayed, Raised, Result, Returned
+from bullpen._kernel.outcome import RETURNED_NOTHING, Delayed, Ended, Raised, Returned
 from bullpen._kernel.reminder import Reminder
 from bullpen.errors import BullpenError, NotJson, PayloadTooLarge, PayloadUnavailable
 from bullpen.queue.codec import Sealer, no_codec
@@ -19,7 +19,7 @@ from bullpen.queue.job import Job
 
 __all__ = ["SealedRuns", "Unopened"]
 
-Execute = Callable[[Job, float | None], Coroutine[Any, Any, Result]]
+Execute = Callable[[Job, float | None], Coroutine[Any, Any, Ended]]
 
 _FIRST_WAIT_MS: Final = 5_000
 _LONGEST_WAIT_MS: Final = 600_000
@@ -52,11 +52,11 @@ class SealedRuns:
     def __init__(self, execute: Execute, sealer: Sealer, unopened: Unopened) -> None:
         self._execute, self._sealer, self._unopened = execute, sealer, unopened
 
-    async def run(self, job: Job, timeout_s: float | None) -> Result:
+    async def run(self, job: Job, timeout_s: float | None) -> Ended:
         try:
             job.record = await self._sealer.open_record(job.record)
         except PayloadUnavailable as error:
-            return Raised(Decided(self._unopened.give_back(job, error)))
+            return self._unopened.give_back(job, error)
         except BullpenError as error:
             return Raised(error)
         result = await self._execute(job, timeout_s)

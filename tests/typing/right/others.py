@@ -12,7 +12,7 @@ from bullpen import (
     BullpenError,
     Cancelled,
     ConnectionLost,
-    ConsoleFilter,
+    DeadLetterFilter,
     DeadLetterPolicy,
     EntityNotFound,
     Flow,
@@ -252,7 +252,7 @@ async def what_went_wrong(job: Job) -> str:
 
 async def dead_letters() -> None:
     console = await app.dead_letters(tenant_id="acme")
-    await console.redrive_many(ConsoleFilter(error="timed out"), by="ada", per_second=50, dry_run=True)
+    await console.redrive_many(DeadLetterFilter(error="timed out"), by="ada", rate=50, dry_run=True)
 
 
 async def checks() -> list[str]:

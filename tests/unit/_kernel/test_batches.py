@@ -91,3 +91,23 @@ async def test_nobody_waits_for_ever_when_the_flush_itself_is_cancelled() -> Non
     assert not waiting
     assert all(task.cancelled() for task in ended)
     assert await batches.submit(3) == 30
+
+
+async def test_a_receiver_that_fails_keeps_no_result_from_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def flush(_: Hashable, items: Sequence[int]) -> list[int]:
+        return [item * 2 for item in items]
+
+    batches: Batches[int, int] = Batches(flush)
+    received: list[int | None] = []
+
+    def broken(result: int | None, _: BaseException | None) -> None:
+        raise KeyError(result)
+
+    batches.put(1, broken)
+    batches.put(2, lambda result, _: received.append(result))
+    third = batches.submit(3)
+    assert await third == 6
+    await batches.idle()
+
+    assert received == [4]
+    assert "could not be received" in caplog.text

@@ -17,12 +17,11 @@ from bullpen._kernel.outcome import (
     MAX_TEXT,
     Cause,
     Completed,
-    Decided,
     Delayed,
+    Ended,
     Failed,
     Outcome,
     Raised,
-    Result,
     Retry,
     Returned,
     Waiting,
@@ -46,7 +45,7 @@ SECOND = Backoff.exponential(1_000)
 
 
 def after(
-    result: Result,
+    result: Ended,
     *,
     made: int = 0,
     attempts: int = 3,
@@ -288,7 +287,7 @@ def test_what_was_decided_already_is_not_judged_again() -> None:
     """Code between worker and handler may have a policy of its own; two policies would contradict each other."""
     outcome = Retry("busy", "stack", 70, keeps_turn=True)
 
-    assert after(Raised(Decided(outcome)), made=2) == outcome
+    assert after(outcome, made=2) == outcome
 
 
 def test_cancellation_counts_as_an_error() -> None:
@@ -433,15 +432,15 @@ def test_an_invalid_option_raised_by_a_handler_is_retried_like_any_error() -> No
     ("result", "told"),
     [
         (Returned(1), None),
-        (Raised(Decided(Failed("broken", "", Cause.PERMANENT))), "broken"),
-        (Raised(Decided(Retry("once more", "", 5))), "once more"),
-        (Raised(Decided(Completed(b"1"))), None),
+        (Failed("broken", "", Cause.PERMANENT), "broken"),
+        (Retry("once more", "", 5), "once more"),
+        (Completed(b"1"), None),
         (Raised(DelayJob(5)), None),
     ],
     ids=str,
 )
-def test_whoever_watches_a_run_is_told_what_went_wrong(result: Result, told: str | None) -> None:
-    """A transport judges for itself, and its verdict travels as an exception."""
+def test_whoever_watches_a_run_is_told_what_went_wrong(result: Ended, told: str | None) -> None:
+    """A transport judges for itself."""
     assert failure_in(result) == told
 
 
@@ -449,4 +448,4 @@ def test_whoever_watches_a_run_gets_the_error_itself() -> None:
     error = RuntimeError("boom")
 
     assert failure_in(Raised(error)) is error
-    assert failure_in(Raised(Decided(Failed("boom", "", Cause.PERMANENT, error)))) is error
+    assert failure_in(Failed("boom", "", Cause.PERMANENT, error)) is error

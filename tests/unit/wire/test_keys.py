@@ -82,8 +82,7 @@ def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
     ours = [
         KEYS.audit,
         KEYS.call("w1"),
-        KEYS.letters("a:b"),
-        KEYS.letters_seen("a:b"),
+        KEYS.letters("index"),
         KEYS.synced("w1"),
         KEYS.turns("open:ai"),
         KEYS.users("ledgers"),
@@ -92,8 +91,7 @@ def test_keys_of_ours_have_a_second_colon_and_stand_in_the_table() -> None:
     assert ours == [
         "bull:orders:bp:audit:log",
         "bull:orders:bp:call:w1",
-        "bull:orders:bp:letters:of:a%3Ab",
-        "bull:orders:bp:letters:seen:a%3Ab",
+        "bull:orders:bp:letters:index",
         "bull:orders:bp:synced:w1",
         "bull:orders:bp:turns:open%3Aai",
         "bull:orders:bp:users:ledgers",

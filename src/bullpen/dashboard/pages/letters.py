@@ -1,6 +1,6 @@
 """`/dead-letters`: what failed finally, grouped by cause; one letter; sending back and throwing away as operations.
 
-Groups are made of the newest letters of each store, and the page says of how many: no read grows with their number.
+Groups come from counters that the stores keep, and a group reads its own letters only: no read grows with their number.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from bullpen.dashboard.access import Permission
 from bullpen.dashboard.render import json_text
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import InvalidOption
-from bullpen.ops.dead_letters import ConsoleFilter, Found
+from bullpen.ops.dead_letters import Found
 from bullpen.ops.operations import Operation
 from bullpen.ops.views.jobs import Payload
+from bullpen.ports.dead_letters import DeadLetterFilter, DeadLetterGroup
 
-_GROUPED: Final = 2_000
+_GROUPS: Final = 200
 _SAMPLES: Final = 10
 _LISTED: Final = 50
+_FILTERS: Final = ("store", "name", "error", "fingerprint")
 _FREE_DISCARD: Final = 100
 
 
@@ -49,7 +51,7 @@ class LettersView(msgspec.Struct, rename="camel", frozen=True):
     depths: dict[str, int]
     total: int
     grouped: int
-    """How many letters the groups are made of."""
+    """How many of them the groups hold: there are at most 200."""
     groups: tuple[GroupRow, ...]
 
 
@@ -73,7 +75,6 @@ class GroupView(msgspec.Struct, rename="camel", frozen=True):
     fingerprint: str
     error: str
     count: int
-    looked_at: int
     letters: tuple[LetterRow, ...]
 
 
@@ -99,10 +100,15 @@ class LetterView(msgspec.Struct, rename="camel", frozen=True):
 
 async def groups(context: Context) -> Page:
     """What failed, is it one cause or many?"""
-    wanted = _filter(context)
-    depths, found = await _newest(context, wanted)
-    rows = _grouped(found, payloads=context.payloads)
-    view = LettersView(depths, sum(depths.values()), len(found), tuple(rows[:200]))
+    depths, found = await _groups(context)
+    store, name, error = (context.query.get(each, "")[:200] for each in ("store", "name", "error"))
+    fitting = [
+        each
+        for each in found
+        if store in ("", each.store) and name in ("", each.name) and error.casefold() in each.error.casefold()
+    ]
+    rows = tuple(_group_row(each, payloads=context.payloads) for each in fitting)
+    view = LettersView(depths, sum(depths.values()), sum(each.count for each in fitting), rows)
     return Page(
         "letters.html",
         view,
@@ -112,7 +118,7 @@ async def groups(context: Context) -> Page:
         values={
             "filters": {each: context.query.get(each, "") for each in ("name", "error")},
             "store": context.query.get("store", ""),
-            "most": _GROUPED,
+            "most": _GROUPS,
         },
     )
 
@@ -120,11 +126,15 @@ async def groups(context: Context) -> Page:
 async def group(context: Context) -> Page:
     """The letters of one cause."""
     store, mark = context.path["store"], context.path["mark"]
-    found = [each for each in (await _newest(context, ConsoleFilter(store=store)))[1] if each.fingerprint == mark]
-    if not found:
+    console = await context.desk.console(_tenant(context))
+    if store not in console.stores:
+        raise PageProblem(404, f"There is no store {store!r} of dead letters.")
+    page = await context.desk.within(console.page(store, DeadLetterFilter(fingerprint=mark), limit=_LISTED))
+    if not page.letters:
         raise PageProblem(404, "No dead letter of this kind is left in this store.")
-    rows = tuple(_row(each, payloads=context.payloads) for each in found[:_LISTED])
-    view = GroupView(store, mark, rows[0].error, len(found), _GROUPED, rows)
+    count = await _count(context, store, mark) or len(page.letters)
+    rows = tuple(_row(Found(store, each), payloads=context.payloads) for each in page.letters)
+    view = GroupView(store, mark, rows[0].error, count, rows)
     return Page("group.html", view, f"{mark} · {store}", "dead-letters", stream="")
 
 
@@ -179,9 +189,15 @@ async def confirm(context: Context) -> Page:
         chosen = [await context.desk.within(console.get(store, entry))]
         count = 1
     else:
-        depths, found = await _newest(context, ConsoleFilter(store=store or None))
-        chosen = [each for each in found if not mark or each.fingerprint == mark]
-        count = len(chosen) if mark else sum(depths.values())
+        depths, _ = await _groups(context)
+        console = await context.desk.console(_tenant(context))
+        chosen = list[Found]()
+        for name in [store] if store else depths:
+            where = DeadLetterFilter(fingerprint=mark or None)
+            page = await context.desk.within(console.page(name, where, limit=_SAMPLES))
+            chosen += [Found(name, each) for each in page.letters]
+        count = await _count(context, store, mark) if mark else depths.get(store, 0) if store else sum(depths.values())
+        count = max(count, len(chosen))
     if not chosen:
         raise PageProblem(404, "No such dead letter is left.")
     view = {
@@ -190,7 +206,7 @@ async def confirm(context: Context) -> Page:
         "fingerprint": mark,
         "entry": entry,
         "count": count,
-        "isExact": bool(entry) or len(chosen) < _GROUPED,
+        "isExact": True,
         "samples": [msgspec.to_builtins(_row(each, payloads=context.payloads)) for each in chosen[:_SAMPLES]],
     }
     needs_name = verb == "discard" and count > _FREE_DISCARD
@@ -247,11 +263,16 @@ async def perform(context: Context) -> PageAnswer:
 async def export(context: Context) -> PageAnswer:
     """Letters as NDJSON, without secrets, streamed."""
     console = await context.desk.console(_tenant(context))
-    wanted = _filter(context)
+    store, name, error, mark = (context.query.get(each, "")[:200] or None for each in _FILTERS)
+    where = DeadLetterFilter(name=name, error=error, fingerprint=mark)
+    letters = aiter(console.find(where, store=store))
+    first = await anext(letters, None)  # what cannot be read is said before the answer begins
 
     async def lines() -> AsyncGenerator[bytes, None]:
-        async for found in console.find(wanted):
+        found = first
+        while found is not None:
             yield msgspec.json.encode(_exported(found, payloads=context.payloads)) + b"\n"
+            found = await anext(letters, None)
 
     headers = {"content-disposition": 'attachment; filename="dead-letters.ndjson"'}
     return PageAnswer(200, content_type="application/x-ndjson", headers=headers, stream=lines())
@@ -268,57 +289,42 @@ def _done(context: Context, text: str) -> PageAnswer:
     return context.redirect(context.url("dead-letters"), text)
 
 
-async def _newest(context: Context, wanted: ConsoleFilter) -> tuple[dict[str, int], list[Found]]:
-    """Depths of all stores, and the newest letters that fit among the last two thousand of each."""
+async def _groups(context: Context) -> tuple[dict[str, int], list[DeadLetterGroup]]:
+    """Depths of all stores, and what goes wrong in them."""
     tenant, desk = _tenant(context), context.desk
     console = await desk.console(tenant)
 
-    async def ask() -> tuple[dict[str, int], list[Found]]:
-        return await console.newest(_GROUPED)
+    async def ask() -> tuple[dict[str, int], list[DeadLetterGroup]]:
+        groups = await console.groups(limit=_GROUPS)
+        if tenant is None:
+            return await console.depths(), groups
+        mine = dict.fromkeys(console.stores, 0)
+        for each in groups:
+            mine[each.store] += each.count
+        return mine, groups
 
-    depths, found = await desk.within(desk.once(("letters", tenant), ask, for_s=1.0))
-    if wanted.store is not None and wanted.store not in depths:
-        return depths, []
-    return depths, [each for each in found if wanted.fits(each)]
-
-
-def _grouped(found: list[Found], *, payloads: bool) -> list[GroupRow]:
-    now, groups = datetime.now(UTC), dict[tuple[str, str], list[Found]]()
-    for each in found:
-        groups.setdefault((each.store, each.fingerprint), []).append(each)
-    rows = []
-    for (store, mark), members in groups.items():
-        newest = max(members, key=lambda each: each.letter.failed_at)
-        tenants: dict[str, int] = {}
-        trend = [0] * 24
-        for each in members:
-            if each.letter.tenant_id:
-                tenants[each.letter.tenant_id] = tenants.get(each.letter.tenant_id, 0) + 1
-            hours = _hours_ago(each.letter.failed_at, now)
-            if hours is not None and hours < 24:
-                trend[23 - hours] += 1
-        rows.append(
-            GroupRow(
-                fingerprint=mark,
-                store=store,
-                name=newest.letter.name,
-                error=summary(newest.letter.error_message) if payloads else "",
-                count=len(members),
-                first_at=min(each.letter.failed_at for each in members),
-                last_at=newest.letter.failed_at,
-                example=newest.letter.id,
-                tenants=dict(sorted(tenants.items(), key=lambda pair: -pair[1])[:5]),
-                trend=tuple(trend),
-            )
-        )
-    return sorted(rows, key=lambda row: (-row.count, row.store, row.fingerprint))
+    return await desk.within(desk.once(("letters", tenant), ask, for_s=1.0))
 
 
-def _hours_ago(text: str, now: datetime) -> int | None:
-    try:
-        return int((now - datetime.fromisoformat(text)).total_seconds() // 3600)
-    except (ValueError, TypeError):
-        return None
+async def _count(context: Context, store: str, mark: str) -> int:
+    """How many letters a group has."""
+    groups = (await _groups(context))[1]
+    return sum(each.count for each in groups if each.fingerprint == mark and store in ("", each.store))
+
+
+def _group_row(group: DeadLetterGroup, *, payloads: bool) -> GroupRow:
+    return GroupRow(
+        fingerprint=group.fingerprint,
+        store=group.store,
+        name=group.name,
+        error=group.error if payloads else "",
+        count=group.count,
+        first_at=group.first_at,
+        last_at=group.last_at,
+        example=group.example,
+        tenants=dict(group.tenants),
+        trend=group.trend,
+    )
 
 
 def _row(found: Found, *, payloads: bool) -> LetterRow:
@@ -368,11 +374,6 @@ async def _get(context: Context) -> tuple[Found, str]:
         return await context.desk.within(console.get_editable(store, entry)), ""
     except DeadLetterNotEditable as error:
         return await context.desk.within(console.get(store, entry)), str(error)
-
-
-def _filter(context: Context) -> ConsoleFilter:
-    given = {name: context.query.get(name, "")[:200] or None for name in ("store", "name", "error", "fingerprint")}
-    return ConsoleFilter(**given)
 
 
 def _tenant(context: Context) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,14 +16,14 @@ from bullpen._kernel import json
 from bullpen._kernel.outcome import Failed
 from bullpen.errors import InvalidOption, NotJson
 from bullpen.plugins.transports._encoding import tries_from_wire, tries_to_wire
-from bullpen.ports.dead_letters import DeadLetterRecord, check_unchanged
+from bullpen.ports.dead_letters import DeadLetter, check_unchanged
 from bullpen.ports.edits import Edit
 from bullpen.ports.transport import Delivery, Event
 
 _EVENT: Final = frozenset({"urn", "payload"})
 
 
-def letter_of(delivery: Delivery, failed: Failed) -> DeadLetterRecord:
+def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
     """The dead letter of a failure. The same failure has the same id, so writing it twice can be noticed."""
     event = delivery.event
     data: dict[str, Any] = {"urn": _as_text(event.urn)}
@@ -50,7 +49,7 @@ def letter_of(delivery: Delivery, failed: Failed) -> DeadLetterRecord:
             entry[name] = _as_text(value)
     if "tenantId" not in entry and "tenantId" in event.headers:
         entry["tenantId"] = event.headers["tenantId"]
-    return read_letter(f"dl-{event.id}-{delivery.attempt}", entry, source=event.source)
+    return DeadLetter.from_entry(f"dl-{event.id}-{delivery.attempt}", entry, source=event.source)
 
 
 def _storable(payload: Any) -> Any:
@@ -67,33 +66,12 @@ def _as_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def read_letter(entry_id: str, entry: Mapping[str, Any], *, source: str) -> DeadLetterRecord:
-    """The record of a stored entry. Anybody may have written it: what is missing or odd is left out."""
-    error = entry["error"] if isinstance(entry.get("error"), dict) else {}
-    attempts = entry.get("attemptsMade", 0)
-    tenant = entry.get("tenantId")
-    return DeadLetterRecord(
-        id=entry_id,
-        source=str(entry.get("originalQueue") or source),
-        message_id=str(entry.get("originalJobId", "")),
-        name=str(entry.get("originalJobName", "")),
-        data=entry.get("originalData"),
-        error_message=str(error.get("message", "")),
-        error_stack=error.get("stack") if isinstance(error.get("stack"), str) else None,
-        cause=entry.get("cause") if isinstance(entry.get("cause"), str) else None,
-        failed_at=str(entry.get("failedAt", "")),
-        attempts_made=attempts if isinstance(attempts, int) else 0,
-        tenant_id=tenant if isinstance(tenant, str) else None,
-        entry=entry,
-    )
-
-
-def stored_entry(letter: DeadLetterRecord) -> dict[str, Any]:
+def stored_entry(letter: DeadLetter) -> dict[str, Any]:
     """What is stored of a letter: its entry, and its tenant where only the record names it."""
     return {**({} if letter.tenant_id is None else {"tenantId": letter.tenant_id}), **letter.entry}
 
 
-def event_of(letter: DeadLetterRecord, *, by: str, edit: Edit | None = None) -> Event:
+def event_of(letter: DeadLetter, *, by: str, edit: Edit | None = None) -> Event:
     """The event to send back: identity kept, attempts reset, and a note of who asked for it and when."""
     shown = letter.data if edit is None else edit.data
     data = shown if isinstance(shown, dict) else {}
@@ -114,7 +92,7 @@ def event_of(letter: DeadLetterRecord, *, by: str, edit: Edit | None = None) -> 
     )
 
 
-def check_event_edit(store: str, letter: DeadLetterRecord, edit: Edit) -> None:
+def check_event_edit(store: str, letter: DeadLetter, edit: Edit) -> None:
     """An event is `{"urn": …, "payload": …}`; what has no urn, or more than that, would be sent as something else."""
     check_unchanged(store, letter, edit)
     data = edit.data

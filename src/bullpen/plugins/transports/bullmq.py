@@ -1,8 +1,8 @@
 """The port over BullMQ queues: an event is a job, its retry is the queue's own, its dead letter a job of `{queue}-dlq`.
 
-In: events. Out: jobs whose data is `{"urn", "payload"}`, so that Node services can produce and consume them. A consumer
-is a `Worker` whose handler hands the job out and waits for its outcome; locks, stalls, batching and shutdown are the
-worker's. Elsewhere: all of that (`bullpen.queue`), the policy (`bullpen.plugins.messaging`).
+In: events. Out: jobs whose data is `{"urn", "payload"}`, so that Node services can produce and consume them. Locks,
+stalls, batching and shutdown are those of a `Taker`. Elsewhere: that (`bullpen.worker`), the policy
+(`bullpen.plugins.messaging`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import msgspec
 
 from bullpen._kernel.backoff import CustomBackoff
 from bullpen._kernel.duration import is_text, to_ms
-from bullpen._kernel.outcome import Decided, Delayed, Failed, Outcome, Retry, Waiting
+from bullpen._kernel.outcome import Delayed, Failed, Outcome, Retry, Waiting
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
-from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, require
+from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, JobLockLost, require
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
+from bullpen.ports.dead_letters import DeadLetter, PassedDeadLetters
 from bullpen.ports.edits import Edit
 from bullpen.ports.transport import KEY_HEADER, Delivery, Depth, Event, Features, Settled, TransportHealth, Tries
 from bullpen.queue import Job, Queue
 from bullpen.queue.arguments import JobDefaults
-from bullpen.queue.dead_letters.store import DeadLetterQueueStore
+from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.redis import Connection, connection_for
 from bullpen.wire.options import DEFAULT_OPTIONS, make_options
-from bullpen.worker import Worker
+from bullpen.worker import Taker
 from bullpen.worker.options import WorkerArguments
 
 __all__ = ["BullMQClient", "BullMQTransport"]
@@ -124,26 +125,29 @@ class BullMQTransport:
             await queue.set_global_concurrency(1)
         suffix = self._suffix_for(source)
         letters = replace(self._dead_letters, suffix=suffix, name=None) if suffix else self._dead_letters
-        consumer = _JobDeliveries(queue, self.connection, ordered=ordered, dead_letters=letters.queue_for(source))
         arguments: WorkerArguments = {
             "limit": self._limit_of(source),
             **self._worker_options,
             "policy": RetryPolicy(dead_letters=letters),
             "concurrency": 1 if ordered else prefetch,
         }
-        consumer.worker = Worker(source, consumer.accept, connection=self.connection, prefix=self._prefix, **arguments)
-        await consumer.start()
+        consumer = _JobDeliveries(
+            *(queue, self.connection, self._prefix, arguments),
+            ordered=ordered,
+            dead_letters=letters.queue_for(source),
+        )
+        await consumer.taker.start()
         self._consumers = [*(each for each in self._consumers if not each.is_closed), consumer]
         return consumer
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[Taker, ...]:
         """Those that take jobs for its consumers: an app counts and checks them like its own."""
-        return tuple(consumer.worker for consumer in self._consumers)
+        return tuple(consumer.taker for consumer in self._consumers)
 
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
-        handed: _Handed = delivery.handle
-        return await handed.consumer.settle(delivery, outcome)
+        consumer: _JobDeliveries = delivery.handle[0]
+        return await consumer.settle(delivery, outcome)
 
     async def check(self) -> TransportHealth:
         key = next((queue.keys.base for queue in self._queues.values()), None)  # on a cluster: the server we use
@@ -163,7 +167,7 @@ class BullMQTransport:
         require(
             "dead_letters", self._suffix_for(source) is not None, "a policy that keeps dead letters in a queue", source
         )
-        return _JobDeadLetters(self.queue(source))
+        return _JobDeadLetters(self.queue(source).dead_letters)
 
     async def aclose(self) -> None:
         """Jobs that were handed out and not settled go back to the front of the line, with no attempt counted."""
@@ -186,104 +190,71 @@ class BullMQTransport:
         return name[len(source) :]
 
 
-class _Handed:
-    """A job that waits for its outcome."""
-
-    __slots__ = ("consumer", "delivery", "outcome", "written")
-
-    def __init__(self, consumer: _JobDeliveries) -> None:
-        loop = asyncio.get_running_loop()
-        self.consumer = consumer
-        self.delivery: Delivery
-        self.outcome: asyncio.Future[Outcome] = loop.create_future()
-        self.written: asyncio.Future[None] = loop.create_future()
-
-
 class _JobDeliveries:
-    """What one worker takes, handed out one by one."""
+    """What one taker takes, as deliveries."""
 
-    worker: Worker
-
-    def __init__(self, queue: Queue, connection: Connection, *, ordered: bool, dead_letters: str | None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        connection: Connection,
+        prefix: str | None,
+        options: WorkerArguments,
+        *,
+        ordered: bool,
+        dead_letters: str | None,
+    ) -> None:
+        self.taker = Taker(
+            queue.name, connection=connection, prefix=prefix, ahead=True, on_lost=self._on_lost, **options
+        )
         self._queue, self._connection = queue, connection
         self._ordered, self._dead_letter_queue = ordered, dead_letters
-        self._ready: asyncio.Queue[Delivery | None] = asyncio.Queue()
-        self._handed: dict[Job, _Handed] = {}
-        self._is_stopped = self.is_closed = False
+        self._handed: dict[Job, Delivery] = {}
+        self.is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._ready_at = time.monotonic()
 
     def receiving_at(self) -> float:
-        """When the worker was last seen to consume."""
-        if self.worker.is_ready:
+        """When the taker was last seen to consume."""
+        if self.taker.is_ready:
             self._ready_at = time.monotonic()
         return self._ready_at
-
-    async def start(self) -> None:
-        for event in ("completed", "failed", "retrying", "returned"):
-            self.worker.on(event, self._on_written)
-        self.worker.on("lock_lost", self._on_lost)
-        await self.worker.start()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delivery:
-        delivery = None if self._is_stopped else await self._ready.get()
-        if delivery is None:
+        job = await self.taker.take()
+        if job is None:
             raise StopAsyncIteration
+        delivery = self._handed[job] = _delivery_of(job, self)
         return delivery
 
     async def stop(self) -> None:
-        """What the worker took and nobody received goes back; what was received stays until it is settled."""
-        if not self._is_stopped:
-            self._hand_out_no_more()
-            self._closing = asyncio.create_task(self.worker.close(_LONGER_THAN_ANY_CLOSE))
+        """What was taken and nobody received goes back; what was received stays until it is settled."""
+        if self._closing is None:
+            self.taker.hand_out_no_more()
+            self._closing = asyncio.create_task(self.taker.close(_LONGER_THAN_ANY_CLOSE))
             await asyncio.sleep(0)  # it has begun: a hurried close that follows must find it under way
 
     async def aclose(self) -> None:
-        if not self._is_stopped:
-            self._hand_out_no_more()
-        await self.worker.close(0)
+        await self.taker.close(0)
         if self._closing is not None:
             await self._closing
         self.is_closed = True
 
-    def _hand_out_no_more(self) -> None:
-        self._is_stopped = True
-        while not self._ready.empty():
-            delivery = self._ready.get_nowait()
-            if delivery is not None:
-                delivery.handle.outcome.set_result(Waiting())
-        self._ready.put_nowait(None)
-
-    async def accept(self, job: Job) -> None:
-        """The worker's handler: hand the job out, and give the worker the outcome that was settled for it."""
-        if self._is_stopped:
-            raise Decided(Waiting())
-        handed = self._handed[job] = _Handed(self)
-        handed.delivery = _delivery_of(job, handed)
-        self._ready.put_nowait(handed.delivery)
-        try:
-            raise Decided(await handed.outcome)
-        except asyncio.CancelledError:
-            # The lock is lost, or the worker closes and gives the job back: somebody else may have it from now on.
-            self._on_lost(job, "it was taken back")
-            raise
-
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
-        handed: _Handed = delivery.handle
-        if delivery.is_lost or handed.outcome.done():
+        job: Job = delivery.handle[1]
+        if delivery.is_lost or self._handed.pop(job, None) is None:
             raise DeliveryLost(delivery.source, delivery.id, "its lock ran out, or it was given back")
         if self._ordered:
             outcome = await self._in_turn(outcome)
-        if not handed.outcome.done():
-            handed.outcome.set_result(outcome)
+        if isinstance(outcome, Retry | Failed):
+            outcome = replace(outcome, is_logged=True)  # by the client
         try:
-            async with asyncio.timeout(self.worker.options.lock_ms / 1000):
-                await handed.written
-        except TimeoutError:
-            raise DeliveryLost(delivery.source, delivery.id, "the server did not confirm it in time") from None
+            await self.taker.settle(job, outcome)
+        except JobLockLost as error:
+            delivery.lose()
+            raise DeliveryLost(delivery.source, delivery.id, str(error)) from None
         if isinstance(outcome, Failed):
             return Settled(dead_letter=self._dead_letter_queue, is_told=True)
         return Settled()
@@ -303,22 +274,13 @@ class _JobDeliveries:
         """The server's time."""
         return self._connection.clock.now_ms()
 
-    def _on_written(self, job: Job, *_: Any) -> None:
-        handed = self._handed.pop(job, None)
-        if handed is not None and not handed.written.done():
-            handed.written.set_result(None)
-
-    def _on_lost(self, job: Job, reason: object) -> None:
-        handed = self._handed.pop(job, None)
-        if handed is None:
-            return
-        handed.delivery.lose()
-        if not handed.written.done():
-            handed.written.set_exception(DeliveryLost(job.queue_name, job.id, str(reason)))
-            handed.written.exception()  # nobody may be waiting, and that is no bug
+    def _on_lost(self, job: Job) -> None:
+        delivery = self._handed.pop(job, None)
+        if delivery is not None:
+            delivery.lose()
 
 
-def _delivery_of(job: Job, handed: _Handed) -> Delivery:
+def _delivery_of(job: Job, consumer: _JobDeliveries) -> Delivery:
     data: Any = job.data
     urn: Any = data.get("urn") if isinstance(data, dict) else None
     event = Event(
@@ -338,15 +300,15 @@ def _delivery_of(job: Job, handed: _Handed) -> Delivery:
         event,
         attempt=job.attempts_made + 1,
         idempotency_key=f"{event.source}/{event.id}" if is_keyed else job.idempotency_key,
-        handle=handed,
+        handle=(consumer, job),
         problem=None if is_text(urn) else "data.urn: expected non-empty text that names the entity",
-        waited_ms=_waited_ms(job, handed) if is_first else None,
+        waited_ms=_waited_ms(job, consumer) if is_first else None,
         is_redelivered=job.stalled_count > 0,
     )
 
 
-def _waited_ms(job: Job, handed: _Handed) -> int:
-    return max(0, handed.consumer.now_ms() - job.record.due_ms)
+def _waited_ms(job: Job, consumer: _JobDeliveries) -> int:
+    return max(0, consumer.now_ms() - job.record.due_ms)
 
 
 def _headers_of(carried: str | None) -> dict[str, str]:
@@ -366,27 +328,31 @@ def _tries_as_options(tries: Tries) -> dict[str, Any]:
     return {"attempts": tries.attempts, "backoff": tries.backoff}
 
 
-class _JobDeadLetters(DeadLetterQueueStore):
+class _JobDeadLetters(PassedDeadLetters):
     """The dead letters of one queue; redriving one is told as by every transport."""
 
+    def __init__(self, letters: DeadLetters) -> None:
+        super().__init__(letters)
+        self._letters = letters
+
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
-        found = await self.get(entry_id)
-        if found is None:
-            raise DeadLetterNotFound(self.name, entry_id)
-        by = by or who()
-        job_id = await super().redrive(entry_id, by=by)
+        found, by = await self._find(entry_id), by or who()
+        job_id = await self._letters.redrive(entry_id, by=by)
         MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        found = await self.get(entry_id)
-        if found is None:
-            raise DeadLetterNotFound(self.name, entry_id)
+        found, by = await self._find(entry_id), by or who()
         check_event_edit(self.name, found, edit)
-        by = by or who()
-        job_id = await super().redrive_edited(entry_id, edit, by=by)
+        job_id = await self._letters.redrive_edited(entry_id, edit, by=by)
         MessagingReports(LABEL).redriven(found, self.name, by)
         return job_id
+
+    async def _find(self, entry_id: str) -> DeadLetter:
+        found = await self._letters.get(entry_id)
+        if found is None:
+            raise DeadLetterNotFound(self.name, entry_id)
+        return found
 
 
 class BullMQClient(MessagingClient[Job]):

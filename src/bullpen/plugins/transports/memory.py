@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import builtins
 import itertools
 from typing import Any, Final, Self, Unpack, assert_never
 
@@ -22,7 +23,15 @@ from bullpen.plugins.messaging import ClientArguments, MessagingClient
 from bullpen.plugins.transports._encoding import encode_payload
 from bullpen.plugins.transports._letters import check_event_edit, event_of, letter_of, who
 from bullpen.ports.bindings import Binding
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    groups_of,
+    page_of,
+)
 from bullpen.ports.edits import Edit
 from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
 
@@ -50,7 +59,7 @@ class _Line:
         self.busy: dict[str, int] = {}  # urn -> deliveries in flight
         self.in_flight = 0
         self.paused_until = 0.0
-        self.letters: dict[str, DeadLetterRecord] = {}
+        self.letters: dict[str, DeadLetter] = {}
         self.ids: set[str] = set()
         self.consumers: list[_MemoryDeliveries] = []
 
@@ -322,13 +331,19 @@ class _MemoryDeadLetters:
     async def depth(self) -> int:
         return len(self._letters)
 
-    async def put(self, letter: DeadLetterRecord) -> None:
+    async def put(self, letter: DeadLetter) -> None:
         self._letters.setdefault(letter.id, letter)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
         return [*self._letters.values()][start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        return page_of(self._letters.values(), where, after=after, limit=limit)
+
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        return groups_of(self._letters.values(), self.name, tenant_id=tenant_id, limit=limit)
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
         return self._letters.get(entry_id)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:

@@ -9,6 +9,7 @@ does with it (`operations`).
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from bullpen._kernel import json
 from bullpen._kernel.clock import ServerClock
 from bullpen._kernel.outcome import Cause, Failed
 from bullpen.errors import DeadLetterNotEditable, InvalidOption
+from bullpen.ports.dead_letters import DeadLetter
+from bullpen.queue.dead_letters.index import facts_of
 from bullpen.queue.job import Job
 from bullpen.wire.envelope import seal_words
 from bullpen.wire.keys import QueueKeys, slot
@@ -28,6 +31,11 @@ _ENTRY_OPTS: Final = {"attempts": 1, "removeOnComplete": False, "removeOnFail": 
 def entry_id(job_id: str, attempts_started: int) -> str:
     """The same failure always gets the same id, so it cannot be written twice."""
     return f"dl-{job_id}-{attempts_started}".replace(":", "%3A")
+
+
+def entry_options(identity: str) -> bytes:
+    """The options of an entry: nobody processes it, and nothing removes it."""
+    return msgspec.json.encode({**_ENTRY_OPTS, "jobId": identity})
 
 
 def check_same_slot(keys: QueueKeys, dead_letter_keys: QueueKeys) -> None:
@@ -65,7 +73,7 @@ class DeadLetterWriter:
         """Whether this failure needs somebody: a job that was cancelled on purpose does not."""
         return self.with_cancelled or failed.cause is not Cause.CANCELLED
 
-    def parts(self, job: Job, failed: Failed) -> tuple[str, str, bytes, bytes, bytes, str]:
+    def parts(self, job: Job, failed: Failed) -> tuple[str, str, bytes, bytes, bytes, str, bytes]:
         """The entry of a job that fails now: its id and name, the JSON before and after the payload, its options, and
         what the script does with the payload."""
         return self._parts(
@@ -79,7 +87,7 @@ class DeadLetterWriter:
             },
         )
 
-    def parts_of_failed(self, job: Job) -> tuple[str, str, bytes, bytes, bytes, str]:
+    def parts_of_failed(self, job: Job) -> tuple[str, str, bytes, bytes, bytes, str, bytes]:
         """The same for a job that failed before, perhaps in a worker of another client; its cause is not known."""
         reason = job.record.raw_failed_reason or ""
         return self._parts(
@@ -92,7 +100,7 @@ class DeadLetterWriter:
             },
         )
 
-    def _parts(self, job: Job, failure: dict[str, Any]) -> tuple[str, str, bytes, bytes, bytes, str]:
+    def _parts(self, job: Job, failure: dict[str, Any]) -> tuple[str, str, bytes, bytes, bytes, str, bytes]:
         record = job.record
         identity = _storable(entry_id(job.id, job.attempts_started))
         form = _form_of(record.raw_data)
@@ -125,8 +133,9 @@ class DeadLetterWriter:
             before,
             # Last, so that it counts: whoever may write the job can put other data there now, with members of its own.
             b"," + msgspec.json.encode(head)[1:],
-            msgspec.json.encode({**_ENTRY_OPTS, "jobId": identity}),
+            entry_options(identity),
             _HOW_THE_SCRIPT_PUTS_IT[form],
+            facts_of(DeadLetter.from_entry(identity, head, source=self._queue)),
         )
 
 
@@ -178,3 +187,28 @@ def _first_line(text: str) -> str:
 
 def _iso(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def complete_entry(letter: DeadLetter) -> dict[str, Any]:
+    """The entry with at least what a redrive needs: one that was made elsewhere may know other fields only."""
+    known: Mapping[str, Any] = {
+        "originalJobId": letter.message_id,
+        "originalJobName": letter.name or "unknown",
+        "originalQueue": letter.source,
+        "originalData": letter.data,
+        "error": {"message": letter.error_message, "stack": letter.error_stack},
+        "failedAt": letter.failed_at,
+        "attemptsMade": letter.attempts_made,
+        "attemptsStarted": starts_of(letter),
+    }
+    perhaps = {"cause": letter.cause, "tenantId": letter.tenant_id}
+    return {**known, **{name: value for name, value in perhaps.items() if value is not None}, **letter.entry}
+
+
+def starts_of(letter: DeadLetter) -> int:
+    """How often the work had been started, by the entry, by the end of its id, or by its attempts."""
+    told = letter.entry.get("attemptsStarted")
+    if isinstance(told, int) and told >= 0:
+        return told
+    last = letter.id.rpartition("-")[2]
+    return int(last) if last.isdecimal() else max(1, letter.attempts_made)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,14 +19,20 @@ import msgspec
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_job_id
-from bullpen.errors import DeadLetterChanged, DeadLetterNotFound, JobStateConflict
-from bullpen.ports.dead_letters import DeadLetterRecord, check_unchanged
+from bullpen.errors import DeadLetterChanged, DeadLetterNotFound, InvalidOption, JobStateConflict
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    check_unchanged,
+    groups_of,
+)
 from bullpen.ports.edits import Edit
 from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.queue.actor import check_actor
-from bullpen.queue.dead_letters import operations as dead_letter
-from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, entry_id
-from bullpen.queue.dead_letters.port import as_letter, starts_of
+from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, entry_id, starts_of
 from bullpen.queue.job import Job
 from bullpen.queue.packing import VERSION_FIELD
 from bullpen.queue.states import JobState
@@ -37,6 +44,7 @@ __all__ = ["FailedSetStore"]
 
 _HASHES_PER_PAGE: Final = 100
 """Hashes carry payloads: a page of them must fit in memory and in the deadline of one call."""
+_MOST_LOOKED_AT: Final = 5_000
 
 
 class FailedSetStore:
@@ -56,7 +64,7 @@ class FailedSetStore:
     async def depth(self) -> int:
         return int(await self._actions.command("ZCARD", self._keys.failed))
 
-    async def put(self, letter: DeadLetterRecord) -> None:
+    async def put(self, letter: DeadLetter) -> None:
         """Store work that failed elsewhere as a failed job under its own identity.
 
         Raises JobStateConflict when that id is in use by a job that has not failed.
@@ -85,11 +93,53 @@ class FailedSetStore:
                 job_id=job_id,
             )
 
-    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetterRecord]:
+    async def list(self, *, start: int = 0, count: int = 100) -> builtins.list[DeadLetter]:
         check_int("start", start, minimum=0)
         check_int("count", count, minimum=1)
         ids = await self._actions.command("ZRANGE", self._keys.failed, start, start + count - 1)
-        letters: builtins.list[DeadLetterRecord] = []
+        return await self._read(ids)
+
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        """As the port says. The set knows when jobs finished; for all else they are read, some thousand at a time."""
+        check_int("limit", limit, minimum=1)
+        found, looked_at = list[DeadLetter](), 0
+        start, behind = (0, None) if after is None else await self._behind(after)
+        while True:
+            flat = await self._actions.command(
+                *("ZRANGE", self._keys.failed, start, start + _HASHES_PER_PAGE - 1, "REV", "WITHSCORES")
+            )
+            ids, scores = flat[::2], flat[1::2]
+            letters = {letter.message_id: letter for letter in await self._read(ids)}
+            for raw, score in zip(ids, scores, strict=True):
+                if behind is not None and (float(score), raw) >= behind:
+                    continue  # of the same millisecond, and shown already
+                letter = letters.get(raw.decode("utf-8", "surrogateescape"))
+                if letter is not None and where.matches(letter):
+                    if len(found) == limit:
+                        return LetterPage(found, after)
+                    found.append(letter)
+                after = f"{score.decode()}/{raw.decode('utf-8', 'surrogateescape')}"
+            start, looked_at = start + len(ids), looked_at + len(ids)
+            if len(ids) < _HASHES_PER_PAGE:
+                return LetterPage(found, None)
+            if looked_at >= _MOST_LOOKED_AT:
+                return LetterPage(found, after)
+
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        """Of the newest failed jobs: the set has no counters, and no entries that could be counted."""
+        newest = await self.page(DeadLetterFilter(tenant_id=tenant_id), limit=_MOST_LOOKED_AT)
+        return groups_of(newest.letters, self.name, tenant_id=tenant_id, limit=limit)
+
+    async def _behind(self, after: str) -> tuple[int, tuple[float, bytes]]:
+        """Where the set goes on behind a cursor, also when that job is gone."""
+        score, mark, job_id = after.partition("/")
+        if not mark or not score.isascii() or not score.isdecimal():
+            raise InvalidOption("after", "the `next` of the page before", after)
+        start = int(await self._actions.command("ZCOUNT", self._keys.failed, f"({score}", "+inf"))
+        return start, (float(score), job_id.encode("utf-8", "surrogateescape"))
+
+    async def _read(self, ids: Sequence[bytes]) -> builtins.list[DeadLetter]:
+        letters: builtins.list[DeadLetter] = []
         for first in range(0, len(ids), _HASHES_PER_PAGE):
             page = ids[first : first + _HASHES_PER_PAGE]
             base = self._keys.base.encode()
@@ -100,7 +150,7 @@ class FailedSetStore:
                     letters.append(self._letter_of(Job(self._actions, record)))
         return letters
 
-    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+    async def get(self, entry_id: str) -> DeadLetter | None:
         job = await self._find(entry_id)
         return None if job is None else self._letter_of(job)
 
@@ -162,11 +212,11 @@ class FailedSetStore:
                     return job
         return None
 
-    def _letter_of(self, job: Job) -> DeadLetterRecord:
-        identity, _, head, tail, _, form = self._writer.parts_of_failed(job)
+    def _letter_of(self, job: Job) -> DeadLetter:
+        identity, _, head, tail, _, form, _ = self._writer.parts_of_failed(job)
         raw = {"": job.record.raw_data, "text": msgspec.json.encode(job.record.raw_data.decode("utf-8", "replace"))}
         entry = json.decode(head + raw.get(form, b"") + tail)
-        return as_letter(dead_letter.DeadLetter.from_entry(identity, entry, queue=self.name))
+        return DeadLetter.from_entry(identity, entry, source=self.name)
 
 
 def _instant_ms(text: str) -> int | str:

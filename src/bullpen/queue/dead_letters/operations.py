@@ -10,151 +10,58 @@ Elsewhere: making entries (`entry`), sweeping (`sweep`), deciding that a failure
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final, Self
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
 
 from bullpen._kernel import json
+from bullpen._kernel.causes import LONGEST_SAMPLE
 from bullpen._kernel.duration import check_int
-from bullpen.errors import CorruptJob, DeadLetterChanged, JobNotFound, JobStateConflict, NotJson, require
+from bullpen._kernel.ids import check_job_id
+from bullpen._kernel.scrub import summary
+from bullpen.errors import CorruptJob, DeadLetterChanged, DeadLetterNotFound, JobStateConflict, NotJson, require
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    RedriveReport,
+)
 from bullpen.ports.edits import Edit, payload_fingerprint
 from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.queue.actor import check_actor
-from bullpen.queue.dead_letters.entry import DeadLetterWriter, check_not_sealed, original_data
+from bullpen.queue.dead_letters.entry import (
+    DeadLetterWriter,
+    check_not_sealed,
+    complete_entry,
+    entry_options,
+    original_data,
+)
+from bullpen.queue.dead_letters.index import LetterIndex, facts_of
 from bullpen.queue.dead_letters.sweep import Sweeper
-from bullpen.queue.dead_letters.tenants import TenantIndex
 from bullpen.queue.lists import walk_line
 from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
 
-__all__ = ["DeadLetter", "DeadLetterFilter", "DeadLetters", "RedriveReport", "TenantLetters"]
+__all__ = ["DeadLetters"]
 
 _IDS_PER_PAGE: Final = 200
 _AT_ONCE: Final = 50
 """Redrives in flight when no rate is given."""
 _MOST_SKIPPED_NAMED: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One finally failed job with all its context."""
-
-    id: str
-    job_id: str
-    job_name: str
-    queue: str
-    data: Any
-    error_message: str
-    error_stack: str | None
-    failed_at: str
-    attempts_made: int
-    cause: str | None
-    """Why the failure was final; None when a worker of another client decided it."""
-    entry: dict[str, Any]
-    """All stored fields, under their wire names."""
-
-    @classmethod
-    def from_entry(cls, entry_id: str, entry: dict[str, Any], *, queue: str) -> Self:
-        """The letter that stored fields tell of; what they lack is left empty, and of the queue it is `queue`."""
-        error = entry["error"] if isinstance(entry.get("error"), dict) else {}
-        return cls(
-            id=entry_id,
-            job_id=_text(entry, "originalJobId"),
-            job_name=_text(entry, "originalJobName"),
-            queue=_text(entry, "originalQueue") or queue,
-            data=entry.get("originalData"),
-            error_message=str(error.get("message", "")),
-            error_stack=_text(error, "stack") or None,
-            failed_at=_text(entry, "failedAt"),
-            attempts_made=_whole(entry, "attemptsMade"),
-            cause=_text(entry, "cause") or None,
-            entry=entry,
-        )
-
-    @property
-    def redriven(self) -> list[dict[str, Any]]:
-        """Earlier redrives of the job, oldest first: `at` (Unix ms), `by`, `entry`."""
-        notes = self.entry.get("redriven")
-        return notes if isinstance(notes, list) else []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterFilter:
-    """Which dead letters are meant; what is not given does not matter."""
-
-    job_name: str | None = None
-    error: str | None = None
-    """Text that the error message contains, in any case."""
-    cause: str | None = None
-    failed_after: datetime | None = None
-    failed_before: datetime | None = None
-    tenant_id: str | None = None
-    """`tenantId` of the job's data: whoever added the job said so."""
-
-    def __post_init__(self) -> None:
-        for name in ("job_name", "error", "cause", "tenant_id"):
-            value = getattr(self, name)
-            require(name, value is None or (isinstance(value, str) and value != ""), "non-empty text or None", value)
-        for name in ("failed_after", "failed_before"):
-            value = getattr(self, name)
-            is_aware = isinstance(value, datetime) and value.tzinfo is not None
-            require(name, value is None or is_aware, "an aware datetime or None", value)
-
-    def matches(self, letter: DeadLetter) -> bool:
-        if self.job_name is not None and letter.job_name != self.job_name:
-            return False
-        if self.cause is not None and letter.cause != self.cause:
-            return False
-        if self.tenant_id is not None and letter.entry.get("tenantId") != self.tenant_id:
-            return False
-        if self.error is not None and self.error.casefold() not in letter.error_message.casefold():
-            return False
-        return self._matches_time(letter.failed_at)
-
-    def _matches_time(self, text: str) -> bool:
-        if self.failed_after is None and self.failed_before is None:
-            return True
-        try:
-            failed_at = datetime.fromisoformat(text)
-            is_late_enough = self.failed_after is None or failed_at >= self.failed_after
-            return is_late_enough and (self.failed_before is None or failed_at < self.failed_before)
-        except (TypeError, ValueError):  # somebody else's entry, whose time nobody can tell
-            return False
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveReport:
-    """What a bulk operation did so far, or would do."""
-
-    examined: int = 0
-    matched: int = 0
-    done: int = 0
-    """Redriven or discarded; with `dry_run` none."""
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Entry id and reason of the first hundred that matched and could not be redriven."""
-    is_dry_run: bool = False
+_MOST_LOOKED_AT: Final = 5_000
+"""Letters that one page reads at most for a filter that few fit."""
 
 
 OnProgress = Callable[[RedriveReport], Awaitable[None] | None]
-ANY: Final = DeadLetterFilter()
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLetters:
-    """One page of a tenant's dead letters, newest first."""
-
-    letters: Sequence[DeadLetter]
-    depth: int
-    """How many the tenant has, on all pages."""
-    next: int | None
-    """Give it as `before` for the next page; None on the last one."""
 
 
 class DeadLetters:
@@ -167,15 +74,39 @@ class DeadLetters:
         self._keys = keys
         self._entries = dead_letter_keys
         self._clock_offset_ms = clock_offset_ms
+        self._index = LetterIndex(actions, dead_letter_keys, keys.name)
 
     @property
-    def queue_name(self) -> str:
+    def name(self) -> str:
         """The queue that holds the entries."""
         return self._entries.name
 
     async def depth(self) -> int:
         """How many wait for somebody."""
         return int(await self._actions.command("LLEN", self._entries.wait))
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Workers write entries with the move to failed; this is for work that failed elsewhere. Writing one that is
+        there already changes nothing."""
+        entries, fields = self._entries, complete_entry(letter)
+        entry = json.encode(fields)
+        opts = entry_options(check_job_id(letter.id))
+        json.check_payload_size(len(entry), len(opts))
+        failed_ms = None if letter.failed_ms is not None else self._actions.clock.now_ms()
+        written = await self._actions.evaluate(
+            "put_letter",
+            [entries.job(letter.id)],
+            [
+                *(entries.base, self._clock_offset_ms, letter.id, f"{letter.name or 'unknown'}-failed"),
+                *(entry, opts, facts_of(DeadLetter.from_entry(letter.id, fields, source=self._keys.name), failed_ms)),
+            ],
+        )
+        if written < 0:
+            raise JobStateConflict(
+                f"dead letter {letter.id!r} was not written: a key of queue {entries.name!r} holds something else",
+                queue=entries.name,
+                job_id=letter.id,
+            )
 
     async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
         """Oldest first, from `start`."""
@@ -201,28 +132,74 @@ class DeadLetters:
         found = await self._read([entry_id.encode("utf-8", "surrogateescape")])
         return found[0] if found else None
 
-    async def of_tenant(self, tenant_id: str, *, before: int | None = None, limit: int = 50) -> TenantLetters:
-        """Those whose work is this tenant's, newest first; `before` is the `next` of the page before."""
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        """Newest first; `after` is the `next` of the page before. What the index knows, tenant, cause and time, costs
+        nothing; for names and texts the letters are read, some thousand at a time."""
         check_int("limit", limit, minimum=1)
-        if before is not None:
-            check_int("before", before, minimum=1)
-        found = await TenantIndex(self._actions, self._entries, tenant_id).read()
-        older = [entry for entry in found if before is None or entry[0] < before]
-        page = older[:limit]
-        letters = await self._read([raw for _, raw in page])
-        return TenantLetters(letters, len(found), page[-1][0] if len(older) > limit else None)
+        await self._index.catch_up()
+        rest, found, looked_at = replace(where, fingerprint=None), list[DeadLetter](), 0
+        while True:
+            wanted = limit - len(found) + 1
+            ids = await self._index.ids(where, after=after, count=max(wanted, _IDS_PER_PAGE if found else wanted))
+            letters = {letter.id: letter for letter in await self._read([raw for _, raw in ids])}
+            gone = list[bytes]()
+            for cursor, raw in ids:
+                letter = letters.get(raw.decode("utf-8", "surrogateescape"))
+                if letter is not None and rest.matches(letter):
+                    if len(found) == limit:
+                        await self._index.forget(gone)
+                        return LetterPage(found, after)
+                    found.append(letter)
+                elif letter is None:
+                    gone.append(raw)
+                after = cursor
+            await self._index.forget(gone)
+            looked_at += len(ids)
+            if len(ids) < wanted:
+                return LetterPage(found, None)
+            if looked_at >= _MOST_LOOKED_AT:
+                return LetterPage(found, after)
 
-    async def redrive(self, entry_id: str, *, by: str | None = None, edit: Edit | None = None) -> str:
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        """The most frequent causes first, from counters."""
+        check_int("limit", limit, minimum=1)
+        await self._index.catch_up()
+        groups = await self._index.groups(self.name, tenant_id=tenant_id, limit=limit)
+        if tenant_id is None:
+            return groups
+        # What is kept of a cause may be of another tenant.
+        letters = {each.id: each for each in await self._read([group.example.encode() for group in groups])}
+        return [
+            replace(group, error=summary(letters[group.example].error_message, LONGEST_SAMPLE))
+            if group.example in letters
+            else group
+            for group in groups
+        ]
+
+    async def of_tenant(self, tenant_id: str, *, after: str | None = None, limit: int = 50) -> LetterPage:
+        """Those whose work is this tenant's, newest first, and how many there are; `after` is the `next` of the page
+        before."""
+        page = await self.page(DeadLetterFilter(tenant_id=tenant_id), after=after, limit=limit)
+        return replace(page, depth=await self._index.count(tenant_id))
+
+    async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
         """Send the job back with its id, data and idempotency key; attempts start again. Returns the job id.
 
         `by` is noted with the instant in the job's field `bpredriven` (default: user and host of this process). Safe
-        to repeat: raises JobNotFound when the entry is gone, JobStateConflict when the id is in use by a job that
-        has not failed. `edit` (see `make_edit`) replaces the data; raises DeadLetterChanged when the entry has other
-        data than was edited.
+        to repeat: raises DeadLetterNotFound when the entry is gone, JobStateConflict when the id is in use by a job
+        that has not failed.
         """
+        return await self._redrive(entry_id, by, None)
+
+    async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
+        """As `redrive`, with other data (see `make_edit`). Raises DeadLetterChanged when the entry has other data than
+        was edited."""
+        return await self._redrive(entry_id, by, edit)
+
+    async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
         flat = await self._actions.command("HGETALL", self._entries.job(entry_id))
         if not flat:
-            raise JobNotFound(self._entries.name, entry_id, is_letter=True)
+            raise DeadLetterNotFound(self.name, entry_id)
         entry, fields = self._parse(JobRecord.parse(entry_id, flat))
         told = _text(fields, "originalQueue")
         if told and told != self._keys.name:
@@ -269,7 +246,7 @@ class DeadLetters:
             found = await self._actions.read(job_id)
             is_back = found is not None and found[0] not in (JobState.FAILED, JobState.UNKNOWN)
             if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
-                raise JobNotFound(self._entries.name, entry_id, is_letter=True)
+                raise DeadLetterNotFound(self.name, entry_id)
             return job_id
         if answer.startswith(b"busy:"):
             state = answer.partition(b":")[2].decode()
@@ -300,14 +277,14 @@ class DeadLetters:
         async def send_back(letter: DeadLetter) -> str | None:
             try:
                 await self.redrive(letter.id, by=by)
-            except (JobNotFound, JobStateConflict, CorruptJob) as error:
+            except (DeadLetterNotFound, JobStateConflict, CorruptJob) as error:
                 return str(error)
             return None
 
         return await self._for_all(where, send_back, limit, rate, dry_run=dry_run, on_progress=on_progress)
 
-    async def discard(self, entry_id: str) -> bool:
-        """Delete one entry for good. False when there was none."""
+    async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
+        """Delete one entry for good. False when there was none. `by` is for stores that keep it."""
         entries = self._entries
         return bool(
             await self._actions.evaluate(
@@ -403,7 +380,7 @@ class DeadLetters:
         except NotJson:
             stored = None
         # Anybody may put jobs into this queue; one that is no entry must not hide those that are.
-        return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, queue=self._keys.name)
+        return DeadLetter.from_entry(record.id, stored if isinstance(stored, dict) else {}, source=self._keys.name)
 
     @staticmethod
     def _shown_data(entry: dict[str, msgspec.Raw]) -> Any:

@@ -11,14 +11,17 @@ the harness of every transport.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import pytest
 
 from bullpen._kernel.outcome import Cause, Completed, Failed
-from bullpen.errors import DeadLetterChanged, DeadLetterNotFound
-from bullpen.ports.dead_letters import DeadLetterRecord, DeadLetterStore, EditableDeadLetters
+from bullpen.errors import DeadLetterChanged, DeadLetterNotFound, InvalidOption
+from bullpen.ops.dead_letters import DeadLetterConsole
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterStore, EditableDeadLetters
 from bullpen.ports.edits import make_edit
 from bullpen.ports.transport import Deliveries, Transport
 from bullpen.testing.contracts.transport import an_event, nothing_comes, take
@@ -42,7 +45,7 @@ class DeadLetterHarness(Protocol):
         """Let work fail for good: its payload holds the number, its error is `no <number>`."""
         ...
 
-    def number_of(self, letter: DeadLetterRecord) -> int:
+    def number_of(self, letter: DeadLetter) -> int:
         """The number in a letter's payload."""
         ...
 
@@ -233,6 +236,92 @@ class DeadLetterContract:
         assert await store.get(letter.id) == letter
         await letters.nothing_comes()
 
+    @pytest.mark.requirement("X-5")
+    async def test_pages_are_newest_first_and_hide_none_while_others_come_and_go(
+        self, letters: DeadLetterHarness
+    ) -> None:
+        """Somebody turns pages while work goes on to fail, and somebody else tidies up."""
+        for number in range(6):
+            await letters.bury(number)
+
+        first = await letters.store.page(limit=2)
+        assert [letters.number_of(letter) for letter in first.letters] == [5, 4]
+        await letters.bury(6)
+        await letters.store.discard(first.letters[1].id)  # the one that the cursor names
+        second = await letters.store.page(after=first.next, limit=2)
+        third = await letters.store.page(after=second.next, limit=2)
+
+        assert [letters.number_of(letter) for letter in (*second.letters, *third.letters)] == [3, 2, 1, 0]
+        assert third.next is None
+        newest = await letters.store.page(limit=1)
+        assert letters.number_of(newest.letters[0]) == 6
+
+    async def test_what_is_asked_for_is_found(self, letters: DeadLetterHarness) -> None:
+        for number in range(4):
+            await letters.bury(number)
+        newest = (await letters.store.page(limit=1)).letters[0]
+        assert newest.failed_ms is not None
+        later = datetime.fromtimestamp(newest.failed_ms / 1000 + 60, UTC)
+
+        async def numbers(where: DeadLetterFilter) -> list[int]:
+            return [letters.number_of(letter) for letter in (await letters.store.page(where)).letters]
+
+        assert await numbers(DeadLetterFilter(error="NO 2")) == [2]
+        assert await numbers(DeadLetterFilter(name=newest.name, failed_before=later)) == [3, 2, 1, 0]
+        assert await numbers(DeadLetterFilter(failed_after=later)) == []
+        assert await numbers(DeadLetterFilter(name="another")) == []
+        assert await numbers(DeadLetterFilter(tenant_id="nobody")) == []
+        assert await numbers(DeadLetterFilter(fingerprint="0" * 12)) == []
+        with pytest.raises(InvalidOption, match="after"):
+            await letters.store.page(after="nonsense")
+
+    @pytest.mark.requirement("X-5")
+    async def test_failures_of_one_cause_are_one_group(self, letters: DeadLetterHarness) -> None:
+        """Whatever number they name; and what is redriven or discarded no longer counts."""
+        for number in range(4):
+            await letters.bury(number)
+
+        (group,) = await letters.store.groups()
+        found = await letters.store.page(DeadLetterFilter(fingerprint=group.fingerprint))
+        assert (group.count, group.store) == (4, letters.store.name)
+        assert [letters.number_of(letter) for letter in found.letters] == [3, 2, 1, 0]
+        newest, oldest = found.letters[0], found.letters[-1]
+        assert (group.name, group.first_at, group.last_at) == (newest.name, oldest.failed_at, newest.failed_at)
+        assert group.error.startswith("no ")
+        await letters.store.discard(newest.id)
+        await letters.store.redrive(oldest.id)
+        (left,) = await letters.store.groups()
+        assert (left.fingerprint, left.count) == (group.fingerprint, 2)
+        await letters.came_back()
+
+        assert await letters.store.groups(tenant_id="nobody") == []
+
+    @pytest.mark.requirement("X-40", "X-41")
+    async def test_many_are_acted_on_by_ids_or_filter_and_it_is_noted_once(self, letters: DeadLetterHarness) -> None:
+        """The console and every store: a dry run touches nothing, a limit takes the oldest, what is gone is named."""
+        noted: list[tuple[str, str, Any]] = []
+
+        async def audit(action: str, store: str, letter: DeadLetter | None, by: str, detail: Mapping[str, Any]) -> None:
+            assert letter is None
+            noted.append((action, by, detail["count"]))
+
+        for number in range(5):
+            await letters.bury(number)
+        console, store = DeadLetterConsole([letters.store], audit=audit), letters.store.name
+        newest = (await letters.store.page(limit=1)).letters[0]
+
+        dry = await console.redrive_many(by="ada", store=store, dry_run=True)
+        some = await console.discard_many(DeadLetterFilter(error="no"), by="ada", store=store, limit=2)
+        named = await console.redrive_many(by="ada", store=store, ids=[newest.id, "dl-none-1"], rate=1_000)
+
+        assert (dry.matched, dry.done, dry.is_dry_run) == (5, 0, True)
+        assert (some.matched, some.done, some.skipped) == (2, 2, ())
+        assert (named.matched, named.done, [entry for entry, _ in named.skipped]) == (1, 1, ["dl-none-1"])
+        left = [letters.number_of(letter) for letter in (await letters.store.page()).letters]
+        assert left == [3, 2]
+        assert noted == [("discard", "ada", 2), ("redrive", "ada", 1)]
+        assert (await letters.came_back())[1] == 4
+
 
 def _with_number(data: Any, old: int, new: int) -> Any:
     """The same payload with another number, wherever the harness has put it."""
@@ -260,7 +349,7 @@ class TransportLetters:
         await self._transport.publish(an_event(self._source, number, urn="urn:order:same"))
         await self._transport.settle(await take(self._deliveries), Failed(f"no {number}", "", Cause.PERMANENT))
 
-    def number_of(self, letter: DeadLetterRecord) -> int:
+    def number_of(self, letter: DeadLetter) -> int:
         return int(letter.data["payload"]["number"])
 
     async def came_back(self) -> tuple[str, int]:

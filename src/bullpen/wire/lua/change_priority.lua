@@ -12,12 +12,13 @@
 --#include lib/ready
 --#include lib/leave_line
 --#include lib/state
+--#include lib/record
 
 local job_key, wait_key, paused_key, prioritized_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local base, job_id, priority, lifo = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == "1"
 
 local before = redis.call("HMGET", job_key, "name", "priority")
-if not before[1] then return -1 end
+if not before[1] or is_record(base, job_id) then return -1 end
 require_places(base)
 redis.call("HSET", job_key, "priority", priority)
 redis.call("HDEL", job_key, "bporphan") -- whoever looks for orphans must see that it moved

@@ -6,11 +6,13 @@
 ]]
 --#include lib/remove
 --#include lib/leave_line
+--#include lib/letter_index
 
 local entry_key, entry_wait_key, entry_events_key = KEYS[1], KEYS[2], KEYS[3]
 local base, entry_id = ARGV[1], ARGV[2]
 
 if not leave_line(base, entry_wait_key, entry_id) then return 0 end
 remove_job_keys(entry_key)
+unindex_letter(base, entry_id)
 redis.call("XADD", entry_events_key, "*", "event", "removed", "jobId", entry_id, "prev", "wait")
 return 1

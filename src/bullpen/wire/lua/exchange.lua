@@ -21,6 +21,7 @@
            completed         rule   value
            failed            rule   reason   stack   stack_limit   attempts   entry_id ("" = no dead letter)
                              entry_name   entry_head   entry_tail   entry_opts   data_form ("" = JSON, "text", "sent" = in the head)
+                             entry_facts (see lib/letter_index)
            retry             delay_ms   reason   stack   stack_limit   lifo ("1" or "")
            delayed           delay_ms
            waiting           pause_ms (> 0: also limit the queue that long)

@@ -9,6 +9,7 @@
 ]]
 --#include lib/clock
 --#include lib/removal
+--#include lib/letter_index
 
 local meta_key, active_key, repeat_key = KEYS[1], KEYS[2], KEYS[3]
 local base, force, most_per_call = ARGV[1], ARGV[3] == "1", tonumber(ARGV[4])
@@ -18,7 +19,7 @@ local now_ms = server_now(ARGV[2])
 if redis.call("EXISTS", meta_key) == 1 and redis.call("HEXISTS", meta_key, "paused") == 0 then return -1 end
 if not force and redis.call("LLEN", active_key) > 0 then return -2 end
 
-local removed = 0
+local removed, holds_letters = 0, redis.call("EXISTS", base .. "bp:letters:facts") == 1
 local function obliterate(state, is_list)
   local state_key, left = base .. state, most_per_call - removed
   local ids
@@ -37,6 +38,7 @@ local function obliterate(state, is_list)
         base .. "bp:size:" .. fields[3], base .. "bp:lanes:" .. (fields[4] or ""))
     end
     delete_job(base, job_id, fields[2])
+    if holds_letters then unindex_letter(base, job_id) end
     redis.call("DEL", job_key .. ":lock")
     if fields[1] and split_key(fields[1]) ~= base then on_child_removed(fields[1], job_key, now_ms) end
   end
@@ -57,7 +59,8 @@ redis.call("ZREMRANGEBYRANK", repeat_key, 0, most_per_call - 1)
 if #schedulers == most_per_call then return { 1, removed } end
 
 for _, suffix in ipairs({ "events", "id", "pc", "marker", "meta", "metrics:completed", "metrics:completed:data", "metrics:failed",
-  "metrics:failed:data", "stalled", "stalled-check", "limiter", "delay", "priority", "bp:lanes:held" }) do
+  "metrics:failed:data", "stalled", "stalled-check", "limiter", "delay", "priority", "bp:lanes:held", "bp:letters:facts",
+  "bp:letters:index", "bp:letters:counts", "bp:letters:causes", "bp:letters:tenants", "bp:letters:checked" }) do
   redis.call("UNLINK", base .. suffix)
 end
 return { 0, removed }

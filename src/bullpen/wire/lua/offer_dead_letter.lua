@@ -5,7 +5,7 @@
 
   KEYS   1 job   2 failed
   ARGV   1 base   2 clock_offset   3 job_id   4 attempts_started   5 dead_letter_base   6 entry_id   7 entry_name   8 entry_head
-         9 entry_tail   10 entry_opts   11 data_form
+         9 entry_tail   10 entry_opts   11 data_form   12 entry_facts (see lib/letter_index)
   Reply  1 written, 0 the job is no longer failed, or failed again, -1 it cannot be written
 ]]
 --#include lib/clock

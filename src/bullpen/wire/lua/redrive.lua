@@ -19,6 +19,7 @@
 --#include lib/reprocess
 --#include lib/state
 --#include lib/notes
+--#include lib/letter_index
 
 local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
 local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
@@ -48,6 +49,7 @@ wake(base)
 if redis.call("EXISTS", entry_key) == 1 then -- else it was the job's latest, and went with it
   local state = leave_state(dead_letter_base, entry_id)
   remove_job_keys(entry_key)
+  unindex_letter(dead_letter_base, entry_id)
   redis.pcall("XADD", dead_letter_base .. "events", "*", "event", "removed", "jobId", entry_id, "prev", state or "unknown")
 end
 return answer

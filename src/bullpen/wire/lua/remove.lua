@@ -15,6 +15,7 @@
 --#include lib/trim
 --#include lib/removal
 --#include lib/leave_state
+--#include lib/record
 
 local job_key = KEYS[1]
 local base, job_id, with_children, only_unfinished = ARGV[1], ARGV[3], ARGV[4] == "1", ARGV[5] == "1"
@@ -71,6 +72,7 @@ if redis.call("EXISTS", job_key) == 0 then
   leave_state(base, job_id, true) -- an id without a job helps nobody; one in the middle of a long line goes when it is taken
   return 0
 end
+if is_record(base, job_id) then return 0 end
 if only_unfinished and (redis.call("ZSCORE", base .. "failed", job_id) or redis.call("ZSCORE", base .. "completed", job_id)) then
   return -3
 end

@@ -7,15 +7,24 @@ reads the whole topic: it is a place for what people look at, not for a backlog.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from bullpen._kernel import json
 from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import MessagingReports
-from bullpen.plugins.transports._letters import check_event_edit, event_of, read_letter, stored_entry, who
+from bullpen.plugins.transports._letters import check_event_edit, event_of, stored_entry, who
 from bullpen.plugins.transports.kafka._records import read_value
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    groups_of,
+    page_of,
+)
 from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
@@ -34,15 +43,21 @@ class TopicDeadLetters:
     async def depth(self) -> int:
         return len(await self._read())
 
-    async def put(self, letter: DeadLetterRecord) -> None:
+    async def put(self, letter: DeadLetter) -> None:
         value = json.encode(stored_entry(letter), what="dead letter")
         await self._transport.door.send(self.name, key=letter.id.encode(), value=value)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
-        found = sorted((letter for letter, _ in (await self._read()).values()), key=lambda letter: letter.failed_at)
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        found = sorted(await self._everything(), key=lambda letter: letter.failed_at)
         return found[start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        return page_of(await self._everything(), where, after=after, limit=limit)
+
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        return groups_of(await self._everything(), self.name, tenant_id=tenant_id, limit=limit)
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
         found = (await self._read()).get(entry_id)
         return None if found is None else found[0]
 
@@ -78,9 +93,12 @@ class TopicDeadLetters:
             self.name, key=entry_id.encode(), value=None, partition=partition, headers={"x-removed-by": by}
         )
 
-    async def _read(self) -> Mapping[str, tuple[DeadLetterRecord, int]]:
+    async def _everything(self) -> builtins.list[DeadLetter]:
+        return [letter for letter, _ in (await self._read()).values()]
+
+    async def _read(self) -> Mapping[str, tuple[DeadLetter, int]]:
         """Letters without a tombstone behind them, with their partitions."""
-        found: dict[str, tuple[DeadLetterRecord, int]] = {}
+        found: dict[str, tuple[DeadLetter, int]] = {}
         async for record in self._transport.door.read_all(self.name):
             entry_id = (record.key or b"").decode("utf-8", "replace")
             if record.value is None:
@@ -88,5 +106,5 @@ class TopicDeadLetters:
                 continue
             entry, problem = read_value(record.value)
             told = entry if problem is None and isinstance(entry, dict) else {}
-            found[entry_id] = (read_letter(entry_id, told, source=self._source), record.partition.number)
+            found[entry_id] = (DeadLetter.from_entry(entry_id, told, source=self._source), record.partition.number)
         return found

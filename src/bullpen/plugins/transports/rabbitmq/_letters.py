@@ -8,6 +8,7 @@ Elsewhere: writing letters (`transport`).
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,15 @@ from bullpen.plugins.transports._letters import check_event_edit, event_of, who
 from bullpen.plugins.transports.rabbitmq._link import Link
 from bullpen.plugins.transports.rabbitmq._messages import letter_of_message
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import (
+    ANY,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    LetterPage,
+    groups_of,
+    page_of,
+)
 from bullpen.ports.edits import Edit
 
 if TYPE_CHECKING:
@@ -45,14 +54,20 @@ class RabbitDeadLetters:
         await self._transport.declare(self._spec)
         return (await self._link.ask(partial(count, self.name)))[0]
 
-    async def put(self, letter: DeadLetterRecord) -> None:
+    async def put(self, letter: DeadLetter) -> None:
         if await self.get(letter.id) is None:
             await self._transport.put_letter(self._spec, letter)
 
-    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetterRecord]:
+    async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
         return [*await self._link.whole(self._read())][start : start + count]
 
-    async def get(self, entry_id: str) -> DeadLetterRecord | None:
+    async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
+        return page_of(await self._link.whole(self._read()), where, after=after, limit=limit)
+
+    async def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
+        return groups_of(await self._link.whole(self._read()), self.name, tenant_id=tenant_id, limit=limit)
+
+    async def get(self, entry_id: str) -> DeadLetter | None:
         return next((letter for letter in await self._link.whole(self._read()) if letter.id == entry_id), None)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
@@ -78,7 +93,7 @@ class RabbitDeadLetters:
     async def discard(self, entry_id: str, *, by: str | None = None) -> bool:
         return await self._link.whole(self._discard(entry_id))
 
-    async def _read(self) -> Sequence[DeadLetterRecord]:
+    async def _read(self) -> Sequence[DeadLetter]:
         async with self._look() as look:
             return look.letters()
 
@@ -138,7 +153,7 @@ class _Look:
     def __init__(self, messages: Sequence[AbstractIncomingMessage], source: str) -> None:
         self.messages, self._source = list(messages), source
 
-    def letters(self) -> list[DeadLetterRecord]:
+    def letters(self) -> list[DeadLetter]:
         """Oldest first, each once however often it was written: putting back may change the queue's order."""
         unique = {letter.id: letter for letter in map(self._read, reversed(self.messages))}
         return sorted(unique.values(), key=lambda letter: letter.failed_at)
@@ -151,5 +166,5 @@ class _Look:
             await message.ack()
             self.messages.remove(message)
 
-    def _read(self, message: AbstractIncomingMessage) -> DeadLetterRecord:
+    def _read(self, message: AbstractIncomingMessage) -> DeadLetter:
         return letter_of_message(message, self._source)

@@ -31,9 +31,9 @@ from bullpen.plugins.transports._encoding import (
     readable,
     tries_to_header,
 )
-from bullpen.plugins.transports._letters import read_letter, stored_entry
+from bullpen.plugins.transports._letters import stored_entry
 from bullpen.plugins.transports.rabbitmq._frames import UNREADABLE_HEADER
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Event
 
 DELAY_LEFT_HEADER: Final = "x-bullpen-delay-left"
@@ -183,7 +183,7 @@ def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) 
     )
 
 
-def letter_message(letter: DeadLetterRecord) -> Message:
+def letter_message(letter: DeadLetter) -> Message:
     return Message(
         json.encode(stored_entry(letter), what="dead letter"),
         message_id=letter.id,
@@ -194,14 +194,14 @@ def letter_message(letter: DeadLetterRecord) -> Message:
     )
 
 
-def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetterRecord:
+def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetter:
     """An entry of ours, or what the broker dead-lettered by itself: too old, or the death of too many consumers."""
     try:
         entry: Any = json.decode(message.body)
     except NotJson:
         entry = None
     if isinstance(entry, dict) and "originalJobId" in entry:
-        return read_letter(message.message_id or "", entry, source=source)
+        return DeadLetter.from_entry(message.message_id or "", entry, source=source)
     reason = str(message.headers.get("x-first-death-reason") or "unknown")
     delivery = delivery_of(message, source, None)
     told = {
@@ -216,7 +216,7 @@ def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLett
         "failedAt": _death_time(message),
         "attemptsMade": delivery.attempt - 1,
     }
-    return read_letter(f"dl-{delivery.id}-{reason}", told, source=source)
+    return DeadLetter.from_entry(f"dl-{delivery.id}-{reason}", told, source=source)
 
 
 def _read_body(body: bytes) -> tuple[str, Any, str | None]:

@@ -46,7 +46,7 @@ from bullpen.plugins.transports.rabbitmq._messages import (
     message_of,
 )
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec, Topology
-from bullpen.ports.dead_letters import DeadLetterRecord
+from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
 
 __all__ = ["RabbitMQTransport"]
@@ -304,7 +304,7 @@ class RabbitMQTransport:
                 self._link.forget_topology()  # somebody deleted an exchange
                 raise
 
-    async def put_letter(self, spec: QueueSpec, letter: DeadLetterRecord) -> None:
+    async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
         assert spec.letter_key is not None
         await self._send_patiently(spec, self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
 

@@ -47,7 +47,7 @@ while arg <= last_arg do
     arg = arg + 5
   else
     is_plain = false
-    lengths = lengths or { failed = 11, retry = 5, delayed = 1, waiting = 1, ["waiting-children"] = 0 }
+    lengths = lengths or { failed = 12, retry = 5, delayed = 1, waiting = 1, ["waiting-children"] = 0 }
     arg = arg + 3 + lengths[ARGV[arg + 2]]
   end
 end

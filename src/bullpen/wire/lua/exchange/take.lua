@@ -82,7 +82,8 @@ if take > 0 then
     if refusal then -- by a key of another type: what was popped goes back, else it would be in no list
       for index = from_wait, 1, -1 do redis.call("RPUSH", wait_key, candidates[index]) end
       if moved then redis.call("LREM", active_key, "1", moved) end
-      return redis.error_reply(refusal)
+      if settle_count == 0 then return redis.error_reply(refusal) end
+      may_take, ready = false, 1 -- what was settled is told; the next call, which settles nothing, is refused
     end
   end
 

@@ -1,4 +1,4 @@
---#include lib/wake
+--#include lib/store_letter
 
 -- append_stack: the job's stored stack list with one JSON text more, of which the last `limit` ("" = all) stay. The list is only
 -- parsed when it must be cut; a foreign list that cannot be parsed is started anew.
@@ -16,15 +16,14 @@ local function append_stack(stored, stack, limit)
   return cjson.encode(kept)
 end
 
--- write_dead_letter: put the entry of a finally failed job into the dead-letter queue, an ordinary queue whose name and place
--- any BullMQ client can read. The client sends the JSON around the payload; the stored data bytes stand in between unchanged.
+-- write_dead_letter: put the entry of a finally failed job into the dead-letter queue. The client sends the JSON around the payload;
+-- the stored data bytes stand in between unchanged.
 -- Its own members come last, so that they count: the payload may be another one since the client looked at it.
 -- The id is derived from job and attempt, so that the same failure cannot be written twice. Returns false, with nothing left behind,
 -- when keys of that queue have another type: the failure itself must be written all the same.
 local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
   local entry_id = ARGV[at + 5]
-  local entry_key, meta_key, events_key = dead_letter_base .. entry_id, dead_letter_base .. "meta", dead_letter_base .. "events"
-  if redis.call("EXISTS", entry_key) == 0 then
+  if redis.call("EXISTS", dead_letter_base .. entry_id) == 0 then
     local stored = redis.call("HMGET", job_key, "data", "bpredriven")
     local data, history = stored[1], ""
     if not data or data == "" then data = "{}" end -- as every reader takes it
@@ -35,19 +34,8 @@ local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
     end
     -- Whoever may write the job may write anything there: what is no JSON value would end the field and begin others.
     if stored[2] and pcall(cjson.decode, stored[2]) then history = ',"redriven":' .. stored[2] end
-    redis.call("HSET", entry_key, "name", ARGV[at + 6], "data", ARGV[at + 7] .. data .. history .. ARGV[at + 8],
-      "opts", ARGV[at + 9], "timestamp", now_ms, "delay", 0, "priority", 0)
-    if type(redis.pcall("LPUSH", dead_letter_base .. "wait", entry_id)) ~= "number" then
-      redis.call("DEL", entry_key)
-      return false
-    end
-    redis.pcall("INCR", dead_letter_base .. "id")
-    redis.pcall("HSETNX", meta_key, "opts.maxLenEvents", 10000)
-    local bound = redis.pcall("HGET", meta_key, "opts.maxLenEvents")
-    redis.pcall("XADD", events_key, "MAXLEN", "~", type(bound) == "string" and bound or 10000, "*", "event", "added",
-      "jobId", entry_id, "name", ARGV[at + 6])
-    redis.pcall("XADD", events_key, "*", "event", "waiting", "jobId", entry_id)
-    pcall(wake, dead_letter_base)
+    local entry = ARGV[at + 7] .. data .. history .. ARGV[at + 8]
+    if not store_letter(dead_letter_base, entry_id, ARGV[at + 6], entry, ARGV[at + 9], ARGV[at + 11], now_ms) then return false end
   end
   redis.call("HSET", job_key, "bpdl", entry_id)
   return true

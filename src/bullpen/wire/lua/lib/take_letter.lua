@@ -1,5 +1,6 @@
 --#include lib/remove
 --#include lib/leave_line
+--#include lib/letter_index
 
 -- take_letter_away: delete the dead letter of a job that goes back in line: left behind, it would ask again for a job that may be
 -- done by then. Returns what it cost in jobs: to take one out of a long list, it is passed up to that place.
@@ -15,6 +16,7 @@ local function take_letter_away(base, dead_letter_base, entry_id)
   if not place then cost = redis.call("LLEN", wait_key) / 1000 end
   if leave_line(dead_letter_base, wait_key, entry_id) then
     remove_job_keys(dead_letter_base .. entry_id)
+    unindex_letter(dead_letter_base, entry_id)
     redis.pcall("XADD", dead_letter_base .. "events", "*", "event", "removed", "jobId", entry_id, "prev", "wait")
   end
   return cost

@@ -1,0 +1,150 @@
+"""How the jobs of a worker are run: by its handler on the loop, in a thread, or in a child process.
+
+In: a handler. Out: a coroutine function that runs it for one job and returns what it did.
+Elsewhere: calling it (`bullpen._kernel.execute`), child processes (`children`), what its result means (`runs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Protocol
+
+from bullpen._kernel.execute import is_async, run_async, run_thread
+from bullpen._kernel.outcome import Ended, Result
+from bullpen.errors import JobLockLost
+from bullpen.queue.job import Handler, Job
+from bullpen.worker.batches import BatchHandler, BatchOptions, BatchRuns, JobBatch
+from bullpen.worker.children.limits import ChildLimits
+from bullpen.worker.children.pool import ProcessPool
+
+_MOST_THREADS: Final = 100_000
+
+
+Run = Callable[[Job, float | None], Coroutine[Any, Any, Ended]]
+"""Runs one job, within so many seconds (None: for as long as it takes)."""
+OnEnd = Callable[[Job, JobLockLost | None], None]
+"""Is told when the server has a job's outcome, or why it does not take it."""
+
+
+class Runner(Protocol):
+    """Runs jobs, one at a time per slot."""
+
+    survives_jobs: bool
+    """A job that dies takes nobody with it."""
+    on_end: OnEnd | None
+
+    @property
+    def run(self) -> Run: ...
+
+    async def start(self, slots: int) -> None: ...
+    def resize(self, slots: int) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class InLoop:
+    """`async def` handlers."""
+
+    survives_jobs = False
+    on_end: OnEnd | None = None
+
+    def __init__(self, handler: Handler) -> None:
+        self.run: Run = partial(run_async, handler)
+
+    async def start(self, slots: int) -> None:
+        pass
+
+    def resize(self, slots: int) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class InThreads:
+    """Plain `def` handlers. A thread is started when none is idle, and never more than there are slots: the number of
+    those may change."""
+
+    survives_jobs = False
+    on_end: OnEnd | None = None
+
+    def __init__(self, handler: Handler, queue: str) -> None:
+        self._handler, self._queue = handler, queue
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def start(self, slots: int) -> None:
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
+
+    async def run(self, job: Job, timeout_s: float | None) -> Ended:
+        assert self._threads is not None
+        job.bind_to_running_loop()
+        return await run_thread(self._threads, self._handler, job, timeout_s)
+
+    def resize(self, slots: int) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class InProcesses:
+    """Either kind, in child processes that can be killed."""
+
+    survives_jobs = True
+    on_end: OnEnd | None = None
+
+    def __init__(self, handler: Handler, limits: ChildLimits) -> None:
+        self.pool = ProcessPool(handler, limits)
+        self.run: Run = self.pool.run
+
+    async def start(self, slots: int) -> None:
+        await self.pool.start(slots)
+
+    def resize(self, slots: int) -> None:
+        self.pool.slots = slots
+
+    async def aclose(self) -> None:
+        await self.pool.aclose()
+
+
+class InBatches:
+    """Several jobs at once, on the loop or in a thread."""
+
+    survives_jobs = False
+    on_end: OnEnd | None = None
+
+    def __init__(self, handler: BatchHandler, queue: str, options: BatchOptions) -> None:
+        self._handler, self._queue = handler, queue
+        self._most = 1
+        self._threads: ThreadPoolExecutor | None = None
+        self.run: Run = BatchRuns(self._call, options, lambda: self._most).run
+
+    async def start(self, slots: int) -> None:
+        self._most = slots
+        if not is_async(self._handler):
+            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
+
+    async def _call(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        if self._threads is None:
+            return await run_async(self._handler, batch, timeout_s)
+        for job in batch:
+            job.bind_to_running_loop()
+        return await run_thread(self._threads, self._handler, batch, timeout_s)
+
+    def resize(self, slots: int) -> None:
+        self._most = slots
+
+    async def aclose(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def runner_of(handler: Any, queue: str, processes: bool | ChildLimits, batch: BatchOptions | None = None) -> Runner:
+    """The way that fits the handler and the worker's options: with `batch` it is a BatchHandler, else a Handler."""
+    if batch is not None:
+        return InBatches(handler, queue, batch)
+    if processes:
+        return InProcesses(handler, processes if isinstance(processes, ChildLimits) else ChildLimits())
+    return InLoop(handler) if is_async(handler) else InThreads(handler, queue)
