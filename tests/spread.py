@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-COSTLY = ("rabbit", "rabbit_cluster")
+COSTLY = ("rabbit", "rabbit_cluster", "real_kafka", "real_kafka_cluster")
 """Fixtures that take seconds of a core to start."""
 NEIGHBOURS = "tests/interop/"
 """Has drivers in Node and Python for all of its tests."""
@@ -29,9 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_costly(item: pytest.Item) -> bool:
-    """A test that runs on several brokers asks for its own by name, and its name says which."""
+    """A test that runs on several brokers asks for its own by name, and its name or parameter says which."""
     named = item.nodeid.partition("[")[2]
-    return "rabbitmq" in named or any(name in COSTLY for name in getattr(item, "fixturenames", ()))
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    asked = {*getattr(item, "fixturenames", ()), *(each for each in parameters if isinstance(each, str))}
+    return "rabbitmq" in named or not asked.isdisjoint(COSTLY)
 
 
 def spread(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:

@@ -2,8 +2,9 @@
 
 In: a server and a ledger of its own with a fixed scenario: a partner that is down, a queue without workers, a paused
 one, jobs that run, a flow that waits, schedules, a workflow, deliveries, runs and messages. Out:
-docs/images/dashboard-PAGE-LOOK.png of every page, light, dark and on a telephone. `--out DIRECTORY` writes elsewhere,
-`--only PAGE` takes one. Needs Chromium and playwright.
+docs/images/dashboard-PAGE.png of every page, and the same dark (-dark) and on a telephone (-phone); those that no page
+of the docs shows are not kept in the repository. `--out DIRECTORY` writes elsewhere, `--only PAGE` takes one. Needs
+Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ LOOKS: Final[dict[str, dict[str, Any]]] = {
     "dark": {"viewport": {"width": 1180, "height": 720}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 360, "height": 740}, "color_scheme": "light", "is_mobile": True, "has_touch": True},
 }
+_SUFFIX: Final = {"light": "", "dark": "-dark", "phone": "-phone"}
 PAGES: Final = {
     "overview": "/",
     "queues": "/queues",
@@ -330,9 +332,8 @@ async def take(
                 await page.wait_for_function(
                     "() => !document.body.dataset.stream || document.body.dataset.live === 'on'"
                 )
-                await page.screenshot(
-                    path=out / f"dashboard-{name}-{look}.png", animations="disabled", full_page=look == "phone"
-                )
+                file = out / f"dashboard-{name}{_SUFFIX[look]}.png"
+                await page.screenshot(path=file, animations="disabled", full_page=look == "phone")
         await context.close()
 
 

@@ -6,7 +6,7 @@ The scenario is that of the pictures in the docs (`tools.screenshots`): what peo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ _ELSEWHERE = (
     "pause-all",
 )
 """Pages that `test_browser` opens in every look."""
+_PAGES = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
+_FEW = ("flow", "outbox-row", "chain", "workflow", "run", "calendar", "limits")
+"""Of each kind one, but for the longest, `live`: axe-core looks at it for as long as at all others."""
+_TOURS = pytest.mark.parametrize(
+    "pages",
+    [pytest.param(_FEW, id="of each kind one"), pytest.param(tuple(_PAGES), id="all", marks=pytest.mark.long)],
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -63,18 +70,19 @@ def row(text: str, **changes: Any) -> OutboxItem:
     return OutboxItem(**{**given, **changes})
 
 
+@_TOURS
 @pytest.mark.requirement("W-78")
-async def test_every_page_of_the_shop_is_accessible_and_fits(
-    browser: Browser, shop: tuple[dict[str, str], str]
+async def test_pages_of_the_shop_are_accessible_and_fit(
+    browser: Browser, shop: tuple[dict[str, str], str], pages: Sequence[str]
 ) -> None:
     found, url = shop
-    pages = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
-    await must_be_accessible_and_fit(browser, {name: url + path.format_map(found) for name, path in pages.items()})
+    await must_be_accessible_and_fit(browser, {name: url + _PAGES[name].format_map(found) for name in pages})
 
 
+@_TOURS
 @pytest.mark.requirement("W-78")
-async def test_every_page_of_the_shop_obeys_the_policy_and_needs_no_script(
-    browser: Browser, shop: tuple[dict[str, str], str]
+async def test_pages_of_the_shop_obey_the_policy_and_need_no_script(
+    browser: Browser, shop: tuple[dict[str, str], str], pages: Sequence[str]
 ) -> None:
     """With scripts nothing is reported; without them the same rows are there."""
     found, url = shop
@@ -82,10 +90,8 @@ async def test_every_page_of_the_shop_obeys_the_policy_and_needs_no_script(
         await page.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy', e.violatedDirective))"
         )
-        for name, path in screenshots.PAGES.items():
-            if name in _ELSEWHERE:
-                continue
-            address = url + path.format_map(found)
+        for name in pages:
+            address = url + _PAGES[name].format_map(found)
             await page.goto(address)
             await page.wait_for_function(f"() => !document.body.dataset.stream || ({LIVE})()")
             await plain.goto(address, wait_until="domcontentloaded")

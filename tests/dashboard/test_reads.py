@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -124,3 +125,27 @@ async def test_a_filter_looks_at_the_whole_state(redis_url: str, queue_name: str
     assert [job["name"] for job in found["jobs"]] == ["second"]
     assert found["lookedAt"] == 701
     assert found["nextStart"] is None
+
+
+@pytest.mark.requirement("W-78")
+async def test_watching_costs_the_same_however_much_happens(redis_url: str, queue_name: str) -> None:
+    """Of thousands of events a viewer hears once, and the server hands out next to none of them."""
+    async with Queue(queue_name, connection=redis_url) as queue:
+        hub = Hub(queue.connection, "bull", Sampler(queue.connection, "bull"))
+        door = queue.connection.shared_door(queue.keys.base)
+
+        async def read() -> int:
+            told = (await door.call("INFO", "commandstats")).decode()
+            counts = [int(found) for found in re.findall(r"cmdstat_x(?:read|revrange|range):calls=(\d+)", told)]
+            return sum(counts)
+
+        async with hub.watch(queue_name) as subscription:
+            while not await subscription.changed(0.05):
+                pass
+            before = await read()
+            await queue.add_many([("job", {})] * 3_000)
+            assert await subscription.changed(10.0)
+            seen = await read() - before
+        await hub.aclose()
+
+    assert seen <= 20

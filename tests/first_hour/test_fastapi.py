@@ -288,13 +288,13 @@ def test_without_its_server_the_process_is_alive_and_not_ready(shop: Shop) -> No
 @pytest.mark.requirement("W-77")
 def test_the_long_job_has_not_been_taken_for_a_hang(shop: Shop) -> None:
     time.sleep(max(0.0, shop.active_since + 5 - time.monotonic()))  # 4 s without a look used to be the end
-    live, ready = ask(f"{shop.ops}/livez"), ask(f"{shop.ops}/readyz")
+    live = ask(f"{shop.ops}/livez")
+    until(lambda: ask(f"{shop.ops}/readyz")[0] == 200, "it is ready")  # one probe may come when all stands still
     found = metrics(f"{shop.ops}/metrics")
     (shop.place / "exported").touch()
     shop.wait_for("exports", shop.long_job, "completed")
 
     assert live[0] == 200, live[1]
-    assert ready[0] == 200, ready[1]
     assert value(found, "bullpen_worker_alive", queue="exports") == 1
 
 

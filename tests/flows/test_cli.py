@@ -66,7 +66,10 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs add emails", "missing argument 'NAME'"),
         ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
-        ("dead-letters redrive emails", "name the entries, or choose them by --name or --error, or say --all"),
+        (
+            "dead-letters redrive emails",
+            "choose them by --name, --error, --group or --older-than, or say --all",
+        ),
         ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
         ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
         ("dead-letters discard emails --all", "needs --yes where nobody can be asked"),
@@ -468,7 +471,7 @@ def test_people_read_dead_letters_too(redis_url: str, tmp_path: Path) -> None:
     counted = cli("dead-letters", "discard", "letters", "--all", "--dry-run", *redis, cwd=tmp_path)
 
     assert "no stamp for" in listed.out
-    assert "2 of 3; --limit shows more" in listed.err
+    assert "there are more; --limit shows more at once, --after " in listed.err
     assert none.err == "no dead letters of 'letters' like that; `bullpen dead-letters stats` counts all\n"
     assert counted.out == "would be discarded: 3\n"
     assert "originalData" in shown.out

@@ -90,7 +90,7 @@ def test_dead_letters_are_those_of_one_tenant(
 
     assert type_("dead-letters", "stats", *where, "acme")["mails-dlq"] == 2
     assert [group["count"] for group in type_("dead-letters", "groups", *where, "zeta")] == [1]
-    assert ids(type_("dead-letters", "list", "mails", *where, "acme")) == acme
+    assert ids(type_("dead-letters", "list", "mails", *where, "acme")) == acme[::-1], "newest first"
     assert type_("dead-letters", "show", "mails", zeta, *where, "zeta")["id"] == zeta
     for words in (("show", "mails", zeta), ("redrive", "mails", zeta), ("discard", "mails", zeta)):
         env = {"BULLPEN_DATABASE_URL": sqlite_url}
@@ -99,7 +99,7 @@ def test_dead_letters_are_those_of_one_tenant(
     assert type_("dead-letters", "redrive", "mails", acme[0], *where, "acme")["redriven"] == 1
     assert type_("dead-letters", "redrive", "mails", "--all", *where, "acme")["redriven"] == 1
     assert type_("dead-letters", "discard", "mails", "--all", "--yes", *where, "zeta")["discarded"] == 1
-    assert ids(type_("dead-letters", "list", "mails", "--redis", redis_url)) == letters[3:]
+    assert ids(type_("dead-letters", "list", "mails", "--redis", redis_url)) == letters[3:][::-1]
 
 
 # Outbox -------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def _rows_of(tenant: str, number: int) -> list[str]:
         "bullpen_recipients (tenant_id, id, zone, channel, address)": f"'{tenant}', 'r', 'UTC', 'email', 'a@b.c'",
         "bullpen_occasions (tenant_id, recipient_id, occasion, on_date)": f"'{tenant}', 'r', 'birthday', '--01-01'",
         "bullpen_inbox (tenant_id, scope, key)": f"'{tenant}', 's', 'k'",
+        "bullpen_tenant_limits (tenant_id, integration_type)": f"'{tenant}', '*'",
         "bullpen_events (tenant_id, stream_id, version, event_id, event_type, data, metadata)": (
             f"'{tenant}', 'of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}'"
         ),

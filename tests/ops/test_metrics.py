@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bullpen import Bullpen, Job
 from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
-from bullpen.errors import DelayJob, JobFailed
+from bullpen.errors import DelayJob, JobCancelled, JobFailed
 from bullpen.ops.exposition import render
 from bullpen.ops.metrics import MOST_NAMES
 from bullpen.plugins.channels.queue import QueueChannel
@@ -63,6 +63,36 @@ async def test_two_runs_of_a_job_that_overlap_in_the_telling_are_both_timed(redi
     await app.stop()
 
     assert seen[at("bullpen_job_duration_seconds_count", queue="mails")] == 2
+
+
+async def test_a_cancelled_job_is_no_failure_of_an_alarm(redis_url: str) -> None:
+    """Whoever cancels a hundred jobs must not be woken because a hundred failed."""
+    app = Bullpen(redis_url)
+    app.observe()
+    queue, held, told = app.queue("mails"), asyncio.Event(), asyncio.Event()
+
+    @app.handler("mails")
+    async def handle(job: Job) -> None:
+        held.set()
+        await asyncio.Event().wait()
+
+    async with running(app):
+        job = await queue.add("long")
+        await held.wait()
+        before = await numbers(app)
+        stop_telling = telemetry.subscribe(lambda event, _: told.set() if event == "job.failed" else None)
+        await queue.cancel(job.id, "no need")
+        with pytest.raises(JobCancelled):
+            await job.result(timeout=20_000)
+        async with asyncio.timeout(20):  # the result may be known before the worker has heard that it is stored
+            await told.wait()
+        seen = await numbers(app)
+    stop_telling()
+
+    assert before[at("bullpen_jobs_cancelled_total", queue="mails")] == 0
+    assert seen[at("bullpen_jobs_cancelled_total", queue="mails")] == 1
+    assert seen[at("bullpen_jobs_failed_total", queue="mails")] == 0
+    assert seen[at("bullpen_named_jobs_total", queue="mails", name="long", outcome="cancelled")] == 1
 
 
 @pytest.mark.requirement("W-68", "W-82", "X-25", "X-42")

@@ -11,6 +11,7 @@ from bullpen.app import Bullpen
 from bullpen.errors import EntityChanged, InvalidOption, PermanentError
 from bullpen.ledger import Ledger
 from bullpen.settings import Settings
+from bullpen.testing import RedisServer
 from bullpen.workflow import Definition, Transition
 from bullpen.workflow.engine import Engine
 from bullpen.workflow.service import Workflow
@@ -157,3 +158,20 @@ async def test_an_action_that_returns_no_entity_is_not_tried_again(stored: Store
     await stored.create("urn:2")
     await engine.emit(Event.PAY, "urn:2", 1, delivery(1, of=3))
     assert await stored.look("urn:2") == ("new", 3)
+
+
+async def test_an_entity_that_cannot_be_stored_is_not_tried_again(redis_url: str, redis_server: RedisServer) -> None:
+    """A set is no JSON. Each further try would have had the effect again, and ended there."""
+    async with opened(redis_url) as connection:
+        stored, effects = redis_orders(connection), Effects()
+        effects.returns = lambda entity: {**entity, "seen": {1}}
+        engine = effects.engine(stored)
+        await stored.create("urn:1")
+
+        with pytest.raises(InvalidOption, match=r"entity\.seen: expected"):
+            await engine.emit(Event.PAY, "urn:1", 1, call())
+        with pytest.raises(PermanentError, match=r"entity\.seen: expected"):
+            await engine.emit(Event.PAY, "urn:1", 1, delivery(1, of=3))
+
+        assert await stored.look() == ("new", 0)
+    redis_server.flush()

@@ -33,6 +33,7 @@ _ROOT: Final = Group(
         "workers": Place("workers:app", "See who is connected to work."),
         "schedules": Place("schedules:app", "See and change what runs by the clock."),
         "dead-letters": Place("dead_letters:app", "See what failed for good; redrive, edit or discard it."),
+        "operations": Place("operations:app", "See, stop and resume bulk actions that are stored."),
         "payloads": Place("payloads:app", "Sealed job data: keys in use, and objects without a job."),
         "outbox": Place("outbox:app", "See rows of the outbox; redrive dead ones; switch destinations off and on."),
         "projector": Place("projector:app", "See how far projectors are; retry or skip parked events; backfill."),

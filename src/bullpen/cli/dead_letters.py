@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from bullpen.cli import context, show
@@ -44,6 +44,9 @@ OlderOption = Annotated[
     str | None, Option("--older-than", metavar="DURATION", help="Only what failed longer ago: 90s, 15m, 2h or 7d.")
 ]
 RateOption = Annotated[float | None, Option("--rate", help="At most this many a second.")]
+StoredOption = Annotated[
+    bool, Option("--stored", help="Store it as an operation first, which another process can go on with, and stop.")
+]
 TenantOption = Annotated[
     str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
 ]
@@ -167,11 +170,15 @@ async def redrive(
     tenant: TenantOption = None,
     limit: MostOption = None,
     rate: RateOption = None,
+    stored: StoredOption = False,
     dry_run: DryRunOption = False,
     by: ByOption = None,
 ) -> None:
     """Send jobs back to their queue with their id and idempotency key; attempts start again."""
     where = _which(entries, everything, name, error, group, older_than)
+    if stored and not dry_run:
+        await _store(at, "redrive", queue, where, entries, tenant, by or whoami(), rate, limit)
+        return
     async with _acting(at, queue, tenant) as (console, store, on_progress):
         report = await console.redrive_many(
             where,
@@ -199,6 +206,7 @@ async def discard(
     tenant: TenantOption = None,
     limit: MostOption = None,
     rate: RateOption = None,
+    stored: StoredOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -208,6 +216,9 @@ async def discard(
         whose = "" if tenant is None else f" and tenant {tenant!r}"
         question = f"Delete all dead letters of {queue!r}{whose} for good?"
         at.confirm(question, yes=yes, refusal="discarding --all entries needs --yes")
+    if stored and not dry_run:
+        await _store(at, "discard", queue, where, entries, tenant, whoami(), rate, limit)
+        return
     async with _acting(at, queue, tenant) as (console, store, on_progress):
         report = await console.discard_many(
             where,
@@ -260,6 +271,47 @@ async def _acting(
         depth = (await console.depths())[store] if tenant is None and store in console.stores else 0
         with show.bar("working through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
             yield console, store, lambda report: move(report.examined)
+
+
+async def _store(
+    at: OnProgram,
+    kind: str,
+    queue: str,
+    where: DeadLetterFilter,
+    entries: list[str] | None,
+    tenant: str | None,
+    by: str,
+    rate: float | None,
+    limit: int | None,
+) -> None:
+    """As an operation: it touches what fits now, and is in the server before the first is touched."""
+    from datetime import UTC, datetime
+
+    from bullpen.cli.letters import console_of, opened
+    from bullpen.cli.operations import run_stored
+    from bullpen.ops.operations import Operation
+
+    async with opened(at) as app:
+        console, store = await console_of(app, queue, tenant)
+        preview = await console.redrive_many(where, store=store, ids=entries or None, by=by, limit=limit, dry_run=True)
+        if not preview.matched:
+            _say(at, "redriven" if kind == "redrive" else "discarded", replace(preview, is_dry_run=False))
+            return
+        operation = Operation(
+            kind=kind,
+            by=by,
+            via="cli",
+            store=store,
+            ids=entries or [],
+            name=where.name or "",
+            error=where.error or "",
+            fingerprint=where.fingerprint or "",
+            tenant=tenant or "",
+            until=(where.failed_before or datetime.now(UTC)).isoformat(),
+            total=preview.matched,
+            rate=rate or 0.0,
+        )
+        await run_stored(at, app, operation)
 
 
 def _say(at: Output, verb: str, report: RedriveReport) -> None:

@@ -20,7 +20,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError
 from bullpen.ops.overview import Overview, Picture, QueueLook
 from bullpen.ops.recent import RecentHour, WaitSample, sample_waits
-from bullpen.queue.events import QueueEvents
+from bullpen.queue.news import QueueNews
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 
@@ -34,6 +34,7 @@ _FRESH_S: Final = 1.0
 _FIRST_SEARCH_S: Final = 2.0
 _SAMPLE_EVERY_S: Final = 1.0
 _WAITS_EVERY_S: Final = 10.0
+_LEAST_BETWEEN_S: Final = 0.25
 _RETRY_S: Final = 1.0
 
 
@@ -196,14 +197,13 @@ class Hub:
                 is_away = False
 
     async def _follow(self, name: str, topic: _Topic) -> None:
-        """Read the events of one queue until the server goes away."""
-        async with QueueEvents(name, connection=self._connection, prefix=self._prefix) as events:
+        """Look at the end of one queue's events until the server goes away: a few times a second, however many come."""
+        async with QueueNews(name, self._connection, self._prefix) as news:
             topic.bump()  # what happened before the position was fixed
             while True:
-                lost, page = await events.page()
-                if not lost and not page:
-                    return
+                await news.next()
                 topic.bump()
+                await asyncio.sleep(_LEAST_BETWEEN_S)
 
     async def _sample(self, _name: str, topic: _Topic) -> None:
         """Look at all queues every second."""

@@ -22,6 +22,7 @@ from bullpen.errors import BullpenError
 from bullpen.ports.metrics import Kind, Metric, Sample
 from bullpen.queue import Queue
 from bullpen.queue.job import Job
+from bullpen.wire.cancels import reason_in
 from bullpen.worker import Worker
 
 __all__ = ["BUCKETS_S", "LateWakeups", "QueueMetrics", "WorkerMetrics"]
@@ -37,7 +38,8 @@ _WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
     "bullpen_job_wait_seconds": ("histogram", "Time from when a job could run until it was taken."),
     "bullpen_job_retries": ("histogram", "Failed attempts before a job ended."),
     "bullpen_jobs_completed_total": ("counter", "Jobs that succeeded."),
-    "bullpen_jobs_failed_total": ("counter", "Jobs that failed finally."),
+    "bullpen_jobs_failed_total": ("counter", "Jobs that failed finally, those that somebody cancelled left out."),
+    "bullpen_jobs_cancelled_total": ("counter", "Jobs that ended while they ran because somebody cancelled them."),
     "bullpen_jobs_retried_total": ("counter", "Failed attempts that will be tried again."),
     "bullpen_jobs_stalled_total": ("counter", "Jobs whose worker died or froze."),
     "bullpen_jobs_lock_lost_total": ("counter", "Runs that lost their lock."),
@@ -49,6 +51,7 @@ _WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
 _COUNTED: Final = {
     "job.completed": "bullpen_jobs_completed_total",
     "job.failed": "bullpen_jobs_failed_total",
+    "job.cancelled": "bullpen_jobs_cancelled_total",
     "job.retrying": "bullpen_jobs_retried_total",
     "job.stalled": "bullpen_jobs_stalled_total",
     "job.lock_lost": "bullpen_jobs_lock_lost_total",
@@ -57,7 +60,12 @@ _COUNTED: Final = {
     "worker.scheduler_refused": "bullpen_schedules_refused_total",
     "worker.scheduler_skipped": "bullpen_schedules_skipped_total",
 }
-_NAMED: Final = {"job.completed": "completed", "job.failed": "failed", "job.retrying": "retried"}
+_NAMED: Final = {
+    "job.completed": "completed",
+    "job.failed": "failed",
+    "job.retrying": "retried",
+    "job.cancelled": "cancelled",
+}
 _MOST_REMEMBERED: Final = 100_000
 MOST_NAMES: Final = 50
 """Names of jobs that are counted by themselves, per queue: whoever puts an id into the name must not fill a
@@ -169,6 +177,8 @@ class WorkerMetrics:
             if event == "job.active" and job is not None:
                 self._take(queue, job)
                 return
+            if event == "job.failed" and _was_cancelled(details):
+                event = "job.cancelled"  # somebody's wish is no failure that an alarm should tell of
             if (name := _COUNTED.get(event)) is not None:
                 self._counts[name][queue] += 1
             if job is None:
@@ -181,7 +191,7 @@ class WorkerMetrics:
                 self._observe("bullpen_job_duration_seconds", queue, took_s)
                 if named is not None:
                     named["seconds"] += took_s
-            if event in ("job.completed", "job.failed"):
+            if event in ("job.completed", "job.failed", "job.cancelled"):
                 self._observe("bullpen_job_retries", queue, max(0, job.attempts_made - 1))
 
     def _take(self, queue: str, job: Job) -> None:
@@ -203,6 +213,10 @@ class WorkerMetrics:
             bounds = _RETRY_BUCKETS if name == "bullpen_job_retries" else BUCKETS_S
             found = self._histograms[name][queue] = Histogram(bounds)
         return found
+
+
+def _was_cancelled(details: tuple[Any, ...]) -> bool:
+    return len(details) > 1 and isinstance(details[1], str) and reason_in(details[1]) is not None
 
 
 class LateWakeups:

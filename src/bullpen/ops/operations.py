@@ -73,6 +73,8 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     name: str = ""
     error: str = ""
     fingerprint: str = ""
+    tenant: str = ""
+    """Only dead letters of this one."""
     label: str = ""
     """What people call the cause or the filter."""
     until: str = ""
@@ -365,6 +367,7 @@ class Operations:
             name=operation.name or None,
             error=operation.error or None,
             fingerprint=operation.fingerprint or None,
+            tenant_id=operation.tenant or None,
             failed_before=datetime.fromisoformat(operation.until) if operation.until else None,
         )
         most = (operation.most or operation.total or len(operation.ids)) - pace.done
@@ -378,6 +381,8 @@ class Operations:
             if not await pace.next():
                 return
             try:
+                if operation.tenant and (await console.get(store, entry_id)).letter.tenant_id != operation.tenant:
+                    raise DeadLetterNotFound(store, entry_id)
                 if operation.kind == "redrive":
                     await console.redrive(store, entry_id, by=operation.by, is_noted=True)
                 else:

@@ -25,6 +25,7 @@ from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.replay import ReplayArguments, replay
 from bullpen.outbox.routing import Route, RouteArguments, Router, queue_name
 from bullpen.outbox.workers import DISCOVER_MS, DeliveryWorkers
+from bullpen.ports.answers import answer_of
 from bullpen.ports.channel import Channel, Message, SendResult, Unknown
 from bullpen.queue import Durability, Queue
 from bullpen.queue.arguments import AddInTransactionArguments, RowArguments
@@ -280,7 +281,7 @@ class Outbox:
         limit_ms = route.limit_ms(self.options.lease_ms)
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                return await route.channel.send(message)
+                return answer_of(await route.channel.send(message))
         except TimeoutError:
             return Unknown(f"no answer within {limit_ms} ms", "TIMEOUT")
 

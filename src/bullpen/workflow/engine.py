@@ -395,7 +395,7 @@ class Engine(Generic[T, P, E, S]):
             user_id=trigger.user_id,
             correlation_id=trigger.correlation_id,
         )
-        with _nobody_counts(trigger):
+        with _nobody_counts(trigger), _for_good(trigger):
             entity = await self.store.commit(change)
         fields = log_fields(urn, trigger)
         for move in walk.moves:
@@ -496,7 +496,7 @@ def _check_names(urn: str, trigger: Trigger) -> None:
 
 @contextlib.contextmanager
 def _for_good(trigger: Trigger) -> Iterator[None]:
-    """What a transport brought will not become better by another try."""
+    """What cannot be stored will not become better by another try, in which actions would have their effects again."""
     try:
         yield
     except InvalidOption as error:

@@ -156,7 +156,7 @@ def _move_step(context: Context, move: ChainMove) -> ChainStep:
     word = Word.DEAD if move.kind == "failed" else Word.DONE
     return ChainStep(
         ms_of(move.at),
-        *("move", word.value, move.kind),
+        *("move", word.value, "transition" if move.kind == "event" else move.kind),
         f"{move.urn}: {move.source} → {move.target}" + (f" on {move.event}" if move.event else ""),
         " · ".join([f"workflow {move.workflow}", *facts]),
         summary(move.reason) if move.reason and context.payloads else "",

@@ -98,9 +98,13 @@ async def read_counts(desk: Desk, name: str) -> dict[str, int]:
 
 async def read_jobs(desk: Desk, asked: JobsAsked, *, payloads: bool, count: int = PER_PAGE) -> JobsView:
     """A page of the jobs that are wanted."""
-    total = (await read_counts(desk, asked.queue))[asked.state.value]
-    key = ("jobs", asked, count, total)
-    heads, looked_at, end, fitting = await desk.within(desk.once(key, lambda: _find(desk, asked, count, total)))
+
+    async def ask() -> tuple[int, tuple[list[JobHead], int, int, int | None]]:
+        total = (await read_counts(desk, asked.queue))[asked.state.value]
+        return total, await _find(desk, asked, count, total)
+
+    # Not by the total: on a busy queue it differs for each viewer, and all of them may see the same half second.
+    total, (heads, looked_at, end, fitting) = await desk.within(desk.once(("jobs", asked, count), ask))
     return JobsView(
         queue=asked.queue,
         state=asked.state.value,

@@ -31,8 +31,6 @@ __all__ = ["LetterIndex", "facts_of"]
 
 _IDS_PER_PAGE: Final = 1_000
 _READ_AT_ONCE: Final = 100
-_CHECKED_FOR_S: Final = 3_600
-"""Then the entries are compared again, should one have come and another one gone behind our back."""
 _KEPT_S: Final = 7 * 24 * 3_600
 _HOUR_MS: Final = 3_600_000
 _MS: Final = 14
@@ -56,18 +54,14 @@ class LetterIndex:
 
     async def catch_up(self) -> None:
         """Compare, and read what is not known yet. Repeating it, also at the same time, changes nothing."""
-        keys, keep = self._entries, [("EXPIRE", self._entries.letters(part), _KEPT_S) for part in _PARTS]
-        for _ in range(2):  # an entry that comes between the two counts is no difference
-            depth, known, checked, *_ = await self._actions.commands(
-                [("LLEN", keys.wait), ("HLEN", keys.letters("facts")), ("GET", keys.letters("checked")), *keep],
-                or_none=is_wrong_type,
-            )
-            difference = (depth or 0) - (known or 0)
-            if checked is not None and difference == read_int(checked):
-                return
-            if not depth and not known:
-                return
-        await self._compare()
+        keys = self._entries
+        depth, known = await self._tell(())
+        if not depth and not known:
+            return
+        keep = [("EXPIRE", keys.letters(part), _KEPT_S) for part in (*_PARTS, "checked")]
+        checked, *_ = await self._actions.commands([("GET", keys.letters("checked")), *keep], or_none=is_wrong_type)
+        if depth - known != (read_int(checked) if checked else 0):
+            await self._compare()
 
     async def count(self, tenant_id: str) -> int:
         """How many are this tenant's."""
@@ -94,7 +88,8 @@ class LetterIndex:
 
     async def forget(self, gone: Sequence[bytes]) -> None:
         """Entries that somebody removed."""
-        await self._tell((raw, b"") for raw in gone)
+        if gone:
+            await self._tell((raw, b"") for raw in gone)
 
     async def groups(self, store: str, *, tenant_id: str | None, limit: int) -> list[DeadLetterGroup]:
         """The most frequent causes, from counters."""
@@ -174,8 +169,9 @@ class LetterIndex:
             await self._learn([raw for raw, facts in zip(ids, known, strict=True) if facts is None])
         if int(await self._actions.command("HLEN", keys.letters("facts"))) > there:
             await self._forget_all_gone()
-        depth, known = await self._actions.commands([("LLEN", keys.wait), ("HLEN", keys.letters("facts"))])
-        await self._actions.command("SET", keys.letters("checked"), depth - known, "EX", _CHECKED_FOR_S)
+        # Entries that somebody works on are not in line, and known all the same: a difference that stays is none.
+        depth, known = await self._tell(())
+        await self._actions.command("SET", keys.letters("checked"), depth - known, "EX", _KEPT_S)
 
     async def _learn(self, ids: Sequence[bytes]) -> None:
         base = self._entries.base.encode()
@@ -210,11 +206,11 @@ class LetterIndex:
             if cursor == b"0":
                 return
 
-    async def _tell(self, letters: Iterable[tuple[bytes, bytes]]) -> None:
-        flat = [part for letter in letters for part in letter]
-        if flat:
-            keys = self._entries
-            await self._actions.evaluate("index_letters", [keys.letters("facts")], [keys.base, *flat])
+    async def _tell(self, letters: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
+        """Let the index know these; how many entries are in line, and known, then."""
+        keys, flat = self._entries, [part for letter in letters for part in letter]
+        depth, known = await self._actions.evaluate("index_letters", [keys.letters("facts")], [keys.base, *flat])
+        return int(depth), int(known)
 
 
 def _prefix(mark: str | None, tenant_id: str | None) -> str:

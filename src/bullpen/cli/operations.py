@@ -1,0 +1,132 @@
+"""`bullpen operations`: bulk actions that are stored: see how far they are, stop one, go on with what was left.
+
+In: operations that the dashboard or `bullpen dead-letters … --stored` stored in the server. Out: what became of them.
+Elsewhere: what they do (`bullpen.ops.operations`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bullpen.cli import show
+from bullpen.cli.arguments import LimitOption
+from bullpen.cli.context import OnServer, Output, whoami
+from bullpen.cli.programs import OnProgram
+from bullpen.cli.show import Column, Record
+from bullpen.cli.tree import Argument, Group
+
+if TYPE_CHECKING:
+    from bullpen.app import Bullpen
+    from bullpen.ops.operations import Operation, Operations, OperationView
+
+app = Group()
+
+_LOOK_EVERY_S = 0.2
+
+OperationArgument = Annotated[str, Argument("OPERATION", "Id of the operation, as listed.")]
+
+
+@asynccontextmanager
+async def operations_of(opened: Bullpen) -> AsyncIterator[Operations]:
+    """Those of the app's server."""
+    from bullpen.ops.operations import Operations
+
+    operations = Operations(opened.connection, opened.prefix, opened.actions, opened.dead_letters)
+    try:
+        yield operations
+    finally:
+        await operations.aclose()
+
+
+@app.command("list")
+async def list_(at: OnServer, limit: LimitOption = 20) -> None:
+    """List operations, newest first."""
+    async with at.app() as opened, operations_of(opened) as operations:
+        found = await operations.list(count=limit)
+    at.list(OPERATIONS, found, empty="no operations")
+
+
+@app.command("show")
+async def show_(at: OnServer, operation: OperationArgument) -> None:
+    """Show how far one is, and what could not be done."""
+    async with at.app() as opened, operations_of(opened) as operations:
+        found = await _found(operations, operation)
+    at.fields(to_json(found))
+
+
+@app.command()
+async def stop(at: OnServer, operation: OperationArgument) -> None:
+    """End one before its next object. What was done stays done."""
+    from bullpen.ops.actions import Actor
+
+    async with at.app() as opened, operations_of(opened) as operations:
+        await _found(operations, operation)
+        await operations.stop(operation, by=Actor(whoami(), "cli"))
+    at.say({"stopped": operation}, f"stopping: {operation}")
+
+
+@app.command()
+async def resume(at: OnProgram) -> None:
+    """Go on with operations whose process has ended, until none is left."""
+    from bullpen.cli.letters import opened
+
+    async with opened(at) as app_, operations_of(app_) as operations:
+        left = [each.id for each in await operations.list(count=1_000) if each.is_open]
+        operations.wake()
+        done = [await _ended(operations, number) for number in reversed(left)]
+    at.list(OPERATIONS, done, empty="nothing is left to do")
+
+
+async def run_stored(at: Output, opened: Bullpen, operation: Operation) -> None:
+    """Store it, do it, and say what became of it. Interrupted, it stays stored."""
+    async with operations_of(opened) as operations:
+        number = await operations.submit(operation)
+        try:
+            found = await _ended(operations, number, at)
+        except asyncio.CancelledError:
+            at.warn(
+                f"operation {number} stays stored: bullpen operations resume goes on with it, "
+                f"bullpen operations stop {number} ends it"
+            )
+            raise
+    at.say(to_json(found), f"{found.title}: {found.done} of {found.total}, operation {number} {found.state}")
+    if found.failed or found.state == "failed":
+        at.warn(*found.failed.values(), *([found.error] if found.error else []))
+        raise at.failed(f"not done: {found.total - found.done}")
+
+
+async def _ended(operations: Operations, number: str, at: Output | None = None) -> OperationView:
+    with show.bar("working through the entries", None, hidden=at is None or at.as_json) as move:
+        while (found := await _found(operations, number)).is_open:
+            move(found.done + found.skipped, total=found.total)
+            await asyncio.sleep(_LOOK_EVERY_S)
+    return found
+
+
+async def _found(operations: Operations, number: str) -> OperationView:
+    from bullpen.errors import JobNotFound
+    from bullpen.ops.views.queues import OPERATIONS as QUEUE
+
+    found = await operations.get(number)
+    if found is None:
+        raise JobNotFound(QUEUE, number)
+    return found
+
+
+def to_json(view: OperationView) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(view)
+    return {name: value for name, value in found.items() if name != "link"}
+
+
+OPERATIONS = Record(
+    to_json,
+    (
+        *(Column("operation", "id"), Column("state"), Column("done"), Column("of", "total"), Column("title", least=16)),
+        *(Column("by", worth=2), Column("created", lambda each: show.instant(each["createdMs"]), worth=1)),
+    ),
+)
