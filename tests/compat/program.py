@@ -244,6 +244,25 @@ async def flowing() -> None:
         await each.close()
 
 
+async def by_hand() -> None:
+    queue = library.Queue("by-hand", OPTS)
+    worker = library.Worker("by-hand", None, OPTS)
+    active: list[str] = []
+    worker.on("active", lambda job, before: active.append(job.name))
+    for name in ("done", "undone"):
+        await queue.add(name, {"name": name})
+    first = await worker.getNextJob("one")
+    seen["taken"] = [first.data, first.attemptsStarted, await first.isActive(), active]
+    await first.moveToCompleted({"all": "right"}, "one")
+    second = await worker.getNextJob("two")
+    await second.moveToFailed(ValueError("not right"), "two")
+    seen["by hand"] = [await first.isCompleted(), await second.isFailed()]
+    seen["shown"] = [[job.attemptsMade, job.returnvalue, job.failedReason] for job in (first, second)]
+    seen["kept"] = [shown(await queue.getJob(job.id)) for job in (first, second)]
+    await worker.close(force=True)
+    await queue.close()
+
+
 async def scheduling() -> None:
     queue = library.Queue("scheduling", OPTS)
     first = await queue.upsertJobScheduler("tick", {"every": 3_600_000}, "ticks", {"a": 1}, {"priority": 2})
@@ -265,7 +284,7 @@ async def scheduling() -> None:
 
 
 async def main() -> None:
-    for part in (adding, refusing, working, cancelling, flowing, scheduling):
+    for part in (adding, refusing, working, cancelling, flowing, by_hand, scheduling):
         await asyncio.wait_for(part(), 60)
     print(json.dumps(seen, indent=1, sort_keys=True))
 

@@ -19,10 +19,9 @@ MODULES: Final = (
     *("queue_events_producer", "worker"),
 )
 NOT_BUILT: Final = {
-    # Jobs taken by hand, whose locks their program renews itself.
-    *("Worker.getNextJob", "Worker.moveToActive", "Worker.nextJobFromJobData", "Worker.processJob"),
-    *("Worker.waitForJob", "Worker.extendLocks", "Job.moveToCompleted", "Job.moveToFailed"),
-    # The inside of their loop.
+    # The inside of their loop; a thread of ours renews the locks.
+    *("Worker.moveToActive", "Worker.nextJobFromJobData", "Worker.processJob", "Worker.waitForJob"),
+    "Worker.extendLocks",
     *("Worker.cancelProcessing", "Worker.getBlockTimeout", "Worker.isConnectionError", "Worker.maximumBlockTimeout"),
     *("Worker.minimumBlockTimeout", "Worker.retryIfFailed", "Worker.runStalledJobsCheck"),
     *("FlowProducer.addChildren", "FlowProducer.addNode", "FlowProducer.addNodes", "FlowProducer.queueFromNode"),

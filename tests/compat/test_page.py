@@ -104,5 +104,5 @@ def test_what_the_page_names_here_exists() -> None:
 
 def _fields(kind: type) -> set[str]:
     """Attributes that are set when an object is made."""
-    source = inspect.getsource(kind)
+    source = "".join(inspect.getsource(base) for base in kind.__mro__ if base.__module__.startswith("bullpen"))
     return set(re.findall(r"self\.(\w+)(?:, self\.\w+)* = ", source)) | set(getattr(kind, "__annotations__", ()))

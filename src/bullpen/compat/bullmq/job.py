@@ -18,6 +18,7 @@ from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
+from bullpen.worker.taker import Taker
 
 __all__ = ["Job", "JobHome", "remove_job"]
 
@@ -153,6 +154,8 @@ class Job:
         """Run again at `timestamp` (Unix ms); raise DelayedError behind it."""
         del token  # the worker holds the lock
         self.delayed_for = self.delay = max(0, timestamp - round(time.time() * 1000))
+        if (taker := self._taker()) is not None and self._job is not None:
+            await taker.move_to_delayed(self._job, self.delay)
 
     async def moveToWaitingChildren(self, token: str, opts: Mapping[str, Any] | None = None) -> bool:
         """Whether it has to wait for children, or for `opts["child"]`; then raise WaitingChildrenError behind it."""
@@ -163,6 +166,32 @@ class Job:
                 return (await self._calls.children_counts(self._own_id)).pending > 0
             pending = (await self._calls.children(self._own_id)).pending
             return f"{child.get('queue')}:{child.get('id')}" in pending
+
+    async def moveToCompleted(self, return_value: Any, token: str, fetchNext: bool = False) -> None:
+        """Complete a job that was taken by hand. No further job is fetched: ask `getNextJob`."""
+        del token, fetchNext
+        with as_json(return_value):
+            await self._must_be_taken("moveToFinished").complete(self._taken(), return_value)
+        self.returnvalue = return_value
+
+    async def moveToFailed(self, err: BaseException, token: str, fetchNext: bool = False) -> None:
+        """Fail a job that was taken by hand, or let it run again, as its attempts say."""
+        del token, fetchNext
+        await self._must_be_taken("moveToFinished").fail(self._taken(), err)
+        self.failedReason = str(err)
+
+    def _taker(self) -> Taker | None:
+        found: Taker | None = getattr(self.queue, "taker", None)
+        return found
+
+    def _must_be_taken(self, command: str) -> Taker:
+        if (taker := self._taker()) is None:
+            raise TypeError(f"Missing lock for job {self.id}. {command}")
+        return taker
+
+    def _taken(self) -> NativeJob:
+        assert self._job is not None  # a taker hands out nothing else
+        return self._job
 
     async def getChildrenValues(self) -> dict[str, Any]:
         """What the children returned, by their keys."""

@@ -1,7 +1,8 @@
 """A worker with PyPI's names, over `bullpen.Worker`.
 
 In: a processor `(job, token)` or `(job, token, signal)`, and an option dictionary. Out: events `active`, `completed`,
-`failed` (each failed attempt, with the error itself), `error`, `stalled`, `paused`, `resumed`, `closed`.
+`failed` (each failed attempt, with the error itself), `error`, `stalled`, `paused`, `resumed`, `closed`. Without a
+processor jobs are taken by hand: `getNextJob`, then `job.moveToCompleted` or `job.moveToFailed`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from bullpen.compat.bullmq.job_scheduler import JobScheduler
 from bullpen.errors import DelayJob, InvalidOption, WaitForChildren
 from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
+from bullpen.worker.options import WorkerArguments
+from bullpen.worker.taker import Taker
 from bullpen.worker.worker import Worker as NativeWorker
 
 __all__ = ["Worker"]
@@ -44,6 +47,7 @@ _KNOWN: Final = frozenset(
         *_DEFAULTS,
     )
 )
+_MOST_BY_HAND: Final = 1_000
 _FOR_EVER: Final = timedelta(days=365)
 """`close` waits for running jobs, however long they take."""
 
@@ -57,8 +61,6 @@ class Worker(EventEmitter):
         for option, value in given.items():
             if option not in _KNOWN:
                 raise InvalidOption(option, f"an option of a worker: {', '.join(sorted(_KNOWN))}", value)
-        if processor is None:
-            raise InvalidOption("processor", "a function (job, token); jobs taken by hand: `bullpen.Worker`", processor)
         self.name, self.processor = name, processor
         self.opts: dict[str, Any] = {**_DEFAULTS, **given}
         self.opts.setdefault("lockRenewTime", self.opts["lockDuration"] // 2)
@@ -67,9 +69,11 @@ class Worker(EventEmitter):
         self.id = uuid.uuid4().hex
         self.workerName: str | None = given.get("name")
         self.running = self.paused = self.closing = self.forceClosing = self.closed = False
-        self._wants_signal = _takes_signal(processor)
+        self._wants_signal = processor is not None and _takes_signal(processor)
         self._connection, self._owns_connection = connection_of(self.opts)
         self.native_queue = NativeQueue(name, connection=self._connection, prefix=self.prefix, attempts=1)
+        self.taker: Taker | None = None
+        """Takes jobs by hand, where there is no processor."""
         self.native_worker = self._make_native()
         self._jobs: dict[NativeJob, Job] = {}
         self._controllers: dict[str, AbortController] = {}
@@ -80,32 +84,32 @@ class Worker(EventEmitter):
         self._client: Any = None
         self._run: asyncio.Future[None] | None = None
         self._listen()
-        if self.opts.get("autorun", True):
+        if self.opts.get("autorun", True) and processor is not None:
             self._run = asyncio.ensure_future(self.run())
 
-    def _make_native(self) -> NativeWorker:
+    def _make_native(self) -> NativeWorker | Taker:
         opts = self.opts
         strategy = (opts.get("settings") or {}).get("backoffStrategy")
         limiter, metrics = opts.get("limiter"), (opts.get("metrics") or {}).get("maxDataPoints")
         completed, failed = retention(opts.get("removeOnComplete")), retention(opts.get("removeOnFail"))
-        return NativeWorker(
-            self.name,
-            self._handle,
-            connection=self._connection,
-            prefix=self.prefix,
-            name=self.workerName,
-            concurrency=opts["concurrency"],
-            lock=opts["lockDuration"],
-            stalled_interval=opts["stalledInterval"],
-            drain_delay=max(2, round(opts["drainDelay"] * 1000)),
-            remove_on_complete=False if completed is None else completed,
-            remove_on_fail=False if failed is None else failed,
-            limit=None if limiter is None else RateLimit(limiter["max"], limiter["duration"]),
-            max_started_attempts=opts.get("maxStartedAttempts"),
-            metrics_minutes=metrics,
-            backoff=AnyStrategy(strategy, self._job) if strategy is not None else {},
-            scheduler_zone="UTC",
-        )
+        arguments: WorkerArguments = {
+            "name": self.workerName,
+            "concurrency": opts["concurrency"] if self.processor is not None else _MOST_BY_HAND,
+            "lock": opts["lockDuration"],
+            "stalled_interval": opts["stalledInterval"],
+            "drain_delay": max(2, round(opts["drainDelay"] * 1000)),
+            "remove_on_complete": False if completed is None else completed,
+            "remove_on_fail": False if failed is None else failed,
+            "limit": None if limiter is None else RateLimit(limiter["max"], limiter["duration"]),
+            "max_started_attempts": opts.get("maxStartedAttempts"),
+            "metrics_minutes": metrics,
+            "backoff": AnyStrategy(strategy, self._job) if strategy is not None else {},
+            "scheduler_zone": "UTC",
+        }
+        if self.processor is not None:
+            return NativeWorker(self.name, self._handle, connection=self._connection, prefix=self.prefix, **arguments)
+        self.taker = Taker(self.name, connection=self._connection, prefix=self.prefix, **arguments)
+        return self.taker
 
     @property
     def client(self) -> Any:
@@ -125,6 +129,8 @@ class Worker(EventEmitter):
         """Work until closed; for `autorun=False`."""
         if self.running:
             raise RuntimeError("Worker is already running")
+        if not isinstance(self.native_worker, NativeWorker):
+            raise RuntimeError("Worker has no processor: take its jobs with getNextJob")
         self.running = True
         try:
             await self.native_worker.run(signals=False)
@@ -133,6 +139,19 @@ class Worker(EventEmitter):
             raise
         finally:
             self.running = False
+
+    async def getNextJob(self, token: str) -> Job | None:
+        """Take a job by hand; None when none comes within `drainDelay`. Locks are renewed until it is settled."""
+        if self.taker is None:
+            raise RuntimeError("getNextJob: this worker has a processor, which takes the jobs")
+        if not self.taker.has_started:
+            await self.taker.start()
+        native = await self.taker.take(max(1, round(self.opts["drainDelay"] * 1000)))
+        if native is None:
+            return None
+        job = self._job(native)
+        job.token = token
+        return job
 
     async def close(self, force: bool = False) -> None:
         """Take no more jobs and wait for those that run; with `force` they are cancelled and go back."""
@@ -184,14 +203,15 @@ class Worker(EventEmitter):
     # ---- one job ----------------------------------------------------------------------------------------------
 
     async def _handle(self, native: NativeJob) -> Any:
-        job, token = self._job(native), native.token
+        job, token, processor = self._job(native), native.token, self.processor
+        assert processor is not None
         job.delayed_for = None
         try:
             if not self._wants_signal:
-                return _checked(await self.processor(job, token))
+                return _checked(await processor(job, token))
             controller = self._controllers[native.id] = AbortController()
             try:
-                return _checked(await self.processor(job, token, controller.signal))
+                return _checked(await processor(job, token, controller.signal))
             finally:
                 if self._controllers.get(native.id) is controller:
                     del self._controllers[native.id]
