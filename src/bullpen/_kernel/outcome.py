@@ -276,6 +276,7 @@ def stack_of(error: BaseException, text: str | None) -> tuple[str, bool]:
     except Exception:  # noqa: BLE001 - user code in __cause__ or __notes__, or an endless chain
         stack = type(error).__name__
     stack = stack[-_SCRUBBED:]
+    is_clean = is_clean and "\0" not in stack and "\0" not in (text or "")
     if not is_clean:
         stack = scrub_lines(storable(stack))
     # The end of a Python traceback has the error and the line that raised it.
