@@ -129,7 +129,7 @@ class ForkServer:
     def close(self) -> None:
         self._requests.close()  # it ends when nobody can ask any more
         if self._process is not None:
-            self._process.wait(10)
+            self._process.wait(60)
 
 
 class WarmChild(Child):

@@ -65,7 +65,7 @@ async def test_a_server_that_says_nothing_at_all_is_left_at_the_deadline(
     kit: Kit, proxy: FaultProxy, given: Any
 ) -> None:
     """It takes the connection and does not greet: connecting alone would take longer."""
-    with proxy.stalled(), within(0.25, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+    with proxy.stalled(), within(0.25, 4), pytest.raises(ConnectionLost, match="nothing was written"):
         await soon(kit.queue(connection=proxy.url, add_deadline=given).add("mail"))
 
 
@@ -73,7 +73,7 @@ def test_a_blocking_add_leaves_it_at_the_deadline_too(proxy: FaultProxy, queue_n
     with (
         proxy.stalled(),
         sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue,
-        within(0.25, 1.5),
+        within(0.25, 4),
         pytest.raises(ConnectionLost, match="nothing was written"),
     ):
         queue.add("mail")
@@ -82,9 +82,9 @@ def test_a_blocking_add_leaves_it_at_the_deadline_too(proxy: FaultProxy, queue_n
 async def test_a_call_may_have_a_deadline_of_its_own(kit: Kit) -> None:
     queue = kit.queue(connection=nobody())
 
-    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.15, 4), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add("mail", add_deadline=200)
-    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.15, 4), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add_many([("mail", 1), ("mail", 2)], add_deadline=200)
 
 
@@ -93,7 +93,7 @@ async def test_a_deadline_of_its_own_holds_behind_calls_that_wait_for_longer(kit
     patient = [asyncio.ensure_future(queue.add_many([("mail", number)])) for number in range(3)]
     await asyncio.sleep(0)
 
-    with within(0.15, 1.0), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.15, 1.9), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add("mail", add_deadline=200)
 
     await asyncio.gather(*patient, return_exceptions=True)
@@ -103,7 +103,7 @@ async def test_an_add_that_was_sent_and_not_answered_says_that_nobody_knows(kit:
     queue = kit.queue(connection=proxy.url)
     await queue.add("first")
 
-    with proxy.stalled(), within(0.25, 2), pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
+    with proxy.stalled(), within(0.25, 4), pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
         await queue.add("mail", add_deadline=300)
 
 
@@ -112,17 +112,17 @@ def test_a_blocking_add_that_was_sent_and_not_answered_says_so_too(
 ) -> None:
     with sync.Queue(queue_name, connection=proxy.url) as queue:
         queue.add("first")
-        with proxy.stalled(), within(0.25, 2), pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
+        with proxy.stalled(), within(0.25, 4), pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
             queue.add("mail", add_deadline=300)
 
 
 async def test_an_add_that_waits_behind_others_is_not_late_by_their_deadlines(kit: Kit) -> None:
     """What is added during an outage has waited since it was added, not since the call before it failed."""
-    queue = kit.queue(connection=nobody(), add_deadline=600)
+    queue = kit.queue(connection=nobody(), add_deadline=1_800)
     first = asyncio.ensure_future(queue.add("mail"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.9)
 
-    with within(0.2, 0.9), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.6, 2.7), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add("mail")
 
     await asyncio.gather(first, return_exceptions=True)
@@ -146,9 +146,9 @@ async def test_a_task_may_have_one_and_so_may_one_run_of_it() -> None:
         @app.task("mails", add_deadline=200)
         async def send(number: int) -> None: ...
 
-        with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+        with within(0.15, 4), pytest.raises(ConnectionLost, match="nothing was written"):
             await send.add(1)
-        with within(0.35, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+        with within(0.35, 4), pytest.raises(ConnectionLost, match="nothing was written"):
             await send.options(add_deadline=400).add_many([{"number": 1}])
 
 
@@ -168,7 +168,7 @@ async def test_an_unknown_outcome_names_the_job_whose_id_the_caller_gave(
 ) -> None:
     """Whoever catches it looks that job up: the id must stand in a field, also when many adds shared the call."""
     queue = kit.queue(connection=proxy.url, add_deadline=300)
-    await queue.add("first")
+    await queue.add("first", add_deadline=20_000)
 
     with proxy.stalled():
         errors = await soon(
@@ -191,10 +191,10 @@ async def test_an_unknown_outcome_names_the_job_whose_id_the_caller_gave(
 
 def test_an_unknown_outcome_of_a_blocking_add_names_it_too(proxy: FaultProxy, redis_url: str, queue_name: str) -> None:
     with sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue:
-        queue.add("first")
+        queue.add("first", add_deadline=20_000)
         with proxy.stalled(), pytest.raises(OutcomeUnknown, match="'order-7'") as one:
             queue.add("mail", job_id="order-7")
-        queue.add("second")
+        queue.add("second", add_deadline=20_000)
         with proxy.stalled(), pytest.raises(OutcomeUnknown) as many:
             queue.add_many([NewJob("mail", options={"job_id": "order-8"})])
 
@@ -204,23 +204,23 @@ def test_an_unknown_outcome_of_a_blocking_add_names_it_too(proxy: FaultProxy, re
 async def test_the_deadline_of_a_call_holds_while_it_is_traced_too(kit: Kit, traced: None) -> None:
     queue = kit.queue(connection=nobody())
 
-    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.15, 4), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add("mail", add_deadline=200)
-    with within(0.15, 1.5), pytest.raises(ConnectionLost, match="nothing was written"):
+    with within(0.15, 4), pytest.raises(ConnectionLost, match="nothing was written"):
         await queue.add_many([("mail", 1)], add_deadline=200)
 
 
 async def test_reads_end_with_the_deadline_too(kit: Kit, proxy: FaultProxy) -> None:
     """A page that lists jobs must not hang for a minute, whether nobody is there or somebody who says nothing."""
     away = kit.queue(connection=nobody(), add_deadline=300)
-    with within(0, 1.5), pytest.raises(ConnectionLost):
+    with within(0, 4), pytest.raises(ConnectionLost):
         await away.counts()
-    with within(0, 1.5), pytest.raises(ConnectionLost):
+    with within(0, 4), pytest.raises(ConnectionLost):
         await away.get_job("1")
 
     frozen = kit.queue(connection=proxy.url, add_deadline=300)
-    await frozen.add("mail")
-    with proxy.stalled(), within(0.25, 1.5), pytest.raises(ConnectionLost):
+    await frozen.add("mail", add_deadline=20_000)
+    with proxy.stalled(), within(0.25, 4), pytest.raises(ConnectionLost):
         await frozen.counts()
 
 
@@ -242,8 +242,8 @@ async def test_reads_of_a_queue_with_no_deadline_given_end_within_five_seconds(k
 def test_a_blocking_read_that_is_not_answered_speaks_of_no_job(proxy: FaultProxy, queue_name: str) -> None:
     """Nothing was to be written: "look the job up before adding it again" would be nonsense."""
     with sync.Queue(queue_name, connection=proxy.url, add_deadline=300) as queue:
-        queue.add("first")
-        with proxy.stalled(), within(0.25, 1.5), pytest.raises(ConnectionLost, match=r"no answer within 0\.3 s"):
+        queue.add("first", add_deadline=20_000)
+        with proxy.stalled(), within(0.25, 4), pytest.raises(ConnectionLost, match=r"no answer within 0\.3 s"):
             queue.counts()
 
 
@@ -252,7 +252,7 @@ async def test_a_wait_for_a_result_outlives_an_outage_that_is_longer_than_the_de
 ) -> None:
     """It has a timeout of its own, and the job goes on meanwhile."""
     queue = kit.queue(connection=proxy.url, add_deadline=300)
-    job = await queue.add("mail")
+    job = await queue.add("mail", add_deadline=20_000)
     with proxy.outage():
         waiting = asyncio.ensure_future(job.result(timeout=20_000))
         await asyncio.sleep(0.8)
