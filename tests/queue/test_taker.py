@@ -113,7 +113,7 @@ async def test_whoever_stops_waiting_gets_no_job_and_loses_none(kit: Kit) -> Non
             for _ in range(turns):
                 await asyncio.sleep(0)
             waiting.cancel()
-            (taken,) = await asyncio.gather(waiting, return_exceptions=True)
+            taken = (await asyncio.gather(waiting, return_exceptions=True))[0]
             if isinstance(taken, Job):  # it was quicker
                 await taker.complete(taken)
                 done += 1
