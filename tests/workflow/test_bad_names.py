@@ -15,6 +15,7 @@ from bullpen.testing import RedisServer
 from bullpen.workflow import Definition, Transition
 from bullpen.workflow.engine import Engine
 from bullpen.workflow.service import Workflow
+from bullpen.workflow.stores import RedisEntities
 from tests.databases import MakeLedger
 from tests.workflow.kit import Event, Status, call, delivery, states
 from tests.workflow.stored import Stored, engine_on, make_tables, put, redis_orders, sql_orders
@@ -174,4 +175,8 @@ async def test_an_entity_that_cannot_be_stored_is_not_tried_again(redis_url: str
             await engine.emit(Event.PAY, "urn:1", 1, delivery(1, of=3))
 
         assert await stored.look() == ("new", 0)
+        wrong: Any
+        for wrong in ([], "urn:1", None):
+            with pytest.raises(InvalidOption, match=r"entity\.urn: expected"):
+                await RedisEntities(connection, "orders").create(wrong)
     redis_server.flush()

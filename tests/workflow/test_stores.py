@@ -17,6 +17,7 @@ from bullpen.errors import (
     InvalidOption,
     LedgerError,
     NoTransition,
+    PermanentError,
     ServerRefused,
 )
 from bullpen.ledger import Ledger
@@ -411,7 +412,7 @@ async def test_an_action_that_returns_another_object_is_told_so(rows: Stored) ->
         rows, transitions=[Transition(event=Event.PAY, from_=Status.NEW, to=Status.NEW, actions=[another])]
     )
 
-    with pytest.raises(InvalidOption, match="the object that the action was given"):
+    with pytest.raises(PermanentError, match="the object that the action was given"):  # no other try would be better
         await engine.emit(Event.PAY, "urn:1", None, delivery())
 
 

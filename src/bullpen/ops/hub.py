@@ -128,8 +128,8 @@ class _Topic:
             return True
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return False
+        except TimeoutError:  # a change may come while the wait is being given up
+            return self.version != version
         return True
 
 
@@ -143,7 +143,8 @@ class Subscription:
         """Wait until something changed since the last call, or until time is up (False). However much happened in
         between is one change."""
         has_changed = await self._topic.wait_beyond(self._seen, timeout_s)
-        self._seen = self._topic.version
+        if has_changed:
+            self._seen = self._topic.version
         return has_changed
 
 

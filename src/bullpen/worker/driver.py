@@ -94,7 +94,7 @@ class Driver:
         self._suspects = parts.runs.suspects
         self._options, self.on_bug = options, on_bug
         self._loop = asyncio.get_running_loop()
-        self.state = State(slots=concurrency, lanes=self._lanes(concurrency))
+        self.state = State(slots=concurrency, lanes=_lanes(concurrency), batch=options.jobs_per_slot)
         self.last_exchange = 0.0
         """When an answer came last; 0: none yet."""
         self.settled = parts.runs.settled
@@ -145,13 +145,8 @@ class Driver:
 
     def resize(self, concurrency: int) -> None:
         """More slots hold at once, fewer for what is taken from now on."""
-        lanes = self._lanes(concurrency)
-        self._add_lanes(lanes)
-        self._change(self.state.resized(concurrency, lanes))
-
-    def _lanes(self, concurrency: int) -> int:
-        """The jobs of a batch shall come with one exchange."""
-        return 2 if concurrency >= _TWO_LANES_FROM and self._options.batch is None else 1
+        self._add_lanes(_lanes(concurrency))
+        self._change(self.state.resized(concurrency, _lanes(concurrency)))
 
     def may_take(self) -> bool:
         return self.state.may_take(self._load())
@@ -499,3 +494,7 @@ class Driver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self.on_task_done)
+
+
+def _lanes(concurrency: int) -> int:
+    return 2 if concurrency >= _TWO_LANES_FROM else 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.outcome import Ended, Result
@@ -18,6 +18,7 @@ from bullpen.queue.job import Handler, Job
 from bullpen.worker.batches import BatchHandler, BatchOptions, BatchRuns, JobBatch
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.children.pool import ProcessPool
+from bullpen.worker.options import WorkerOptions
 
 _MOST_THREADS: Final = 100_000
 
@@ -69,7 +70,7 @@ class InThreads:
     survives_jobs = False
     on_end: OnEnd | None = None
 
-    def __init__(self, handler: Handler, queue: str) -> None:
+    def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
         self._threads: ThreadPoolExecutor | None = None
 
@@ -80,6 +81,12 @@ class InThreads:
         assert self._threads is not None
         job.bind_to_running_loop()
         return await run_thread(self._threads, self._handler, job, timeout_s)
+
+    async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        assert self._threads is not None
+        for job in batch:
+            job.bind_to_running_loop()
+        return await run_thread(self._threads, self._handler, batch, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -110,41 +117,41 @@ class InProcesses:
 
 
 class InBatches:
-    """Several jobs at once, on the loop or in a thread."""
+    """Handlers that get several jobs at once, on the loop or in a thread."""
 
     survives_jobs = False
     on_end: OnEnd | None = None
 
     def __init__(self, handler: BatchHandler, queue: str, options: BatchOptions) -> None:
-        self._handler, self._queue = handler, queue
-        self._most = 1
-        self._threads: ThreadPoolExecutor | None = None
-        self.run: Run = BatchRuns(self._call, options, lambda: self._most).run
-
-    async def start(self, slots: int) -> None:
-        self._most = slots
-        if not is_async(self._handler):
-            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
+        self._handler = handler
+        self._threads = None if is_async(handler) else InThreads(handler, queue)
+        self._slots = 1
+        self.run: Run = BatchRuns(self._call, options, lambda: self._slots).run
 
     async def _call(self, batch: JobBatch, timeout_s: float | None) -> Result:
         if self._threads is None:
             return await run_async(self._handler, batch, timeout_s)
-        for job in batch:
-            job.bind_to_running_loop()
-        return await run_thread(self._threads, self._handler, batch, timeout_s)
+        return await self._threads.run_batch(batch, timeout_s)
+
+    async def start(self, slots: int) -> None:
+        self._slots = slots
+        if self._threads is not None:
+            await self._threads.start(slots)
 
     def resize(self, slots: int) -> None:
-        self._most = slots
+        self._slots = slots
 
     async def aclose(self) -> None:
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            await self._threads.aclose()
 
 
-def runner_of(handler: Any, queue: str, processes: bool | ChildLimits, batch: BatchOptions | None = None) -> Runner:
-    """The way that fits the handler and the worker's options: with `batch` it is a BatchHandler, else a Handler."""
-    if batch is not None:
-        return InBatches(handler, queue, batch)
+def runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOptions) -> Runner:
+    """The way that fits the handler and the worker's options."""
+    processes = options.processes
+    if options.batch is not None:
+        return InBatches(cast("BatchHandler", handler), queue, options.batch)
+    handler = cast("Handler", handler)
     if processes:
         return InProcesses(handler, processes if isinstance(processes, ChildLimits) else ChildLimits())
     return InLoop(handler) if is_async(handler) else InThreads(handler, queue)

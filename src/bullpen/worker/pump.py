@@ -121,6 +121,8 @@ class State(NamedTuple):
     """Jobs that may run at the same time."""
     lanes: int = 1
     """Exchanges that may be in flight at the same time."""
+    batch: int = 1
+    """Jobs that a handler gets at once: an exchange brings so many together, if it can."""
     limited_until: float = 0.0
     limits_since: int | None = None
     """A limit that nobody watches yet."""
@@ -146,7 +148,7 @@ class State(NamedTuple):
         free = self.slots - load.running - self.asked
         if free <= 0 or not self.may_take(load):  # fewer than none where more run than a lowered concurrency allows
             return 0
-        return min(free, MOST_JOBS, -(-self.slots // self.lanes)) if free > 1 else free
+        return min(free, MOST_JOBS, max(self.batch, -(-self.slots // self.lanes))) if free > 1 else free
 
     def is_alone(self, load: Load) -> bool:
         """Nothing else can come along with the outcomes at hand, and somebody may wait for them: now, not soon."""

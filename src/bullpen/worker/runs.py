@@ -80,8 +80,8 @@ class Runs:
         """`opens_sealed`: there is a codec. `survives_jobs`: a job that dies takes nobody with it."""
         self._queue, self._worker = queue, worker
         self._options, self._policy, self._reports, self._execute = options, policy, reports, execute
-        self._timeout_s, self._limits_starts = options.timeout_s, options.max_started_attempts is not None
         self._timeouts_s = options.timeouts_s
+        self._timeout_s, self._limits_starts = options.timeout_s, options.max_started_attempts is not None
         self.suspects, self._schedulers = suspects, schedulers
         self._opens_sealed, self._survives_jobs = opens_sealed, survives_jobs
         self._unopened = Unopened(reports.tell_error)

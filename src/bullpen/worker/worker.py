@@ -47,7 +47,7 @@ class Worker(JobConsumer):
         if not callable(handler):
             raise InvalidOption("handler", "a function that takes a Job", handler)
         super().__init__(queue, connection, prefix, options)
-        self._runner = runner_of(handler, queue, self.options.processes, self.options.batch)
+        self._runner = runner_of(handler, queue, self.options)
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Work until closed. SIGTERM and SIGINT close gracefully, a second one hurries.

@@ -109,7 +109,7 @@ class RedisEntities(Generic[S]):
         return self._status_type(word(entity["status"]))
 
     def urn(self, entity: Entity) -> str:
-        urn = entity.get("urn")
+        urn = entity.get("urn") if isinstance(entity, dict) else None
         if not is_text(urn):
             raise InvalidOption("entity.urn", "non-empty text that names the entity", urn)
         return str(urn)
