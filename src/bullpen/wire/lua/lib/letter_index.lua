@@ -25,10 +25,12 @@ local function index_letter(letter_base, entry_id, facts)
     members[#members + 1] = member
   end
   redis.pcall("ZADD", of .. "index", unpack(members))
-  redis.pcall("ZINCRBY", of .. "counts", 1, fingerprint)
+  local is_new = redis.pcall("ZINCRBY", of .. "counts", 1, fingerprint) == "1"
   redis.pcall("HSET", of .. "causes", fingerprint, cause)
-  if tenant ~= "" then redis.pcall("HINCRBY", of .. "tenants", fingerprint .. ":" .. tenant, 1) end
-  for _, part in ipairs({ "facts", "index", "counts", "causes", "tenants" }) do redis.pcall("EXPIRE", of .. part, 604800) end
+  if tenant ~= "" and redis.pcall("HINCRBY", of .. "tenants", fingerprint .. ":" .. tenant, 1) == 1 then is_new = true end
+  if is_new or type(turn) ~= "number" or turn % 64 == 0 then -- a new key ends by itself, too; not each time: it is half of the work
+    for _, part in ipairs({ "facts", "index", "counts", "causes", "tenants" }) do redis.pcall("EXPIRE", of .. part, 604800) end
+  end
 end
 
 local function unindex_letter(letter_base, entry_id)
