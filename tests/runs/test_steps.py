@@ -8,12 +8,14 @@ import threading
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from bullpen.errors import PermanentError
 from bullpen.ledger import RunStatus
 from bullpen.queue import JobState
 from bullpen.runs import Run, RunInterrupted
-from tests.runs.kit import ALICE, BOB, Bank, Stage, payload
+from bullpen.runs.processor import RunProcessor
+from tests.runs.kit import ALICE, BOB, Bank, Stage, fake_job, payload
 from tests.runs.test_lifecycle import submit_impatient
 
 
@@ -388,3 +390,27 @@ async def test_a_paid_result_may_spell_the_escape_of_a_character_that_no_databas
         row = await stage.until(run_id, RunStatus.COMPLETED)
 
     assert row.result == "write \\u0000 for NUL"
+
+
+async def test_a_run_of_one_step_costs_few_statements(stage: Stage) -> None:
+    """On PostgreSQL: its tenant, itself and its intent; a lock, a start and the payload; one for the step, one for the
+    end. Each of the last two is a transaction by itself."""
+    if not stage.ledger.database.is_postgres:
+        return  # SQLite has no functions, and no round trips
+
+    async def execute(run: Run) -> str:
+        return await run.step("once", lambda key: key)
+
+    statements: list[str] = []
+    given = payload()
+    await stage.service.submit(payload(), actor="ada")  # connections, the identity of the ledger
+    sa.event.listen(
+        stage.ledger.database.engine.sync_engine,
+        "before_cursor_execute",
+        lambda *call: statements.append(str(call[2])),
+    )
+    await stage.service.submit(given, actor="ada")
+    outcome = await RunProcessor(stage.ledger.transactions, execute).process(fake_job(given))
+
+    assert outcome["outcome"] == "COMPLETED"
+    assert len(statements) <= 8, statements

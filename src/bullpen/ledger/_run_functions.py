@@ -6,6 +6,7 @@ may call which, in `security`. In: a connection with an open transaction. Out: r
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -96,12 +97,9 @@ class FunctionRuns(TenantRuns):
 
     async def _call(self, function: str, query: str, *arguments: tuple[Any, str]) -> sa.CursorResult[Any]:
         """Call a function for this tenant. Raises InsufficientCredits, or InvalidOption for an id that was used."""
-        given = [(self.tenant_id, "text"), *arguments]
-        values = {f"a{number}": value for number, (value, _) in enumerate(given)}
-        names = ", ".join(f"CAST(:a{number} AS {kind})" for number, (_, kind) in enumerate(given))
-        statement: Any = sa.text(query.format(f"{self._database.table(function)}({names})"))
-        if "FROM" in query:
-            statement = statement.columns(*COLUMNS)
+        values = {f"a{number}": value for number, (value, _) in enumerate([(self.tenant_id, ""), *arguments])}
+        kinds = tuple(kind for _, kind in arguments)
+        statement = _statement(self._database.table(function), query, kinds)
         try:
             result: sa.CursorResult[Any] = await self._connection.execute(statement, values)
         except sa.exc.DBAPIError as error:
@@ -114,3 +112,13 @@ class FunctionRuns(TenantRuns):
             needed, balance = str(detail.message_detail).split()
             raise InsufficientCredits(self.tenant_id, needed=int(needed), balance=int(balance)) from None
         return result
+
+
+@lru_cache(maxsize=200)
+def _statement(function: str, query: str, kinds: tuple[str, ...]) -> Any:
+    """The call of a function; made once. It sets the tenant of its transaction itself, since arguments are evaluated
+    first: so a call that is alone needs no transaction around it."""
+    names = ["set_config('app.current_tenant', CAST(:a0 AS text), true)"]
+    names += [f"CAST(:a{number} AS {kind})" for number, kind in enumerate(kinds, 1)]
+    statement = sa.text(query.format(f"{function}({', '.join(names)})"))
+    return statement.columns(*COLUMNS) if "FROM" in query else statement

@@ -67,8 +67,11 @@ _UNPARK_EVERY_S: Final = 15.0
 _UNSETTLED_BATCHES: Final = 2
 _REFILL_PARTS: Final = 4
 _FULL_S: Final = 0.01
-"""Until a full queue, or a tenant's limit, is asked again the first time; then twice as long each time."""
-_LONGEST_FULL_S: Final = 0.1
+"""Until a full queue, or a tenant's limit, is asked again, at least: longer each time that it is still full, shorter
+each time that it was not, so that it is asked about as often as there is something to add."""
+_FULL_AGAIN: Final = 1.5
+_FULL_NO_MORE: Final = 0.6
+_LONGEST_FULL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +270,9 @@ class Dispatcher:
     def _seconds_until_room(self) -> float | None:
         """When to ask queues again that were full: workers take jobs out of them and tell nobody."""
         if not self._full:
-            self._full_pause_s = _FULL_S
             return None
-        pause_s = self._full_pause_s
-        self._full_pause_s = min(pause_s * 2, _LONGEST_FULL_S, self.options.tick_interval_ms / 1000)
+        pause_s = min(self._full_pause_s, self.options.tick_interval_ms / 1000)
+        self._full_pause_s = min(self._full_pause_s * _FULL_AGAIN, _LONGEST_FULL_S)
         return pause_s
 
     async def _seconds_until_due(self) -> float | None:
@@ -384,7 +386,8 @@ class Dispatcher:
         telemetry.emit("outbox.claimed", count=len(claimed.rows), took_ms=took_ms, kind=kind)
         if claimed.rows:
             count = len(claimed.rows)
-            self._full_pause_s = _FULL_S
+            if kind == "queued" or claimed.held_types:
+                self._full_pause_s = max(_FULL_S, self._full_pause_s * _FULL_NO_MORE)
             log("OUTBOX_CLAIM", "SUCCESS", source=_SOURCE, level=logging.DEBUG, count=count, durationMs=round(took_ms))
             if self._ticker.is_fallback and self._is_notified:
                 self._suspect_late_wakeup(claimed.rows)

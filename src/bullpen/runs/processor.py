@@ -340,7 +340,7 @@ class RunProcessor:
             )
 
         try:
-            begun = await self._transactions.run(tenant_id, begin)
+            begun = await self._transactions.run_locking(tenant_id, begin)
         except DatabaseUnavailable as error:
             self._abandon_probe()
             raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
@@ -382,7 +382,7 @@ class RunProcessor:
 
     async def _is_ours(self, run: Run) -> bool:
         try:
-            return await self._transactions.run(run.tenant_id, lambda runs: runs.beat(run.id, run.fence))
+            return await self._transactions.run_alone(run.tenant_id, lambda runs: runs.beat(run.id, run.fence))
         except DatabaseUnavailable:
             return True  # nobody can tell; the fence keeps us from writing what is not ours
 
@@ -390,7 +390,7 @@ class RunProcessor:
         result_json = encode_result(result, "result of the run", self._max_result_bytes)
         telemetry.emit("runs.completing", run_id=run.id)
 
-        if await run.persist(lambda runs: runs.complete(run.id, run.fence, result_json)) is None:
+        if await run.change(lambda runs: runs.complete(run.id, run.fence, result_json)) is None:
             raise RunInterrupted(f"run {run.id} was cancelled or taken over before it could complete")
         telemetry.emit("runs.completed", run_id=run.id, tenant_id=run.tenant_id)
         self._log(logging.INFO, f"Run {run.id} completed", run.job, tenant_id=run.tenant_id)
@@ -428,7 +428,7 @@ class RunProcessor:
     async def _give_back(self, run: Run, job: Job) -> None:
         """QUEUED again, with no attempt counted. If that fails the next attempt finds it RUNNING and takes it over."""
         giving = asyncio.ensure_future(
-            self._transactions.run(run.tenant_id, lambda runs: runs.release(run.id, run.fence))
+            self._transactions.run_alone(run.tenant_id, lambda runs: runs.release(run.id, run.fence))
         )
         with contextlib.suppress(LedgerError, OSError, TimeoutError):
             async with asyncio.timeout(_RELEASE_S):

@@ -121,7 +121,7 @@ class Run:
         telemetry.emit("runs.step_begins", run_id=self.id, step=name)
         result_json = encode_result(await _call(work, self.key(name)), f"result of step {name!r}")
         telemetry.emit("runs.step_done", run_id=self.id, step=name)
-        kept = await self.persist(lambda runs: runs.save_step(self.id, name, self.fence, result_json, price=price))
+        kept = await self.change(lambda runs: runs.save_step(self.id, name, self.fence, result_json, price=price))
         if not kept:
             raise RunInterrupted(f"step {name!r} of run {self.id} ended after the run had been cancelled or taken over")
         telemetry.emit("runs.step_kept", run_id=self.id, step=name)
@@ -159,7 +159,7 @@ class Run:
         """Show how far it is: 0 to 100, or any JSON object of at most 1 MiB. Counts as a sign of life. Raises
         RunInterrupted; PermanentError for what cannot be stored."""
         text = _encode_progress(value)
-        if not await self.persist(lambda runs: runs.beat(self.id, self.fence, progress_json=text)):
+        if not await self.change(lambda runs: runs.beat(self.id, self.fence, progress_json=text)):
             raise RunInterrupted(f"run {self.id} was cancelled or taken over")
 
     @asynccontextmanager
@@ -178,10 +178,21 @@ class Run:
 
         Raises DelayJob when it stays away: the run comes back later with no attempt counted.
         """
+        return await self._patiently(self._transactions.run, fn)
+
+    async def change(self, fn: Callable[[TenantRuns], Awaitable[T]]) -> T:
+        """As `persist`, for one change."""
+        return await self._patiently(self._transactions.run_alone, fn)
+
+    async def _patiently(
+        self,
+        run: Callable[[str, Callable[[TenantRuns], Awaitable[T]]], Awaitable[T]],
+        fn: Callable[[TenantRuns], Awaitable[T]],
+    ) -> T:
         patience = Patience(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, within_s=self._patience_s)
         while True:
             try:
-                return await self._transactions.run(self.tenant_id, fn)
+                return await run(self.tenant_id, fn)
             except DatabaseUnavailable as error:
                 if not await patience.pause():
                     raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
