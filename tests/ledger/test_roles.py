@@ -43,7 +43,6 @@ def _rows_of(tenant: str, number: int) -> list[str]:
         "bullpen_events (tenant_id, stream_id, version, event_id, event_type, data, metadata)": (
             f"'{tenant}', 'of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}'"
         ),
-        "bullpen_tenant_limits (tenant_id, integration_type)": f"'{tenant}', '*'",
         "bullpen_workflow_history (tenant_id, workflow, urn, version, event, source, target, kind, event_key, step)": (
             f"'{tenant}', 'w', 'u', {number}, 'e', 'a', 'b', 'event', 'k', 0"
         ),
