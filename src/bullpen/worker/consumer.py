@@ -205,6 +205,9 @@ class JobConsumer:
             self._close_timeout_s = to_ms("timeout", timeout) / 1000
             if self._is_closing and self._close_timeout_s == 0 and self._engine is not None:
                 self._engine.hurry.set()
+        if self._engine is not None and not self._is_closing:
+            self._is_closing = True  # at once: a job that ends before the first step of `_end` must not bring another
+            self._engine.driver.stop_taking()
         await self._life.stop()
 
     async def __aenter__(self) -> Self:
