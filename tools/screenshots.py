@@ -310,6 +310,7 @@ async def served(directory: Path) -> AsyncIterator[tuple[dict[str, str], str]]:
             async with shop(app, server.url):
                 look = DashboardSettings(label="shop-prod", colour="orange")
                 pages = make_dashboard(app, access=lambda _: Visitor("ada", Role.ADMIN), settings=look)
+                pages.desk.patience_s = 30.0  # a browser on a busy machine asks much at once
                 await pages.start()
                 service = HttpService(pages, "127.0.0.1", 0)
                 running = asyncio.create_task(service.run())

@@ -26,6 +26,7 @@ def run(python: str | Path, library: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.measures_children
 def test_a_program_for_pypi_sees_the_same_with_the_shim() -> None:
     """Returned values, events, errors with their texts, what is stored: two libraries, one program."""
     try:

@@ -53,6 +53,7 @@ async def served(redis_url: str) -> AsyncIterator[Served]:
     async with Bullpen(settings=settings(redis_url)) as app:
         wanted = DashboardSettings(label="test-shop", colour="blue")
         made = make_dashboard(app, settings=wanted)
+        made.desk.patience_s = 30.0  # a browser on a busy machine asks much at once
         await made.start()
         service = HttpService(made, "127.0.0.1", 0)
         running = asyncio.create_task(service.run())

@@ -50,6 +50,7 @@ async def ledger_app(redis_url: str, sqlite_url: str) -> AsyncIterator[tuple[Bul
     async with Bullpen(settings=settings(redis_url, ledger_url=sqlite_url)) as app:
         await app.ledger.migrate()
         made = make_dashboard(app, access=lambda _: Visitor("ada", Role.ADMIN))
+        made.desk.patience_s = 30.0  # a browser on a busy machine asks much at once
         service = HttpService(made, "127.0.0.1", 0)
         running = asyncio.create_task(service.run())
         yield app, f"http://127.0.0.1:{service.port}"

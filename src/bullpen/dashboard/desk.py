@@ -56,6 +56,8 @@ class Desk:
         self._sampler: Sampler | None = None
         self._hub: Hub | None = None
         self._operations: Operations | None = None
+        self.patience_s = _PATIENCE_S
+        """How long a page waits for a store before it says that it does not answer."""
         self.away_since: dict[str, float] = {}
         """Parts that do not answer, by when that was noticed (Unix seconds)."""
 
@@ -118,7 +120,7 @@ class Desk:
     async def within(self, work: Awaitable[T], part: str = "redis") -> T:
         """The result of a read, if it comes in time. Raises PageProblem that names the part."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(self.patience_s):
                 found = await work
         except (TimeoutError, BullpenError, OSError) as error:
             if isinstance(error, BullpenError) and not _is_away(error):
@@ -126,7 +128,7 @@ class Desk:
             since = self.away_since.setdefault(part, time.time())
             named = {"redis": "The server of the queues", "ledger": "The ledger"}.get(part, part)
             ago = int(time.time() - since)
-            reason = "no answer within 2 s" if isinstance(error, TimeoutError) else scrub(str(error))
+            reason = f"no answer within {self.patience_s:g} s" if isinstance(error, TimeoutError) else scrub(str(error))
             raise PageProblem(503, f"{named} does not answer (for {ago} s): {reason}", hint="bullpen doctor") from None
         self.away_since.pop(part, None)
         return found
