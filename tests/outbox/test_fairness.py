@@ -20,12 +20,14 @@ TYPE = "webhook:partnerX"
 
 
 async def deliver_both(
-    ledger: Ledger, outbox: object, spy: SpyChannel, *, noisy: int, stored_at: int, workers: bool
+    ledger: Ledger, outbox: object, spy: SpyChannel, *, noisy: int, stored_at: int, workers: bool, keys: int = 0
 ) -> int:
     """How many rows of the noisy tenant were sent while ten rows of a quiet one, stored later, waited."""
     for first in range(0, noisy, 1_000):
         numbers = range(first, min(first + 1_000, noisy))
-        await ledger.outbox.enqueue_many([item(number, tenant_id="noisy") for number in numbers])
+        await ledger.outbox.enqueue_many(
+            [item(number, tenant_id="noisy", ordering_key=f"k{number % keys}" if keys else None) for number in numbers]
+        )
     services = [outbox.dispatcher()] + ([outbox.workers()] if workers else [])  # type: ignore[attr-defined]
     for service in services:
         await service.start()
@@ -53,6 +55,22 @@ async def test_a_quiet_tenant_does_not_wait_for_a_noisy_one(
     between = await deliver_both(ledger, outbox, spy, noisy=500, stored_at=20, workers=strategy == "queued")
 
     assert between <= 10 + 10 + 4 + 10 + 10  # waiting, claimed, running, and two claims that both share
+
+
+@pytest.mark.requirement("X-88")
+@pytest.mark.parametrize("strategy", ["direct", "queued"])
+async def test_a_quiet_tenant_does_not_wait_for_the_lines_of_a_noisy_one(
+    ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, strategy: str
+) -> None:
+    """What follows under an ordering key is taken along only while nobody waits: as many keys as places, and more,
+    would hold all places for as long as the noisy tenant has rows."""
+    spy = SpyChannel()
+    small = Route(channel=spy, strategy=strategy, concurrency=4, max_queued=10)  # type: ignore[arg-type]
+    outbox = make_outbox({TYPE: small}, connection=connection, claim_batch_size=10)
+
+    between = await deliver_both(ledger, outbox, spy, noisy=500, stored_at=20, workers=strategy == "queued", keys=8)
+
+    assert between <= 150
 
 
 @pytest.mark.long

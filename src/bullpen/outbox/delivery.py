@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random as _random
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
 from bullpen._kernel import json, telemetry, tracing
@@ -193,28 +193,30 @@ class OutboxDeliveries:
         operation: Operation = "OUTBOX_DELIVER",
         tenant_id: str | None = None,
         content: Content | None = None,
-        follows: int = 0,
+        goes_on: Callable[[int], Awaitable[bool]] | None = None,
     ) -> SettledRow | None:
         """Send one row and settle it. `until` is monotonic: the end of the lease, counted from before it was asked for.
-        `content` is what the row holds, where it was begun without. `follows`: so many rows behind it under the same
-        ordering key are delivered as well, while they are due.
+        `content` is what the row holds, where it was begun without. `goes_on` is asked, with how many rows were sent,
+        whether the next one under the same ordering key shall be delivered as well, if it is due.
 
         None: it could not be settled within its lease, or not even be begun, and the reaper will have it."""
         first: SettledRow | None = None
         following: OutboxRow | None = row
+        sent = 0
         while following is not None:
             row = following
             began = time.monotonic()
             outcome = await self.attempt(row, route, until=until, operation=operation, content=content)
             if outcome is None:
                 break
-            sent_at = time.monotonic()
-            settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=follows > 0)
+            sent_at, sent = time.monotonic(), sent + 1
+            takes_next = goes_on is not None and row.ordering_key is not None and await goes_on(sent)
+            settled = await self.settle(row, outcome, until=until, tenant_id=tenant_id, takes_next=takes_next)
             if settled is None:
                 break
             self._report(row, outcome, settled, (sent_at - began) * 1000, operation)
             first, following = first or settled, settled.next
-            until, content, follows = sent_at + self._lease_ms / 1000, None, follows - 1
+            until, content = sent_at + self._lease_ms / 1000, None
         return first
 
     async def attempt(

@@ -173,14 +173,14 @@ class DeliveryWorkers:
             "name": self.name,
             **self._worker_options,
         }
-        queues, handler = self._queues, partial(self._handle, route)
+        queues, handler = self._queues, partial(self._handle, route, name)
         worker = Worker(name, handler, connection=queues.connection, prefix=queues.prefix, **arguments)
         # Known only once it works: one that could not begin is tried again when its queue is found the next time.
         await worker.start()
         self._workers[name] = worker
         return True
 
-    async def _handle(self, route: Route, job: Job) -> dict[str, str]:
+    async def _handle(self, route: Route, queue: str, job: Job) -> dict[str, str]:
         row_id, tenant_id = _read(job)
         scope = tenant_id if self._by_tenant else None
         until = time.monotonic() + self._lease_ms / 1000
@@ -195,11 +195,15 @@ class DeliveryWorkers:
             raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
         telemetry.emit("outbox.begun", outbox_id=row.id, integration_type=row.integration_type)
         # The rest of an ordering key comes along, unless each job counts for a limit per time.
-        follows = _MOST_FOLLOWING if route.rate_limit is None else 0
+        goes_on = partial(self._goes_on, queue) if route.rate_limit is None else None
         settled = await self._deliveries.deliver(
-            row, route, until=until, tenant_id=scope, content=content, follows=0 if self._is_closing else follows
+            row, route, until=until, tenant_id=scope, content=content, goes_on=goes_on
         )
         return {"outcome": "UNKNOWN" if settled is None else str(settled.status or "LATE")}
+
+    async def _goes_on(self, queue: str, sent: int) -> bool:
+        """Only while no job waits: lines of one tenant would keep all places from the jobs of the others."""
+        return sent <= _MOST_FOLLOWING and not self._is_closing and await self._queues.room(queue, 1) > 0
 
     async def _begin_batch(self, key: Hashable, ids: Sequence[str]) -> Sequence[OutboxRow | None]:
         tenant_id, has_content = cast("tuple[str | None, bool]", key)
