@@ -193,11 +193,12 @@ async def test_a_cookie_that_is_none_of_ours_is_nobodys(
     """Anybody who can connect may send one: no answer about a mistake of ours, and no stack in the log."""
     wanted = DashboardSettings(access="token", token=TOKEN)
     async with opened(redis_url, dashboard=wanted) as (http, _):
-        headers = {"cookie": f"bullpen={value}".encode("latin-1")}
+        headers = {b"cookie": f"bullpen={value}".encode("latin-1")}
+        same = {name.encode(): text.encode() for name, text in SAME.items()}
         assert (await http.get("/queues", headers=headers)).status_code == 303
         assert (await http.get("/login", headers=headers)).status_code == 200
         assert (await http.get("/api/v1/queues", headers=headers)).status_code == 401
-        assert (await http.post("/login", data={"token": "no"}, headers={**headers, **SAME})).status_code == 403
+        assert (await http.post("/login", data={"token": "no"}, headers={**headers, **same})).status_code == 403
 
     assert "Traceback" not in caplog.text and "failed" not in caplog.text
 
