@@ -169,6 +169,17 @@ async def test_passwords_of_a_file(redis_url: str, tmp_path: Path) -> None:
         assert (await http.get("/queues")).status_code == 303, "a changed password ends its sessions"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
+def test_passwords_of_another_user_of_the_machine_let_nobody_in(tmp_path: Path) -> None:
+    """Its accounts would be his, and the key that signs sessions."""
+    path = tmp_path / "users.json"
+    write_passwords(path, mallory={"password": hash_password("correct horse"), "role": "admin"})
+    os.chown(path, 65_534, 65_534)
+
+    with pytest.raises(InvalidOption, match="another user"):
+        make_access(DashboardSettings(access="passwords", passwords=path))
+
+
 def test_wrong_settings_are_told_at_the_start(tmp_path: Path) -> None:
     open_file = tmp_path / "open.json"
     open_file.write_text("{}")

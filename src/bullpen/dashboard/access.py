@@ -26,6 +26,7 @@ import msgspec
 
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.ownership import Distrusted, read_trusted
 from bullpen._kernel.reminder import Reminder
 from bullpen.dashboard._web import PageProblem, PageRequest
 from bullpen.errors import InvalidOption
@@ -309,8 +310,11 @@ class PasswordAccess(SessionAccess):
         if found.st_mode & 0o077:
             raise InvalidOption("dashboard.passwords", "a file of mode 0600, for nobody else to read", str(self._path))
         try:
-            content = msgspec.json.decode(self._path.read_bytes())
+            content = msgspec.json.decode(read_trusted(self._path) or b"")
             self._users, self._file_key = content["users"], content["key"]
+        except Distrusted as reason:
+            expected = f"a file of our own, and this one {reason}"
+            raise InvalidOption("dashboard.passwords", expected, str(self._path)) from None
         except (msgspec.DecodeError, KeyError, TypeError):
             raise InvalidOption(
                 "dashboard.passwords", "a file made by bullpen dashboard --add-user", str(self._path)
