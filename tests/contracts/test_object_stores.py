@@ -42,6 +42,34 @@ class TestFiles(ObjectStoreContract):
         with pytest.raises(ObjectStoreFailed):
             await store.get("bull=3Aemails/link", max_bytes=100)
 
+    @pytest.mark.parametrize("way", ["a directory that all may write", "below one", "another user's"])
+    async def test_a_place_of_somebody_else_is_refused(self, tmp_path: Path, way: str) -> None:
+        """A link in it would lead what is stored, read and swept away to any place of ours."""
+        open_to_all, victim = tmp_path / "open", tmp_path / "victim/emails"
+        root = open_to_all / "payloads" if way == "below one" else open_to_all
+        root.mkdir(parents=True)
+        victim.mkdir(parents=True)
+        (victim / "old").write_text("precious")
+        os.symlink(victim.parent, root / "bull=3Aemails")
+        if way == "another user's":
+            if os.geteuid() != 0:
+                pytest.skip("giving a directory away needs root")
+            os.chown(root, 65_534, 65_534)
+        else:
+            open_to_all.chmod(0o777)
+        store = FileStore(root)
+
+        with pytest.raises(ObjectStoreFailed, match=r"written by others|another user"):
+            await store.put("bull=3Aemails/emails/new", b"x")
+        with pytest.raises(ObjectStoreFailed, match=r"written by others|another user"):
+            await store.get("bull=3Aemails/emails/old", max_bytes=100)
+        with pytest.raises(ObjectStoreFailed, match=r"written by others|another user"):
+            await store.delete("bull=3Aemails/emails/old")
+        with pytest.raises(ObjectStoreFailed, match=r"written by others|another user"):
+            assert [found async for found in store.list("bull=3Aemails")]
+
+        assert [path.name for path in victim.iterdir()] == ["old"]
+
     async def test_a_put_that_fails_leaves_nothing(self, store: FileStore, tmp_path: Path) -> None:
         (tmp_path / "payloads/bull=3Aemails/one").mkdir(parents=True)  # a directory stands in its place
 

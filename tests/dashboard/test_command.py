@@ -77,6 +77,24 @@ def test_users_are_added_to_the_file(redis_url: str, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_users_are_not_added_to_what_somebody_else_left(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DASHBOARD_PASSWORDS": str(path)}
+    others = tmp_path / "users.json.new"  # where the new file was once written first
+    others.write_text("")
+
+    added = cli("dashboard", "--add-user", "ada", cwd=tmp_path, env=env, stdin="long enough\n")
+    path.chmod(0o666)
+    refused = cli("dashboard", "--add-user", "bo", cwd=tmp_path, env=env, stdin="long enough\n")
+
+    assert added.code == 0
+    assert others.read_text() == ""
+    assert refused.code == 2
+    assert "can be written by others" in refused.err
+    assert list(json.loads(path.read_text())["users"]) == ["ada"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["users.json", "users.json.new"]
+
+
 def test_it_is_served_beside_workers(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from bullpen import Bullpen, Job\napp = Bullpen()\n"

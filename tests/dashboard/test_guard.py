@@ -48,6 +48,9 @@ async def test_every_answer_carries_the_policy(redis_url: str) -> None:
         ("evil.example", 421),
         ("", 421),
         ("10.0.0.1", 421),
+        ("[", 421),
+        ("[::1", 421),
+        ("a]b", 421),
     ],
 )
 async def test_a_strange_host_name_is_refused(redis_url: str, host: str, status: int) -> None:
@@ -71,6 +74,7 @@ async def test_a_configured_host_name_is_ours(redis_url: str) -> None:
         ({"origin": HOST}, 303),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://[", "cookie": "bullpen=x"}, 403),
         ({"cookie": "bullpen=x"}, 403),
     ],
 )
@@ -165,6 +169,17 @@ async def test_passwords_of_a_file(redis_url: str, tmp_path: Path) -> None:
         assert (await http.get("/queues")).status_code == 303, "a changed password ends its sessions"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
+def test_passwords_of_another_user_of_the_machine_let_nobody_in(tmp_path: Path) -> None:
+    """Its accounts would be his, and the key that signs sessions."""
+    path = tmp_path / "users.json"
+    write_passwords(path, mallory={"password": hash_password("correct horse"), "role": "admin"})
+    os.chown(path, 65_534, 65_534)
+
+    with pytest.raises(InvalidOption, match="another user"):
+        make_access(DashboardSettings(access="passwords", passwords=path))
+
+
 def test_wrong_settings_are_told_at_the_start(tmp_path: Path) -> None:
     open_file = tmp_path / "open.json"
     open_file.write_text("{}")
@@ -180,6 +195,42 @@ def test_wrong_settings_are_told_at_the_start(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidOption, match="dashboard"):
             make_access(wrong)
+
+
+@pytest.mark.parametrize("value", [r'"x.\351"', r'"\351.\351"', "x.\xe9", "x.", ".", r'"\000.\000"'])
+async def test_a_cookie_that_is_none_of_ours_is_nobodys(
+    redis_url: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody who can connect may send one: no answer about a mistake of ours, and no stack in the log."""
+    wanted = DashboardSettings(access="token", token=TOKEN)
+    async with opened(redis_url, dashboard=wanted) as (http, _):
+        headers = {b"cookie": f"bullpen={value}".encode("latin-1")}
+        same = {name.encode(): text.encode() for name, text in SAME.items()}
+        assert (await http.get("/queues", headers=headers)).status_code == 303
+        assert (await http.get("/login", headers=headers)).status_code == 200
+        assert (await http.get("/api/v1/queues", headers=headers)).status_code == 401
+        assert (await http.post("/login", data={"token": "no"}, headers={**headers, **same})).status_code == 403
+
+    assert "Traceback" not in caplog.text and "failed" not in caplog.text
+
+
+async def test_a_body_that_is_too_deep_is_refused(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = DashboardSettings(access="token", token=TOKEN)
+    async with opened(redis_url, dashboard=wanted) as (http, _):
+        headers = {**SAME, "content-type": "application/json"}
+        assert (await http.post("/login", content=b"[" * 100_000, headers=headers)).status_code == 400
+
+    assert "Traceback" not in caplog.text
+
+
+async def test_strangers_who_play_the_proxy_write_one_line(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = DashboardSettings(access="proxy", proxies="10.1.0.0/16", hosts="x")
+    async with opened(redis_url, dashboard=wanted, client="10.9.9.9") as (http, _):
+        for _ in range(5):
+            answer = await http.get("/", headers={"host": "x", "x-forwarded-user": "root"})
+            assert answer.status_code == 403
+
+    assert caplog.text.count("is no proxy of ours") == 1
 
 
 async def test_headers_count_from_the_proxy_only(redis_url: str) -> None:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bullpen._kernel.ownership import NO_FOLLOW, Distrusted, read_trusted
 from bullpen.cli import show
 from bullpen.cli.context import LogLevelOption, ServiceOnServer, WrongCommand, interruptible
 from bullpen.cli.serve import on_signals, run_until
@@ -114,13 +115,18 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
     if len(password) < 8:
         raise WrongCommand("a password has at least 8 characters")
     path: Path = settings.passwords
+    try:
+        known_users = read_trusted(path)
+    except Distrusted as reason:
+        raise WrongCommand(f"{path} {reason}; choose another file") from None
     content: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else {"key": secrets.token_hex(32), "users": {}}
+        {"key": secrets.token_hex(32), "users": {}} if known_users is None else json.loads(known_users)
     )
     known = content["users"].get(name, {})
     content["users"][name] = {**known, "password": hash_password(password), "role": role}
-    temporary = path.with_name(f"{path.name}.new")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    # A name that nobody can guess: what another user of the machine put there would be his, and the keys with it.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600), "w") as file:
         json.dump(content, file, indent=1)
     temporary.replace(path)
     show.say(f"{name} may come in as {role}")

@@ -84,7 +84,7 @@ class PageRequest:
         if self.headers.get("content-type", "").startswith(JSON):
             try:
                 given = msgspec.json.decode(raw or b"{}")
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise PageProblem(400, f"The body is no JSON: {error}.") from None
             if not isinstance(given, dict):
                 raise PageProblem(400, "The body is no JSON object.")

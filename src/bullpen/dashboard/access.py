@@ -26,6 +26,8 @@ import msgspec
 
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.ownership import Distrusted, read_trusted
+from bullpen._kernel.reminder import Reminder
 from bullpen.dashboard._web import PageProblem, PageRequest
 from bullpen.errors import InvalidOption
 
@@ -159,12 +161,14 @@ class ProxyAccess(Access):
             raise InvalidOption("dashboard.proxies", "the addresses of the proxy, in mode proxy", proxies)
         self._user, self._groups = user_header.lower(), groups_header.lower()
         self._admins, self._operators = _words(admins), _words(operators)
+        self._strangers = Reminder()
 
     async def principal(self, request: PageRequest, scope: Mapping[str, Any]) -> Visitor | None:
         user = request.headers.get(self._user, "")
         if not self._is_trusted(request.client):
             if user:
-                logger.warning("dashboard: %s sent %s and is no proxy of ours", request.client, self._user)
+                if self._strangers.begins_or_lasts():  # whoever can connect may send as many as he likes
+                    logger.warning("dashboard: %s sent %s and is no proxy of ours", request.client, self._user)
                 raise PageProblem(403, "Only the configured proxy may say who somebody is.")
             return None
         if not user:
@@ -242,7 +246,8 @@ class SessionAccess(Access):
     def _session(self, request: PageRequest) -> dict[str, Any] | None:
         raw = request.cookies.get(cookie_name(request), "")
         body, _, mac = raw.partition(".")
-        if not mac or not hmac.compare_digest(self._mac(b"session", body.encode()), mac):
+        # As bytes: texts with characters beyond ASCII, which a cookie may hold, cannot be compared.
+        if not mac or not hmac.compare_digest(self._mac(b"session", body.encode()).encode(), mac.encode()):
             return None
         try:
             session: dict[str, Any] = msgspec.json.decode(base64.urlsafe_b64decode(body))
@@ -305,8 +310,11 @@ class PasswordAccess(SessionAccess):
         if found.st_mode & 0o077:
             raise InvalidOption("dashboard.passwords", "a file of mode 0600, for nobody else to read", str(self._path))
         try:
-            content = msgspec.json.decode(self._path.read_bytes())
+            content = msgspec.json.decode(read_trusted(self._path) or b"")
             self._users, self._file_key = content["users"], content["key"]
+        except Distrusted as reason:
+            expected = f"a file of our own, and this one {reason}"
+            raise InvalidOption("dashboard.passwords", expected, str(self._path)) from None
         except (msgspec.DecodeError, KeyError, TypeError):
             raise InvalidOption(
                 "dashboard.passwords", "a file made by bullpen dashboard --add-user", str(self._path)

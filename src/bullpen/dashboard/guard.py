@@ -42,7 +42,7 @@ def security_headers(frame_ancestors: str = "'none'") -> dict[str, str]:
 
 def check_host(request: PageRequest, allowed: Collection[str], *, any_host: bool = False) -> None:
     """Refuse a name that leads to us and is not ours: a page of a stranger can give its own name our address."""
-    host = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
+    host = _name_of(f"//{request.headers.get('host', '')}")
     if any_host or host in allowed or host in _LOCAL_NAMES or host.endswith(".localhost"):
         return
     try:
@@ -53,6 +53,19 @@ def check_host(request: PageRequest, allowed: Collection[str], *, any_host: bool
     raise PageProblem(
         421, "This host name is not configured.", hint="Add it to BULLPEN_DASHBOARD_HOSTS, or use the address itself."
     )
+
+
+def _name_of(address: str) -> str:
+    """The host in an address that anybody may have sent; empty when it has none."""
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:  # such as a bracket that is not closed
+        return ""
+
+
+def _place_of(address: str) -> str:
+    """The same with its port."""
+    return urlsplit(address).netloc.lower() if _name_of(address) else ""
 
 
 def check_origin(request: PageRequest) -> None:
@@ -67,7 +80,8 @@ def check_origin(request: PageRequest) -> None:
         if "cookie" not in request.headers or "authorization" in request.headers:
             return
         raise PageProblem(403, "This change does not say which page asked for it, and was refused.")
-    if urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+    place = _place_of(origin)
+    if not place or place != request.headers.get("host", "").lower():
         raise PageProblem(403, "This change was asked for by another site, and was refused.")
 
 

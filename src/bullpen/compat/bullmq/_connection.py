@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from bullpen._kernel.ids import check_prefix
 from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.redis.address import host_and_port
 from bullpen.redis.client import Connection
 
 _ADDRESS: Final = frozenset(
@@ -53,30 +54,56 @@ def connection_of(opts: Any) -> tuple[Connection, bool]:
 
 def _from_client(client: Any) -> Connection:
     if (nodes := getattr(client, "nodes_manager", None)) is not None:
-        seeds = ",".join(f"{node.host}:{node.port}" for node in nodes.startup_nodes.values())
         login = getattr(client, "connection_kwargs", None) or getattr(nodes, "connection_kwargs", {})
-        return Connection(
-            f"redis+cluster://{seeds}", username=login.get("username"), password=_text_of(login.get("password"))
-        )
+        seeds = ",".join(host_and_port(node.host, node.port) for node in nodes.startup_nodes.values())
+        return Connection(f"redis+cluster://{seeds}", **_login(login), tls=_tls_of(login))
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        raise InvalidOption("connection", "a URL, a dictionary, a redis-py client or a Connection", client)
+        # The kind alone: what somebody took for a client may hold a password.
+        kind = type(client).__name__
+        raise InvalidOption("connection", "a URL, a dictionary, a redis-py client or a Connection", kind)
+    arguments = {**pool.connection_kwargs, "connection_class": pool.connection_class}
+    if (sentinels := getattr(pool, "sentinel_manager", None)) is not None:
+        return _from_sentinels(sentinels, pool.service_name, arguments)
     known = _ADDRESS | _TLS  # what else its library keeps there is about itself
-    arguments = {name: value for name, value in pool.connection_kwargs.items() if name in known}
-    if "SSL" in getattr(pool.connection_class, "__name__", ""):
-        arguments["ssl"] = True
-    return _from_arguments(arguments)
+    address = {name: value for name, value in arguments.items() if name in known}
+    return _from_arguments({**address, "ssl": _is_tls(arguments)})
+
+
+def _from_sentinels(sentinels: Any, service: str, arguments: dict[str, Any]) -> Connection:
+    """Nothing in the arguments is the address of a server: sentinels are asked for it."""
+    watchers = [each.connection_pool.connection_kwargs for each in sentinels.sentinels]
+    seeds = ",".join(host_and_port(each["host"], each["port"]) for each in watchers)
+    return Connection(
+        f"redis+sentinel://{seeds}/{quote(service, safe='')}",
+        **_login(arguments),
+        db=arguments.get("db") or None,
+        sentinel_username=watchers[0].get("username") or None,
+        sentinel_password=_text_of(watchers[0].get("password")),
+        tls=_tls_of(arguments),
+    )
+
+
+def _login(given: dict[str, Any]) -> dict[str, Any]:
+    return {"username": given.get("username") or None, "password": _text_of(given.get("password"))}
+
+
+def _is_tls(given: dict[str, Any]) -> bool:
+    """Some of its clients say it, others have a class of connections for it, or one derived from that."""
+    kinds = getattr(given.get("connection_class"), "__mro__", ())
+    return bool(given.get("ssl")) or any("SSL" in kind.__name__ for kind in kinds)
+
+
+def _tls_of(given: dict[str, Any]) -> bool | ssl.SSLContext:
+    return _tls(given) if _is_tls(given) else False
 
 
 def _from_arguments(given: dict[str, Any]) -> Connection:
-    for name, value in given.items():
+    for name in given:
         if name not in _ADDRESS and name not in _TLS and name not in _OF_THE_CLIENT:
-            raise InvalidOption("connection", "arguments of redis.asyncio.Redis", {name: value})
-    login: dict[str, Any] = {
-        "db": given.get("db") or None,
-        "username": given.get("username") or None,
-        "password": _text_of(given.get("password")),
-    }
+            # Without its value: a password whose name is misspelt is still one.
+            raise InvalidOption("connection", "arguments of redis.asyncio.Redis", name)
+    login = {"db": given.get("db") or None, **_login(given)}
     if (wait_s := given.get("socket_connect_timeout")) is not None:
         login["connect_timeout_ms"] = max(1, round(wait_s * 1000))
     if path := given.get("unix_socket_path") or given.get("path"):
@@ -120,4 +147,5 @@ def raw_client(opts: Any) -> Any:
         return library.from_url(given, decode_responses=True)
     if given is None or isinstance(given, dict):
         return library.Redis(decode_responses=True, **{"host": "localhost", "port": 6379, **(given or {})})
-    raise InvalidOption("connection", "a URL, a dictionary or a redis-py client, to have a `client`", given)
+    kind = type(given).__name__
+    raise InvalidOption("connection", "a URL, a dictionary or a redis-py client, to have a `client`", kind)

@@ -1,7 +1,8 @@
 """Payloads as files below one directory, which all producers and workers must share.
 
 In: keys and bytes. Out: files that only this user can read; each appears under its name when it is complete and on the
-disk. Elsewhere: the port (`bullpen.ports.objects`).
+disk. A directory that another user of the machine could replace or write is refused: a link of his would say what is
+read, written and swept away. Elsewhere: the port (`bullpen.ports.objects`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
+from bullpen._kernel.ownership import check_directory, prepare_directory
 from bullpen.errors import InvalidOption, ObjectStoreFailed, PayloadTooLarge
 from bullpen.ports.objects import StoredObject
 from bullpen.wire.envelope import is_object_key
@@ -27,6 +29,7 @@ class FileStore:
         if not isinstance(directory, str | Path) or not str(directory) or "\0" in str(directory):
             raise InvalidOption("directory", "the path of a directory", directory)
         self._root = Path(directory)
+        self._is_ours = False
 
     def __repr__(self) -> str:
         return f"FileStore({str(self._root)!r})"
@@ -53,10 +56,17 @@ class FileStore:
             raise InvalidOption("key", "letters, digits, '=', '.', '_' and '-', with '/' between segments", key)
         return self._root.joinpath(*key.split("/"))
 
+    def _check(self) -> None:
+        """Raises PermissionError when the directory, or one above it, may be somebody else's."""
+        if not self._is_ours and self._root.exists():
+            check_directory(self._root)
+            self._is_ours = True  # then nobody else can change that
+
     def _put(self, path: Path, content: bytes) -> None:
         # Beside its place, so that it can be renamed. A crash leaves a file that a sweep finds like any other.
         beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         try:
+            self._check()
             self._make_directory(path.parent)
             number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
@@ -79,12 +89,13 @@ class FileStore:
         if path != self._root:
             self._make_directory(path.parent)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            prepare_directory(path)
         path.mkdir(mode=0o700, exist_ok=True)
         _sync_directory(path.parent)
 
     def _get(self, path: Path, max_bytes: int) -> bytes | None:
         try:
+            self._check()
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                 content = file.read(max_bytes + 1)
         except FileNotFoundError:
@@ -101,12 +112,17 @@ class FileStore:
 
     def _delete(self, path: Path) -> None:
         try:
+            self._check()
             path.unlink(missing_ok=True)
         except OSError as error:
             raise _failed(self._root, error) from error
 
     def _found(self, directory: Path) -> Iterable[StoredObject]:
         found = []
+        try:
+            self._check()
+        except OSError as error:
+            raise _failed(self._root, error) from error
         for folder, _, names in os.walk(directory):
             for name in names:
                 path = Path(folder, name)
