@@ -13,7 +13,7 @@ import pytest
 from bullpen.errors import DelayJob, InvalidOption, PermanentError
 from bullpen.queue import Job
 from bullpen.worker import BatchOptions, JobBatch, Worker
-from tests.queue._kit import Kit, nothing
+from tests.queue._kit import PATIENCE_S, Kit, nothing
 
 
 class Batches:
@@ -109,6 +109,25 @@ class TestGrouping:
         await handler.reached(3)
         handler.open()
         await told.finished(30)
+
+    async def test_a_larger_concurrency_starts_what_waits_here_already(self, kit: Kit) -> None:
+        """These jobs were taken while a batch ran, so no answer that brings others will start them."""
+        handler = Batches(is_open=False)
+        queue = kit.queue()
+        told = await kit.work(handler, batch=BatchOptions(size=3))
+        await queue.add("a", 0)
+        await handler.reached(1)
+        await queue.add_many([("a", n) for n in range(1, 3)])
+        await told.wait("active", 3)
+        await queue.counts()  # they wait by now
+
+        told.worker.concurrency = 2
+        async with asyncio.timeout(PATIENCE_S):
+            await handler.reached(2)
+
+        assert handler.sizes[0] == 1
+        handler.open()
+        await told.finished(3)
 
 
 class TestOutcomes:

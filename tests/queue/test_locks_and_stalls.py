@@ -332,6 +332,18 @@ class TestStalledCheck:
         assert kit.ids("wait") == ["lost", "waiting"]
         kit.redis.zadd(kit.base + "marker", {"0": 0})
 
+    async def test_recovered_jobs_stand_in_the_order_in_which_they_were_taken(self, kit: Kit) -> None:
+        """A worker with many jobs died: that is no reason to shuffle them."""
+        ids = [f"lost-{n}" for n in range(50)]
+        for job_id in ids:
+            orphan(kit, job_id)
+
+        check_stalled(kit)
+        check_stalled(kit)
+
+        assert kit.ids("wait") == ids
+        kit.redis.zadd(kit.base + "marker", {"0": 0})
+
     async def test_one_check_per_interval_over_all_workers(self, kit: Kit) -> None:
         """Ten workers must not do ten times the work; the gate is a key with the interval as its life."""
         orphan(kit, "lost")

@@ -271,6 +271,17 @@ async def test_what_is_not_settled_goes_back_with_close(kit: Kit) -> None:
     assert not kit.has(f"{job.id}:lock")
 
 
+async def test_what_goes_back_stands_in_its_old_order(kit: Kit) -> None:
+    """Received or not: whoever takes one job after the other has them in the order in which they were added."""
+    ids = [job.id for job in await kit.queue().add_many([("a", n) for n in range(6)])]
+    async with taker_of(kit, ahead=True, concurrency=4) as taker:
+        await one(taker)
+        await one(taker)
+        await kit.until(lambda: taker.held == 4, "all that may be held are here")
+
+    assert kit.ids("wait") == ids
+
+
 async def test_a_loop_ends_when_the_taker_is_closed(kit: Kit) -> None:
     async with taker_of(kit) as taker:
         looping = asyncio.create_task(taker.take())

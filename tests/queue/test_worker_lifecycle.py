@@ -76,6 +76,17 @@ class TestClose:
         assert kit.event_names(jobs[0].id)[-1] == "waiting"
         assert kit.marker() == {"0": 0}
 
+    async def test_what_is_given_back_stands_in_its_old_order(self, kit: Kit) -> None:
+        """Each goes to the front, before those that went back already."""
+        jobs = await kit.queue().add_many([("a", n) for n in range(6)])
+        gate = Gate()
+        told = await kit.work(gate, concurrency=4)
+        await gate.reached(4)
+
+        await soon(told.worker.close(timeout=0))
+
+        assert kit.ids("wait") == [job.id for job in jobs]
+
     async def test_the_time_may_be_an_option(self, kit: Kit) -> None:
         """Deployments know how long their platform waits before it kills."""
         gate = Gate()

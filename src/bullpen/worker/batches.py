@@ -172,12 +172,15 @@ class BatchRuns:
         self._is_due = False
         """The first that waits has waited long enough for others."""
         self._is_planned = False
+        self._timeout_s: float | None = None
+        """Of the job that came last."""
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """The result of one job. Cancelled when the job is not wanted any more; its batch goes on with the others."""
         loop = asyncio.get_running_loop()
         member = _Member(job, loop.create_future())
         self._waiting.append(member)
+        self._timeout_s = timeout_s
         if not self._is_planned:
             # The tasks of all jobs of one take are ready already: they are in line before this call.
             self._is_planned = True
@@ -187,6 +190,11 @@ class BatchRuns:
         except asyncio.CancelledError:
             await self._leave(member)
             raise
+
+    def resized(self) -> None:
+        """More batches may run at once: what waits here already need not wait for the end of one."""
+        if self._waiting and not self._is_planned:
+            self._arrange(self._timeout_s)
 
     def _arrange(self, timeout_s: float | None) -> None:
         """Start what can be started."""

@@ -126,7 +126,8 @@ class InBatches:
         self._handler = handler
         self._threads = None if is_async(handler) else InThreads(handler, queue)
         self._slots = 1
-        self.run: Run = BatchRuns(self._call, options, lambda: self._slots).run
+        self._batches = BatchRuns(self._call, options, lambda: self._slots)
+        self.run: Run = self._batches.run
 
     async def _call(self, batch: JobBatch, timeout_s: float | None) -> Result:
         if self._threads is None:
@@ -140,6 +141,7 @@ class InBatches:
 
     def resize(self, slots: int) -> None:
         self._slots = slots
+        self._batches.resized()
 
     async def aclose(self) -> None:
         if self._threads is not None:

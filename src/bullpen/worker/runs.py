@@ -112,8 +112,8 @@ class Runs:
                     self._reports.tell_active(job)
 
     def give_back(self, jobs: list[Job]) -> None:
-        """They have not begun, so they simply go back."""
-        for job in jobs:
+        """They have not begun, so they simply go back: each before those that did already, so the last one first."""
+        for job in reversed(jobs):
             if job.id in self.locked:
                 self._lose_earlier_run(job)
             self.locked[job.id] = job
@@ -145,8 +145,8 @@ class Runs:
         return True
 
     def cancel_for_closing(self) -> list[asyncio.Task[None]]:
-        """End all runs; their jobs go back."""
-        tasks = list(self.running.items())
+        """End all runs; their jobs go back: each before those that did already, so the last one first."""
+        tasks = list(reversed(self.running.items()))
         for job, task in tasks:
             self._give_up(job, task, self._given_up.get(job, GivenUp.CLOSING))
         return [task for _, task in tasks]

@@ -295,7 +295,7 @@ class Taker(JobConsumer):
         a job gets none."""
         self._is_closing = True
         while self._ready:
-            self._hand_back(self._ready.popleft())
+            self._hand_back(self._ready.pop())  # each goes before those that went back already
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():

@@ -43,6 +43,11 @@ end
 local recovered, names, freed = {}, {}, 0
 if redis.call("HEXISTS", meta_key, "paused") == 0 then line_of[base] = wait_key end
 local candidates = is_patient and {} or redis.call("SPOP", stalled_key, MOST_PER_CALL)
+if candidates[2] then -- each goes before those that went back already, so what was taken last goes first
+  local place = {}
+  for index, job_id in ipairs(redis.call("LRANGE", active_key, 0, -1)) do place[job_id] = index end
+  table.sort(candidates, function(one, other) return (place[one] or 0) < (place[other] or 0) end)
+end
 if candidates[1] then redis.call("LLEN", ready_line(base)) end -- raises before a job has left `active`, if it can go nowhere
 for _, job_id in ipairs(candidates) do
   local job_key = base .. job_id
