@@ -77,7 +77,10 @@ async def _of_ledger(desk: Desk) -> tuple[list[Sign], tuple[StoreRow, ...], list
             if ledger is None:
                 return [], (), []
             signs = await desk.within(ledger_signs(ledger, desk.limits), "ledger")
-            signs += await desk.within(_broken(ledger), "ledger")
+            broken = await desk.within(_broken(ledger), "ledger")
+            shown = {each.subject for each in broken}
+            # Late too, of course, but for this reason: one cause, one finding.
+            signs = [each for each in signs if each.rule != "outbox_late" or each.subject not in shown] + broken
             return signs, await desk.within(_stores(ledger), "ledger"), []
         except PageProblem as problem:
             return [], (), [problem.text]
