@@ -102,6 +102,10 @@ async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: B
     assert rows["webhook:good"]["windows"][0]["ok"] == 1.0
     assert rows["webhook:bad"]["windows"][0]["ok"] == 0.0
     assert (rows["webhook:bad"]["dead"], rows["webhook:slow"]["retrying"]) == (1, 1)
+    assert [rows[f"webhook:{name}"]["failing"] for name in ("good", "bad")] == [0, 1]
+    assert rows["webhook:bad"]["failingSinceMs"] > 0
+    assert "The newest attempt failed, the last with <b" in one.text
+    assert "REJECTED" in one.text
 
     address = "/destinations/webhook:slow/act/disable"
     preview, refused = (await visit(app, ADMIN, address))[0], (await visit(app, Visitor("v"), address))[0]
