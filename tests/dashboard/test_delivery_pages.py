@@ -102,6 +102,10 @@ async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: B
     assert rows["webhook:good"]["windows"][0]["ok"] == 1.0
     assert rows["webhook:bad"]["windows"][0]["ok"] == 0.0
     assert (rows["webhook:bad"]["dead"], rows["webhook:slow"]["retrying"]) == (1, 1)
+    assert [rows[f"webhook:{name}"]["failing"] for name in ("good", "bad")] == [0, 1]
+    assert rows["webhook:bad"]["failingSinceMs"] > 0
+    assert "The newest attempt failed, the last with <b" in one.text
+    assert "REJECTED" in one.text
 
     address = "/destinations/webhook:slow/act/disable"
     preview, refused = (await visit(app, ADMIN, address))[0], (await visit(app, Visitor("v"), address))[0]
@@ -116,6 +120,8 @@ async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: B
     row = (await visit(app, ADMIN, "/api/v1/outbox?type=webhook:slow"))[0].json()["rows"][0]["id"]
     held, above = await visit(app, ADMIN, f"/outbox/{row}", "/outbox")
     assert "webhook:slow was switched off by ada: month end." in held.text
+    (chain,) = await visit(app, ADMIN, "/api/v1/chains/c-2")
+    assert chain.json()["says"] == "1 delivery waits. webhook:slow was switched off by ada: month end."
     assert "is switched off; 1 row waits for it" in " ".join(above.text.split())
     assert (await visit(app, ADMIN, "/destinations/webhook:slow/act/enable", data={}))[0].status_code == 303
     assert await app.ledger.destinations.troubled() == {}

@@ -32,15 +32,19 @@ async def test_the_first_page_names_every_cause_and_leads_to_it(
             "ZADD", queue.keys.repeat, str(late.next_ms - 7_200_000), "nightly"
         )
         await poison(redis_url, queue)
+        app.ledger.database.clock_offset_ms = 400_000
         dashboard = make_dashboard(app, access=As(Visitor("ada", Role.ADMIN)))
         async with httpx.AsyncClient(transport=transport(dashboard), base_url=HOST) as http:
             page = (await http.get("/")).text
-            findings = (await http.get("/api/v1/")).json()["verdict"]["findings"]
+            overview = (await http.get("/api/v1/")).json()
         await dashboard.aclose()
 
+    findings = overview["verdict"]["findings"]
     rules = {each["rule"] for each in findings}
     assert rules >= {"dead_letters", "destination_broken", "schedule_late"}, findings
     assert "the breaker is open; 1 row waits" in page
+    assert [each["word"] for each in overview["stores"] if each["store"] == "outbox"] == ["blocked"]
+    assert "outbox_late" not in rules, "one cause, one finding"
     assert 'href="/destinations/webhook%3Adown"' in page
     assert f'href="/schedules?queue={queue_name}"' in page
 

@@ -69,6 +69,25 @@ async def test_all_pages_answer_and_tell_the_same_as_their_json(redis_url: str, 
                 assert expected in data.text, path
 
 
+async def test_dead_letters_of_one_store_are_counted_for_themselves(redis_url: str, queue_name: str) -> None:
+    other = f"{queue_name}-b"
+    async with Queue(queue_name, connection=redis_url) as one, Queue(other, connection=redis_url) as two:
+        await fail_one(redis_url, one)
+        await fail_one(redis_url, two)
+        await fail_one(redis_url, two, error="no route")
+        async with opened(redis_url) as (http, _):
+            found = (await http.get(f"/api/v1/dead-letters?store={other}-dlq&error=route")).json()
+            chosen = (await http.get(f"/dead-letters?store={other}-dlq")).text
+            filtered = (await http.get(f"/dead-letters?store={other}-dlq&error=route")).text
+            group = (await http.get(f"/dead-letters/{other}-dlq/groups/{found['groups'][0]['fingerprint']}")).text
+
+    assert (found["total"], found["grouped"], found["fitting"]) == (2, 2, 1)
+    assert "no group" not in chosen, "letters of other stores are not missing"
+    assert "1 of 2 fit the filter" in filtered
+    assert f"bullpen dead-letters groups --store {other}-dlq" in chosen
+    assert f"bullpen dead-letters redrive {other}-dlq --group " in group
+
+
 async def test_secrets_are_hidden_everywhere(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await fail_one(redis_url, queue, error="login failed: password=hunter2 for https://u:hunter2@host/")

@@ -276,6 +276,21 @@ async def test_the_ledger_shows_its_signs_at_their_limits(ledger: Ledger) -> Non
     assert await signs(outbox_late_ms=200_000) == []
     await ledger.destinations.disable(row.integration_type, by="ada")
     assert ("outbox_late", row.integration_type) not in await signs(outbox_late_ms=59_000), "somebody wants it so"
+    await ledger.destinations.enable(row.integration_type, by="ada")
+    await ledger.destinations.trip(row.integration_type, pause_ms=600_000, longest_ms=600_000)
+
+    async def why() -> tuple[str, str]:
+        found = await ledger_signs(ledger, replace(OFF, outbox_late_ms=59_000))
+        (sign,) = [each for each in found if each.subject == row.integration_type]
+        return sign.message.rpartition(" ago, and ")[2], sign.command
+
+    reason, command = await why()
+    assert reason.startswith("the breaker is open")
+    assert command == "bullpen outbox destinations list", "no worker is missing"
+    later(ledger, 700_000)
+    reason, command = await why()
+    assert "since the breaker's pause ended" in reason
+    assert command.startswith("bullpen run")
 
 
 # The application ----------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ class RecentAttempt:
     outcome: str
     started_at: datetime | None
     finished_at: datetime
+    error_code: str | None
 
 
 class Looks:
@@ -151,7 +152,13 @@ class Looks:
         tried, outbox = tables.attempts, tables.outbox
         newest = sa.select(tried).order_by(tried.c.id.desc()).limit(limit).subquery()
         query = (
-            sa.select(outbox.c.integration_type, newest.c.outcome, newest.c.started_at, newest.c.finished_at)
+            sa.select(
+                outbox.c.integration_type,
+                newest.c.outcome,
+                newest.c.started_at,
+                newest.c.finished_at,
+                newest.c.error_code,
+            )
             .join(outbox, outbox.c.id == newest.c.outbox_id)
             .order_by(newest.c.id.desc())
         )

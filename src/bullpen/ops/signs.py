@@ -53,6 +53,17 @@ _LONGEST_UNLISTED_S: Final = 300.0
 _RUN: Final = "bullpen run MODULE:APP"
 _RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: without it no dispatcher runs"
 
+_DESTINATIONS: Final = command_line("outbox destinations list")
+_LATE_BECAUSE: Final = {
+    "broken": (
+        "the breaker is open, because deliveries failed one after the other",
+        f"mend the target, or the way to it; {_DESTINATIONS} shows when it is tried again",
+        _DESTINATIONS,
+    ),
+    "probing": ("nobody has tried whether it works again since the breaker's pause ended", _RUN_OUTBOX, _RUN),
+}
+"""Why the rows of a destination that is not in order are late: what is so, what to do, and the command in it."""
+
 Source = Literal["redis", "queues", "ledger"]
 
 
@@ -234,14 +245,16 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
         text = f"{counted(dead, 'delivery', 'deliveries')} failed finally"
         yield Sign("outbox_dead", "outbox", dead, text, line, line)
     if limits.outbox_late_ms:
-        off = {name for name, each in (await ledger.destinations.troubled()).items() if each.state == "disabled"}
+        troubled = {name: each.state for name, each in (await ledger.destinations.troubled()).items()}
         for name, status, count, due in await ledger.outbox.stats():
             late_ms = (now - due) // _MS
-            waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and name not in off
+            state = troubled.get(name, "in order")
+            waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and state != "disabled"
             if waits and late_ms >= limits.outbox_late_ms:
                 rows = counted(count, "row waits", "rows wait")
-                text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and nobody has claimed it"
-                yield Sign("outbox_late", name, late_ms, text, _RUN_OUTBOX, _RUN)
+                why, fix, command = _LATE_BECAUSE.get(state, ("nobody has claimed it", _RUN_OUTBOX, _RUN))
+                text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and {why}"
+                yield Sign("outbox_late", name, late_ms, text, fix, command)
     if limits.outbox_claimed_ms:
         limit_at = now - limits.outbox_claimed_ms * _MS
         lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]

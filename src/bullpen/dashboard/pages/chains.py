@@ -6,7 +6,7 @@ of some tenants sees theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,14 +14,16 @@ import msgspec
 from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import summary
 from bullpen.dashboard._web import PageProblem
-from bullpen.dashboard.reads.ledger import ATTEMPT_WORDS, ledger_of, ms_of, read
+from bullpen.dashboard.reads.ledger import ATTEMPT_WORDS, holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.words import Word, counted, duration_text, outbox_word
 
 if TYPE_CHECKING:
+    from bullpen.ledger import Ledger
     from bullpen.ledger.looks import Chain, ChainAttempt, ChainMove, ChainRow
 
 _MOST: Final = 200
+_TO_LEAVE: Final = ("PENDING", "FAILED")
 
 
 class ChainStep(msgspec.Struct, rename="camel", frozen=True):
@@ -65,13 +67,23 @@ async def chain(context: Context) -> Page:
     now_ms = (await context.desk.snapshot()).at_ms if not context.principal.tenants else 0
     steps = _steps(context, found, now_ms)
     deliveries = [row for row in found.rows if row.integration_type != ledger.dead_letter_type]
-    says, word = _standing(deliveries, found.moves)
+    notes = await _notes(context, ledger, deliveries)
+    says, word = _standing(deliveries, found.moves, notes)
     entities = tuple(dict.fromkeys((move.workflow, move.urn) for move in found.moves))
     view = ChainView(wanted, says, word.value, steps, len(deliveries), entities, found.is_cut)
     return Page("chain.html", view, f"Chain {wanted}", "outbox", is_polled=True)
 
 
-def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove]) -> tuple[str, Word]:
+async def _notes(context: Context, ledger: Ledger, rows: Sequence[ChainRow]) -> dict[str, str]:
+    """Why the destinations of rows that did not leave take none."""
+    to_leave = {row.integration_type for row in rows if row.status in _TO_LEAVE}
+    if not to_leave:
+        return {}
+    troubled = await read(context, ledger.destinations.troubled())
+    return {name: note for name in sorted(to_leave) if (note := holds_up(troubled.get(name)))}
+
+
+def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove], notes: Mapping[str, str]) -> tuple[str, Word]:
     """The worst first."""
     words = [outbox_word(row.status) for row in rows]
     failed = [move for move in moves if move.kind == "failed"]
@@ -79,6 +91,9 @@ def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove]) -> tuple[str
         return f"{counted(dead, 'delivery', 'deliveries')} of {len(words)} failed finally.", Word.DEAD
     if failed:
         return f"An action of {failed[-1].workflow} failed; its entity waits for somebody.", Word.DEAD
+    if notes:
+        held = sum(row.status in _TO_LEAVE and row.integration_type in notes for row in rows)
+        return f"{counted(held, 'delivery waits', 'deliveries wait')}. {' '.join(notes.values())}", Word.BLOCKED
     if retrying := words.count(Word.RETRYING):
         return f"{counted(retrying, 'delivery is', 'deliveries are')} tried again.", Word.RETRYING
     if waiting := sum(word in (Word.WAITING, Word.ACTIVE) for word in words):
@@ -103,7 +118,7 @@ def _steps(context: Context, found: Chain, now_ms: int) -> tuple[ChainStep, ...]
     steps += [_attempt_step(context, each, rows[each.outbox_id]) for each in found.attempts]
     steps += [_move_step(context, move) for move in found.moves]
     for row in found.rows:
-        if row.status in ("PENDING", "FAILED") and ms_of(row.due_at) > max(now_ms, ms_of(row.created_at)):
+        if row.status in _TO_LEAVE and ms_of(row.due_at) > max(now_ms, ms_of(row.created_at)):
             title = f"{row.integration_type} is tried again" if row.attempts else f"{row.integration_type} is due"
             url = context.url("outbox", row.id)
             steps.append(ChainStep(ms_of(row.due_at), "due", Word.DELAYED.value, "due", title, url=url))

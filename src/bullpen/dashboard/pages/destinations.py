@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -56,6 +57,12 @@ class DestinationRow(msgspec.Struct, rename="camel", frozen=True):
     retrying: int
     dead: int
     oldest_due_ms: int
+    failing_since_ms: int
+    """When the first attempt ended of those that failed one after the other until now; 0: the newest did not fail."""
+    failing: int
+    """How many they are, of the newest attempts of all destinations."""
+    error_code: str
+    """That of the newest of them."""
     windows: tuple[Window, ...]
 
 
@@ -94,6 +101,7 @@ def _row(
     waits = [ms_of(due) for status, (_, due) in mine.items() if status in ("PENDING", "FAILED")]
     state = "in order" if known is None else known.state
     tried = [each for each in recent if each.integration_type == name and each.outcome != "RELEASED"]
+    failing = list(takewhile(lambda each: each.outcome != "SENT", tried))
     return DestinationRow(
         type=name,
         state=state,
@@ -107,6 +115,9 @@ def _row(
         retrying=mine.get("FAILED", (0, None))[0],
         dead=mine.get("DEAD", (0, None))[0],
         oldest_due_ms=min((due for due in waits if due <= now_ms), default=0),
+        failing_since_ms=ms_of(failing[-1].finished_at) if failing else 0,
+        failing=len(failing),
+        error_code=(failing[0].error_code or "") if failing else "",
         windows=tuple(_window(title, tried, now_ms - length) for title, length in _WINDOWS),
     )
 
@@ -160,7 +171,7 @@ async def _prepare(context: Context) -> LedgerDeed:
         )
     if verb == "enable":
         return LedgerDeed(
-            *("destination.enable", "Switch on", row.type),
+            *("destination.enable", "Switch on" if row.state == "disabled" else "Try again now", row.type),
             "Deliveries go there again at once, and that it was broken is forgotten.",
             "It can be undone by switching it off.",
             back,

@@ -17,7 +17,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
-from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
+from bullpen.dashboard.reads.ledger import holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.views.jobs import Payload
 from bullpen.ops.words import counted, duration_text, outbox_word, run_word
@@ -226,12 +226,8 @@ async def _held_up(context: Context, ledger: Ledger, row: OutboxRow) -> str:
     """Why a row does not leave: its destination, or the row before it with the same ordering key."""
     if row.status.value not in ("PENDING", "FAILED"):
         return ""
-    if (known := (await read(context, ledger.destinations.troubled())).get(row.integration_type)) is not None:
-        if known.state == "disabled":
-            reason = f": {known.reason}" if known.reason else ""
-            return f"{row.integration_type} was switched off by {known.disabled_by}{reason}."
-        if known.state == "broken":
-            return f"The breaker of {row.integration_type} is open for another {duration_text(known.broken_ms)}."
+    if note := holds_up((await read(context, ledger.destinations.troubled())).get(row.integration_type)):
+        return note
     if row.ordering_key is not None:
         same = await read(
             context,

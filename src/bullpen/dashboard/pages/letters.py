@@ -50,8 +50,11 @@ class LettersView(msgspec.Struct, rename="camel", frozen=True):
 
     depths: dict[str, int]
     total: int
+    """How many there are in the chosen store, or in all."""
     grouped: int
     """How many of them the groups hold: there are at most 200."""
+    fitting: int
+    """How many of those fit the filter."""
     groups: tuple[GroupRow, ...]
 
 
@@ -108,7 +111,9 @@ async def groups(context: Context) -> Page:
         if store in ("", each.store) and name in ("", each.name) and error.casefold() in each.error.casefold()
     ]
     rows = tuple(_group_row(each, payloads=context.payloads) for each in fitting)
-    view = LettersView(depths, sum(depths.values()), sum(each.count for each in fitting), rows)
+    there = depths.get(store, 0) if store else sum(depths.values())
+    grouped = sum(each.count for each in found if store in ("", each.store))
+    view = LettersView(depths, there, grouped, sum(row.count for row in rows), rows)
     return Page(
         "letters.html",
         view,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.routes import Context
-from bullpen.ops.words import Word
+from bullpen.ops.words import Word, duration_text
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
+    from bullpen.ledger.destinations import Destination
 
-__all__ = ["ATTEMPT_WORDS", "ledger_of", "ms_of", "read"]
+__all__ = ["ATTEMPT_WORDS", "holds_up", "ledger_of", "ms_of", "read"]
 
 T = TypeVar("T")
 
@@ -35,6 +36,16 @@ async def ledger_of(context: Context, part: str = "outbox", page: str = "") -> L
 
 async def read(context: Context, work: Awaitable[T]) -> T:
     return await context.desk.within(work, "ledger")
+
+
+def holds_up(known: Destination | None) -> str:
+    """Why nothing leaves for a destination, as a sentence; empty when it is in order or tries again."""
+    if known is not None and known.state == "disabled":
+        reason = f": {known.reason}" if known.reason else ""
+        return f"{known.integration_type} was switched off by {known.disabled_by}{reason}."
+    if known is not None and known.state == "broken":
+        return f"The breaker of {known.integration_type} is open for another {duration_text(known.broken_ms)}."
+    return ""
 
 
 def ms_of(instant: datetime) -> int:

@@ -77,7 +77,10 @@ async def _of_ledger(desk: Desk) -> tuple[list[Sign], tuple[StoreRow, ...], list
             if ledger is None:
                 return [], (), []
             signs = await desk.within(ledger_signs(ledger, desk.limits), "ledger")
-            signs += await desk.within(_broken(ledger), "ledger")
+            broken = await desk.within(_broken(ledger), "ledger")
+            shown = {each.subject for each in broken}
+            # Late too, of course, but for this reason: one cause, one finding.
+            signs = [each for each in signs if each.rule != "outbox_late" or each.subject not in shown] + broken
             return signs, await desk.within(_stores(ledger), "ledger"), []
         except PageProblem as problem:
             return [], (), [problem.text]
@@ -126,7 +129,8 @@ async def _outbox(ledger: Ledger) -> StoreRow:
         counts[word] = counts.get(word, 0) + count
         if word in (Word.WAITING, Word.RETRYING):
             oldest.append(int(due.timestamp() * 1000))
-    return _row("outbox", counts, min(oldest, default=None))
+    held = any(each.state == "broken" for each in (await ledger.destinations.troubled()).values())
+    return _row("outbox", counts, min(oldest, default=None), Word.BLOCKED if held else Word.DONE)
 
 
 async def _runs(ledger: Ledger) -> StoreRow:
@@ -149,7 +153,7 @@ async def _messages(ledger: Ledger) -> StoreRow:
     return _row("messages", counts, None)
 
 
-def _row(store: str, counts: dict[Word, int], oldest_ms: int | None) -> StoreRow:
+def _row(store: str, counts: dict[Word, int], oldest_ms: int | None, else_: Word = Word.DONE) -> StoreRow:
     dead, unknown = counts.get(Word.DEAD, 0), counts.get(Word.UNKNOWN, 0)
     return StoreRow(
         store=store,
@@ -159,5 +163,5 @@ def _row(store: str, counts: dict[Word, int], oldest_ms: int | None) -> StoreRow
         dead=dead,
         unknown=unknown,
         oldest_since_ms=oldest_ms,
-        word=(Word.UNKNOWN if unknown else Word.DEAD if dead else Word.DONE).value,
+        word=(Word.UNKNOWN if unknown else Word.DEAD if dead else else_).value,
     )
