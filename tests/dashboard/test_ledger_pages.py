@@ -129,3 +129,10 @@ async def test_an_export_of_a_store_that_is_none_says_so(app: Bullpen) -> None:
     assert wrong.status_code == 422
     assert "nowhere" in wrong.text
     assert right.status_code == 200
+
+
+@pytest.mark.parametrize("text", ["%ED%B3%BF", "%ED%A0%80", "%FF"])
+async def test_a_chain_whose_id_is_no_text_is_not_found(app: Bullpen, text: str) -> None:
+    (answer,) = await visit(app, ADMIN, f"/chains/{text}")
+
+    assert answer.status_code == 404

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -103,6 +104,37 @@ async def test_secrets_are_hidden_everywhere(redis_url: str, queue_name: str) ->
                 f"/dead-letters/{queue_name}-dlq/{letter}/edit",
             ):
                 assert "hunter2" not in (await http.get(path)).text, path
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        rb'{"password":"hunter2-hunter","x":"\ud800"}',
+        b'{"password":"hunter2-hunter"',
+        b'{"password":"hunter2-hunter","n":NaN}',
+        b'{"password":"hunter2-hunter","n":1e999}',
+        b'{"password":"hunter2-hunter","n":"\xff"}',
+    ],
+)
+async def test_secrets_are_hidden_in_what_other_clients_wrote(redis_url: str, queue_name: str, stored: bytes) -> None:
+    """JSON that only lenient writers produce, and what is none."""
+    async with Queue(queue_name, connection=redis_url) as queue:
+        await queue.add("x", {}, job_id="a")
+    fields: Any = {"data": stored, "returnvalue": stored}
+    with redis.Redis.from_url(redis_url) as client:
+        client.hset(f"bull:{queue_name}:a", mapping=fields)
+    async with opened(redis_url) as (http, _):
+        for path in (
+            f"/queues/{queue_name}?state=waiting",
+            f"/queues/{queue_name}/jobs/a",
+            f"/queues/{queue_name}/jobs/a/raw/data",
+            f"/queues/{queue_name}/jobs/a/raw/result",
+        ):
+            for address in (path, f"/api/v1{path}"):
+                answer = await http.get(address)
+                assert answer.status_code == 200, address
+                assert "hunter2" not in answer.text, address
+                assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_a_queue_without_workers_and_a_paused_one_are_told_apart(redis_url: str, queue_name: str) -> None:

@@ -101,6 +101,16 @@ async def start(client: Client, key: str = "order-1", **changes: Any) -> tuple[i
     return await client("POST", "/runs", body=body, headers={"Idempotency-Key": key})
 
 
+async def test_a_handler_that_no_database_takes_is_refused(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """Not answered as a mistake of ours, with a stack in the log."""
+    client = Client(runs_api(stage.service, Tokens(TOKENS)))
+
+    status, answer = await client("GET", "/runs?handler=a%00b")
+
+    assert (status, answer["error"]) == (422, "invalid")
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.requirement("R-54", "R-52", "X-16")
 async def test_a_run_is_started_once_per_key_and_paid(lite: Stage, client: Client) -> None:
     await lite.service.grant(ALICE, 15, reference="g", actor="bank")

@@ -18,7 +18,9 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 import msgspec
 
-__all__ = ["PageAnswer", "PageProblem", "PageRequest", "join", "read_request", "segment"]
+from bullpen._kernel.json import lenient_text
+
+__all__ = ["PageAnswer", "PageProblem", "PageRequest", "join", "json_bytes", "read_request", "segment"]
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -199,6 +201,14 @@ def read_request(scope: Mapping[str, Any], receive: Receive) -> PageRequest:
         is_tls=scope.get("scheme") == "https",
         receive=receive,
     )
+
+
+def json_bytes(value: Any) -> bytes:
+    """A view as JSON. Texts of other clients may hold halves of characters, which UTF-8 has not: they stay escapes."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return lenient_text(msgspec.to_builtins(value)).encode()
 
 
 def segment(text: str) -> str:

@@ -13,12 +13,20 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-import msgspec
-
 from bullpen._kernel.logs import get_logger
 from bullpen.app import Bullpen
 from bullpen.dashboard import access as who
-from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, PageRequest, Receive, Send, join, read_request
+from bullpen.dashboard._web import (
+    JSON,
+    PageAnswer,
+    PageProblem,
+    PageRequest,
+    Receive,
+    Send,
+    join,
+    json_bytes,
+    read_request,
+)
 from bullpen.dashboard.access import Access, Permission
 from bullpen.dashboard.desk import Desk
 from bullpen.dashboard.frame import first_page, frame_of, is_part
@@ -196,7 +204,7 @@ class Dashboard:
     def _draw(self, context: Context, page: Page) -> PageAnswer:
         cookies = list(context.cookies)
         if context.request.is_api:
-            return PageAnswer(page.status, msgspec.json.encode(page.view), JSON, cookies=cookies)
+            return PageAnswer(page.status, json_bytes(page.view), JSON, cookies=cookies)
         if FLASH in context.request.cookies and not is_part(context.request):
             cookies.append(f"{FLASH}=; Path=/; Max-Age=0; HttpOnly; SameSite=Lax")
         if isinstance(self.access, who.SessionAccess) and (younger := self.access.renewed(context.request)):
@@ -209,7 +217,7 @@ class Dashboard:
             body = {"type": "about:blank", "title": problem.text, "status": problem.status, "requestId": context.id}
             if problem.hint:
                 body["detail"] = problem.hint
-            return PageAnswer(problem.status, msgspec.json.encode(body), "application/problem+json", problem.headers)
+            return PageAnswer(problem.status, json_bytes(body), "application/problem+json", problem.headers)
         page = Page("problem.html", None, f"{problem.status}", values={"problem": problem})
         values = {**frame_of(context, page), "view": None, **page.values}
         return PageAnswer(problem.status, render(page.template, values), headers=dict(problem.headers))

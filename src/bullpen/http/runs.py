@@ -230,10 +230,13 @@ class _Api:
         status, limit = query.get("status"), _limit(query.get("limit", "50"))
         if status is not None and status not in RunStatus.__members__:
             raise InvalidOption("status", f"one of {', '.join(RunStatus)}", status)
+        handler = query.get("handler")
+        if handler is not None and "\0" in handler:  # no database of ours takes it, and none has such a name
+            raise InvalidOption("handler", "the name of a handler", handler)
         rows = await self._service.find(
             who.tenant_id,
             status=None if status is None else RunStatus(status),
-            handler=query.get("handler"),
+            handler=handler,
             before=_read_cursor(query.get("cursor")),
             limit=limit,
         )

@@ -59,7 +59,8 @@ class ChainView(msgspec.Struct, rename="camel", frozen=True):
 
 async def chain(context: Context) -> Page:
     """Everything of one correlation id."""
-    wanted, ledger = context.path["id"][:200], await ledger_of(context)
+    # What is no UTF-8 is nothing that a ledger holds.
+    wanted, ledger = context.path["id"][:200].encode("utf-8", "replace").decode(), await ledger_of(context)
     parts = await read(context, ledger.parts())
     found = await read(context, ledger.looks.chain(wanted, parts=parts, tenant_id=context.tenant, limit=_MOST))
     if not found.rows and not found.moves:

@@ -9,8 +9,8 @@ import msgspec
 
 from bullpen._kernel import json
 from bullpen._kernel.command_line import command_line
-from bullpen._kernel.scrub import hide_secrets
-from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
+from bullpen._kernel.scrub import hide_secrets, scrub_lines
+from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, json_bytes
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.desk import PER_PAGE
 from bullpen.dashboard.frame import zone_of
@@ -46,6 +46,8 @@ _COLUMNS: Final = {
     JobState.FAILED: ("name", "error", "took", "worker", "attempts", "finished"),
 }
 _MOST_TRAIL: Final = 20
+_MOST_SEARCHED: Final = 256 * 1024
+"""Bytes of text without a form that are searched for secrets: some hundred milliseconds."""
 
 
 class QueueView(msgspec.Struct, rename="camel", frozen=True):
@@ -229,9 +231,12 @@ async def part(context: Context) -> PageAnswer:
     if raw is None:
         raise PageProblem(404, "The job has no such part.")
     try:
-        body = json.encode(hide_secrets(json.decode(raw)))
+        body = json_bytes(hide_secrets(json.decode(raw)))
     except NotJson:
-        body = raw
+        if len(raw) > _MOST_SEARCHED:
+            text = "It is no JSON, and too large to be searched for secrets."
+            raise PageProblem(422, text, hint=command_line("jobs show", context.path["queue"], found.id)) from None
+        body = scrub_lines(raw.decode("utf-8", "replace")).encode()
     kind = "attachment" if context.query.get("download") else "inline"
     headers = {"content-disposition": f'{kind}; filename="job-{context.path["part"]}.json"'}
     return PageAnswer(200, body, JSON, headers)

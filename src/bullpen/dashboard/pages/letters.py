@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
-from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
+from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, json_bytes
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.render import json_text
 from bullpen.dashboard.routes import Context, Page, PageRoute
@@ -276,7 +276,7 @@ async def export(context: Context) -> PageAnswer:
     async def lines() -> AsyncGenerator[bytes, None]:
         found = first
         while found is not None:
-            yield msgspec.json.encode(_exported(found, payloads=context.payloads)) + b"\n"
+            yield json_bytes(_exported(found, payloads=context.payloads)) + b"\n"
             found = await anext(letters, None)
 
     headers = {"content-disposition": 'attachment; filename="dead-letters.ndjson"'}
@@ -348,7 +348,7 @@ def _row(found: Found, *, payloads: bool) -> LetterRow:
 
 def _view(found: Found, why_not: str, *, payloads: bool) -> LetterView:
     letter = found.letter
-    raw = msgspec.json.encode(letter.data)
+    raw = json_bytes(letter.data)
     shown = Payload(len(raw), hide_secrets(letter.data))
     return LetterView(
         id=letter.id,
