@@ -202,6 +202,8 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
         "169.254.169.254",
         "fe80::1%lo",
         "168.63.129.16",
+        "2001:4860::5efe:7f00:1",  # ISATAP: the IPv4 address stands at the end
+        "2001:4860::200:5efe:a00:1",
         "::ffff:0:7f00:1",
     ],
 )

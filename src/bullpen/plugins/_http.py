@@ -127,7 +127,10 @@ class AddressGuard:
         plain = _unwrap(address)
         if any(plain.version == network.version and plain in network for network in self.allowed_networks):
             return True
-        return not any(plain.version == network.version and plain in network for network in _NOT_PUBLIC)
+        if any(plain.version == network.version and plain in network for network in _NOT_PUBLIC):
+            return False
+        inner = _isatap(plain)
+        return inner is None or self.allows(inner)
 
 
 def _unwrap(address: IpAddress) -> IpAddress:
@@ -138,6 +141,13 @@ def _unwrap(address: IpAddress) -> IpAddress:
         if address in _NAT64:
             return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
+
+
+def _isatap(address: IpAddress) -> ipaddress.IPv4Address | None:
+    """The IPv4 address at the end of an IPv6 one to which a router of that scheme (RFC 5214) would send packets."""
+    if isinstance(address, ipaddress.IPv6Address) and int(address) >> 32 & 0xFDFFFFFF == 0x5EFE:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
 
 
 def check_url(url: str, *, allow_http: bool = False) -> str:
