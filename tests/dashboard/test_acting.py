@@ -259,6 +259,7 @@ async def test_a_group_of_dead_letters_is_sent_back_as_an_operation(redis_url: s
             assert await queue.dead_letters.depth() == 0
             assert {(await queue.get_job(job.id)).attempts_made for job in jobs} == {0}  # type: ignore[union-attr]
             assert "3 of 3" in (await http.get("/operations")).text
+            assert "What fails again is a new dead letter" in (await http.get(f"/operations/{number}")).text
             entries = await AuditStreams(queue.connection, "bull").read(f"{queue_name}-dlq")
             assert [each.action for each in entries] == ["operation.start"], "one action, one entry"
 
