@@ -12,6 +12,8 @@ from typing import Final
 import pytest
 
 import bullpen.compat.bullmq as shim
+from bullpen.compat.bullmq._options import job_arguments
+from bullpen.errors import InvalidOption
 from tests.interop._pypi import PyBullmqMissing, ensure_environment
 
 MODULES: Final = (
@@ -114,3 +116,8 @@ def test_the_option_dictionaries_have_the_same_names(package: Path) -> None:
     ]
 
     assert missing == []
+
+
+def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InvalidOption, match=r"jobID: expected the name of a job option .*; did you mean 'jobId'\?"):
+        job_arguments({"jobID": "a"})

@@ -259,6 +259,7 @@ async def test_a_group_of_dead_letters_is_sent_back_as_an_operation(redis_url: s
             assert await queue.dead_letters.depth() == 0
             assert {(await queue.get_job(job.id)).attempts_made for job in jobs} == {0}  # type: ignore[union-attr]
             assert "3 of 3" in (await http.get("/operations")).text
+            assert "What fails again is a new dead letter" in (await http.get(f"/operations/{number}")).text
             entries = await AuditStreams(queue.connection, "bull").read(f"{queue_name}-dlq")
             assert [each.action for each in entries] == ["operation.start"], "one action, one entry"
 
@@ -424,15 +425,19 @@ async def test_a_tenant_sees_and_touches_his_letters_only(redis_url: str, queue_
 def test_jobs_explain_tells_the_cause(redis_url: str, queue_name: str, tmp_path: Path) -> None:
     async def fill() -> None:
         async with Queue(queue_name, connection=redis_url) as queue:
+            failed.append((await fail_one(redis_url, queue, error="no such address")).id)
             await queue.add("job", {}, job_id="a")
 
+    failed: list[str] = []
     asyncio.run(fill())
     env = {"BULLPEN_REDIS_URL": redis_url}
 
+    over = cli("jobs", "explain", queue_name, *failed, cwd=tmp_path, env=env)
     found = cli("jobs", "explain", queue_name, "a", "--json", cwd=tmp_path, env=env)
     missing = cli("jobs", "explain", queue_name, "nobody", cwd=tmp_path, env=env)
 
     assert json.loads(found.out)["cause"] == "no-worker"
+    assert over.out.splitlines()[1:] == ["no such address", f"bullpen jobs retry {queue_name} {failed[0]}"]
     assert missing.code == 1
 
 

@@ -397,7 +397,7 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
 
     off, broken = found["destination webhook:off", "disabled"], found["destination webhook:broken", "broken"]
     assert (off.level, "1 row to deliver" in off.message) == (Level.WARNING, True)
-    assert (broken.level, "for the 1. time" in broken.message) == (Level.WARNING, True)
+    assert (broken.level, "opened 1 time since it last worked" in broken.message) == (Level.WARNING, True)
     parked = found[f"ledger {ledger.database.address}", "parked events"]
     assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projector parked list")
     is_broken = exported["bullpen_outbox_destination_broken"]

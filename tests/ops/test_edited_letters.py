@@ -294,6 +294,8 @@ async def test_the_command_takes_the_names_of_the_overview_and_writes_down_who_d
     assert len(json.loads((await run("list", "parcels-dlq", "--json")).out)) == 2, "as overview and alerts name it"
     outbox = await run("list", "integration_outbox")
     assert (outbox.code, "no dead letters of 'integration_outbox'" in outbox.err) == (0, True)
+    misspelt = await run("redrive", "parcel", "--all")
+    assert (misspelt.code, "did you mean 'parcels'" in misspelt.err) == (1, True), "nothing redriven is no success"
     assert (await run("redrive", "parcels", "--all", "--dry-run")).code == 0
     assert (await run("redrive", "parcels", "dl-p-0-1", "--by", "ada")).code == 0
     assert (await run("discard", "parcels-dlq", "--all", "--yes")).code == 0

@@ -264,11 +264,13 @@ async def _acting(
     at: OnProgram, queue: str, tenant: str | None
 ) -> AsyncIterator[tuple[DeadLetterConsole, str, Callable[[RedriveReport], None]]]:
     """The console with the store, and what shows how far it is. Who did what, the console writes down."""
-    from bullpen.cli.letters import console_of, opened
+    from bullpen.cli.letters import console_of, is_queue, opened
 
     async with opened(at) as app:
         console, store = await console_of(app, queue, tenant)
         depth = (await console.depths())[store] if tenant is None and store in console.stores else 0
+        if tenant is None and not depth and is_queue(app, store):
+            await context.must_exist(app, store.removesuffix(_SUFFIX))
         with show.bar("working through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
             yield console, store, lambda report: move(report.examined)
 

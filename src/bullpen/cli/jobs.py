@@ -228,11 +228,15 @@ async def remove(at: OnServer, queue: QueueArgument, ids: IdsArgument) -> None:
 @app.command()
 async def explain(at: OnServer, queue: QueueArgument, job_id: IdArgument) -> None:
     """Say why a job is not running, and what to do about it."""
-    from bullpen.ops.explain import IdleCause, why
+    from bullpen.ops.explain import IdleCause, read_facts
+    from bullpen.ops.explain import explain as decide
 
     async with at.queue(queue) as (_, opened):
-        found = await why(opened, job_id)
-    at.say(found.to_json(), *filter(None, (found.text, found.command)))
+        facts = await read_facts(opened, job_id)
+    found = decide(facts)
+    record = facts.record if found.cause is IdleCause.FAILED else None
+    error = "" if record is None else show.short(record.raw_failed_reason or "", 500)
+    at.say({**found.to_json(), "error": error}, *filter(None, (found.text, error, found.command)))
     if found.cause is IdleCause.NOT_HERE:
         raise context.Done("")
 

@@ -334,7 +334,7 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
             text = f"somebody has switched it off; {_count(waiting[name], 'row')} to deliver"
             fix = command_line("outbox destinations enable", name)
         else:
-            text = f"its breaker is open, for the {destination.trips}. time in a row; "
+            text = f"its breaker is open and has opened {_count(destination.trips, 'time')} since it last worked; "
             text += f"{_count(waiting[name], 'row')} to deliver"
             fix = "mend the target, or the way to it; bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)

@@ -6,6 +6,7 @@ effect is better heard of when the job is added.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -53,7 +54,9 @@ def job_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
     known = _PLAIN.keys() | _OF_OTHERS | _POLICIES.keys() | _OF_SCHEDULERS
     for name, value in opts.items():
         if name not in known:
-            raise InvalidOption(name, f"an option of a job: {', '.join(sorted(known - _OF_SCHEDULERS))}", value)
+            near = difflib.get_close_matches(name, sorted(known - _OF_SCHEDULERS), 1)
+            there_are = f"the name of a job option ({', '.join(sorted(known - _OF_SCHEDULERS))})"
+            raise InvalidOption(name, there_are, value, suggestion=near[0] if near else None)
     given: dict[str, Any] = {ours: opts[theirs] for theirs, ours in _PLAIN.items() if opts.get(theirs) is not None}
     given["attempts"] = max(1, opts.get("attempts") or 1)
     given["backoff"] = _backoff(opts.get("backoff"))

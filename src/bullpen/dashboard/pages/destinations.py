@@ -187,7 +187,7 @@ async def _perform(context: Context, reason: str) -> str:
         await ledger.destinations.disable(name, by=context.actor.name, reason=reason)
         return f"{name} is switched off."
     await ledger.destinations.enable(name, by=context.actor.name)
-    return f"{name} is switched on again."
+    return f"Deliveries go to {name} again."
 
 
 ROUTES = (
