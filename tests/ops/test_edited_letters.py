@@ -359,3 +359,23 @@ async def test_an_editor_that_changes_nothing_or_fails_sends_nothing(
 
     assert (code, said in text) == (1, True), text
     assert await parcels.dead_letters.depth() == 1
+
+
+@pytest.mark.requirement("X-40")
+async def test_of_two_that_send_one_letter_back_at_the_same_time_one_is_told_that_it_is_gone(
+    parcels: Queue, redis_url: str
+) -> None:
+    """Also when both ask for the same: who counts what was sent back would count one job twice."""
+    for name in ("a", "b"):
+        await fail_one(parcels, {"to": "Ada"}, url=redis_url, job_id=name)
+    letters = parcels.dead_letters
+    edit = make_edit({"to": "Ada"}, merge={"street": "Rue 1"})
+
+    redriven = await asyncio.gather(*(letters.redrive("dl-a-1", by=who) for who in "xy"), return_exceptions=True)
+    edited = await asyncio.gather(
+        *(letters.redrive_edited("dl-b-1", edit, by="x") for _ in range(2)), return_exceptions=True
+    )
+
+    assert sorted(type(each).__name__ for each in redriven) == ["DeadLetterNotFound", "str"]
+    assert sorted(type(each).__name__ for each in edited) == ["DeadLetterNotFound", "str"]
+    assert (await parcels.counts()).waiting == 2

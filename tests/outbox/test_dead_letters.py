@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from bullpen.errors import DeadLetterNotFound
-from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.ledger import Ledger, OutboxRow, OutboxStatus
 from bullpen.outbox import OutboxDeadLetters
-from bullpen.ports.dead_letters import DeadLetter, DeadLetterStore
+from bullpen.ports.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterStore
 from tests.contracts.outbox_repository import execute
 from tests.databases import item
 from tests.outbox.kit import rows
@@ -130,3 +131,55 @@ async def test_work_that_failed_elsewhere_can_be_put_in(ledger: Ledger, letters:
     (row,) = await rows(ledger)
     assert (row.status, row.attempts, row.idempotency_key, row.last_error) == (DEAD, 3, "m-7", "it broke")
     assert await letters.redrive(row.id, by="ada") == row.id
+
+
+async def bury_many(ledger: Ledger, count: int, **fields: object) -> None:
+    """Many dead rows, each with an id of its own in its error, as answers of HTTP targets have it."""
+    for first in range(0, count, 1_000):
+        numbers = range(first, min(first + 1_000, count))
+        await ledger.outbox.enqueue_many([item(f"many-{number}", **fields) for number in numbers])
+    await execute(
+        ledger,
+        "UPDATE {outbox} SET status = 'DEAD', error_code = 'HTTP_400', dead_at = created_at, "
+        "last_error = 'HTTP 400: request ' || CAST(id AS text) WHERE source_event_id LIKE 'event-many-%'",
+    )
+
+
+async def test_groups_count_every_row_however_many_words_there_are(ledger: Ledger, letters: OutboxDeadLetters) -> None:
+    """A rare cause beside thousands of rows whose errors all differ is the one that nobody would find otherwise."""
+    await bury(ledger, 1, code="HTTP_410")
+    await bury_many(ledger, 5_100)
+
+    common, rare = await letters.groups()
+
+    assert (common.count, rare.count) == (5_100, 1)
+
+
+@pytest.mark.parametrize("code", ["HTTP_400", "expired", "permanent"])
+async def test_a_group_is_found_by_its_fingerprint_whatever_its_code(
+    ledger: Ledger, letters: OutboxDeadLetters, code: str
+) -> None:
+    """Channels name codes as they like, also those that say elsewhere why a failure was final."""
+    (row_id,) = await bury(ledger, 1, code=code)
+
+    (group,) = await letters.groups()
+    page = await letters.page(DeadLetterFilter(fingerprint=group.fingerprint))
+
+    assert [letter.id for letter in page.letters] == [row_id]
+
+
+async def test_a_row_that_is_discarded_meanwhile_ends_no_walk(ledger: Ledger) -> None:
+    class Discarding(OutboxDeadLetters):
+        async def _page(self, **filters: Any) -> list[OutboxRow]:
+            rows = await super()._page(**filters)
+            if rows:
+                await ledger.outbox.discard([rows[-1].id], by="bob")
+            return rows
+
+    await bury_many(ledger, 203, tenant_id="acme")
+
+    depth = await Discarding(ledger.outbox, tenant_id="acme").depth()
+    redriven = await Discarding(ledger.outbox).redrive_where(by="ada")
+
+    assert depth == 203
+    assert redriven == 199  # of 201 that were left, one on each of two pages was discarded

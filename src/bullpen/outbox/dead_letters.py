@@ -25,12 +25,14 @@ from bullpen.ports.dead_letters import (
     DeadLetterGroup,
     LetterPage,
     check_unchanged,
+    code_of,
 )
 from bullpen.ports.edits import Edit
 
 _SOURCE: Final = "outbox-dead-letters"
 _PAGE: Final = 200
 _MOST_LOOKED_AT: Final = 5_000
+_GROUPED_AT_ONCE: Final = 200
 _FOREIGN_STREAM: Final = "dead-letters"
 ANONYMOUS: Final = "unknown"
 
@@ -54,7 +56,7 @@ class OutboxDeadLetters:
         count, found = 0, await self._page()
         while found:
             count += len(found)
-            found = await self._page(after_id=found[-1].id)
+            found = await self._page(after_seq=found[-1].seq)
         return count
 
     async def put(self, letter: DeadLetter) -> None:
@@ -111,10 +113,15 @@ class OutboxDeadLetters:
         """The database counts rows that failed with the same words; which of them are one cause is found here."""
         tenant = tenant_id or self._tenant_id
         found: dict[str, builtins.list[_Counted]] = {}
-        for kind in map(_Counted._make, await self._store.dead_causes(tenant_id=tenant)):
-            mark = fingerprint_of(kind.integration_type, kind.event_type, kind.error or "", code=kind.error_code or "")
+        kinds = await self._store.dead_causes(tenant_id=tenant)
+        for number, kind in enumerate(map(_Counted._make, kinds), 1):
+            if number % _GROUPED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # there may be as many as rows, and others share this loop
+            mark = fingerprint_of(
+                kind.integration_type, kind.event_type, kind.error or "", code=code_of(kind.error_code)
+            )
             found.setdefault(mark, []).append(kind)
-        groups = [self._group(mark, kinds) for mark, kinds in found.items()]
+        groups = [self._group(mark, members) for mark, members in found.items()]
         return sorted(groups, key=lambda group: (-group.count, group.fingerprint))[:limit]
 
     def _group(self, mark: str, kinds: builtins.list[_Counted]) -> DeadLetterGroup:
@@ -194,16 +201,16 @@ class OutboxDeadLetters:
 
         Returns how many; with `dry_run` how many it would be, and nothing changes.
         """
-        total, after_id = 0, None
+        total, after_seq = 0, None
         page = _PAGE if rate is None or dry_run else max(1, min(_PAGE, int(rate)))
         while limit is None or total < limit:
             rows = await self._page(
-                integration_type=integration_type, error_code=error_code, before=before, after_id=after_id
+                integration_type=integration_type, error_code=error_code, before=before, after_seq=after_seq
             )
             rows = rows[: page if limit is None else min(page, limit - total)]
             if not rows:
                 break
-            after_id = rows[-1].id
+            after_seq = rows[-1].seq  # not its id: somebody may discard it meanwhile
             if dry_run:
                 total += len(rows)
                 continue

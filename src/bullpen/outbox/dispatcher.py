@@ -66,6 +66,7 @@ _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
 _UNSETTLED_BATCHES: Final = 2
 _REFILL_PARTS: Final = 4
+_GIVE_UP_S: Final = 0.01
 _FULL_S: Final = 0.01
 """Until a full queue, or a tenant's limit, is asked again, at least: longer each time that it is still full, shorter
 each time that it was not, so that it is asked about as often as there is something to add."""
@@ -155,6 +156,8 @@ class Dispatcher:
         self._senders: Counter[str] = Counter()
         self._spare: dict[str, asyncio.Task[None]] = {}
         """Senders that have not begun yet, by type."""
+        self._gives_up_at: defaultdict[str, float] = defaultdict(float)
+        """When a line of an ordering key next leaves its place to others that wait, by type."""
         self._unsettled = 0
         """Rows that were sent, and whose outcome is on its way to the database."""
         self._starved: set[str] = set()
@@ -510,9 +513,18 @@ class Dispatcher:
                 until=until,
                 took_ms=(time.monotonic() - began) * 1000,
                 operation="OUTBOX_DIRECT_SEND",
-                takes_next=not self._is_closing,
+                takes_next=row.ordering_key is not None and self._takes_next(integration_type),
                 then=partial(self._on_settled, integration_type, time.monotonic()),
             )
+
+    def _takes_next(self, integration_type: str) -> bool:
+        """Whether the next of an ordering key keeps the place of the one before it. Where others wait for a place, one
+        is given up now and then: as many keys as places would hold them all for as long as they have rows."""
+        now = time.monotonic()
+        if integration_type in self._starved and now >= self._gives_up_at[integration_type]:
+            self._gives_up_at[integration_type] = now + _GIVE_UP_S
+            return False
+        return not self._is_closing
 
     def _on_settled(self, integration_type: str, asked_at: float, settled: SettledRow | None) -> None:
         self._unsettled -= 1

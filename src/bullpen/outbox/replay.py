@@ -48,7 +48,7 @@ async def replay(
     of its own. The same label again copies nothing that was copied before: a replay that broke off may be repeated.
     """
     require("label", label.isprintable() and 0 < len(label) <= 40, "1 to 40 printable characters", label)
-    total, looked, after_id = 0, 0, None
+    total, looked, after_seq = 0, 0, None
     while limit is None or looked < limit:
         rows = await store.find(
             status=OutboxStatus.SENT,
@@ -56,12 +56,12 @@ async def replay(
             since=since,
             before=before,
             tenant_id=tenant_id,
-            after_id=after_id,
+            after_seq=after_seq,
             limit=_PAGE if limit is None else min(_PAGE, limit - looked),
         )
         if not rows:
             break
-        after_id, looked = rows[-1].id, looked + len(rows)
+        after_seq, looked = rows[-1].seq, looked + len(rows)
         # A copy that was sent meanwhile is no history: it would be copied for ever.
         originals = [row.id for row in rows if "replayOf" not in row.headers]
         copied = await store.replay(originals, by=by, label=label, new_key=new_key, tenant_id=tenant_id)

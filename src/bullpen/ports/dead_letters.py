@@ -35,6 +35,7 @@ __all__ = [
     "PassedDeadLetters",
     "RedriveReport",
     "check_unchanged",
+    "code_of",
     "fingerprint",
     "groups_of",
     "page_of",
@@ -291,8 +292,15 @@ def check_unchanged(store: str, letter: DeadLetter, edit: Edit) -> None:
 def fingerprint(letter: DeadLetter) -> str:
     """Twelve signs, the same for failures of the same kind: of one source and name, with one error and code, that came
     from the same place. Ids and numbers do not matter; a status, and the name of a field, do."""
-    code = "" if letter.cause is None or letter.cause in _CAUSES else letter.cause
-    return fingerprint_of(letter.source, letter.name, letter.error_message, code=code, stack=letter.error_stack or "")
+    return fingerprint_of(
+        letter.source, letter.name, letter.error_message, code=code_of(letter.cause), stack=letter.error_stack or ""
+    )
+
+
+def code_of(cause: str | None) -> str:
+    """The code of an error, as a fingerprint has it. Why a failure was final is none: the same error may be final in
+    several ways."""
+    return "" if cause is None or cause in _CAUSES else cause
 
 
 def page_of(letters: Iterable[DeadLetter], where: DeadLetterFilter, *, after: str | None, limit: int) -> LetterPage:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,6 @@ from bullpen.queue.dead_letters.entry import (
 from bullpen.queue.dead_letters.index import LetterIndex, facts_of
 from bullpen.queue.dead_letters.sweep import Sweeper
 from bullpen.queue.lists import walk_line
-from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
 from bullpen.wire.records import JobRecord
@@ -218,7 +218,8 @@ class DeadLetters:
                 job_id=entry_id,
             )
         opts = bytes(entry.get("originalOpts", msgspec.Raw(b"{}")))
-        members: dict[str, Any] = {"by": check_actor(by), "entry": entry_id}
+        call = secrets.token_hex(8)
+        members: dict[str, Any] = {"by": check_actor(by), "entry": entry_id, "call": call}
         data = original_data(entry)
         if edit is not None:
             if payload_fingerprint(self._shown_data(entry)) != edit.before:
@@ -241,11 +242,9 @@ class DeadLetters:
             ],
         )
         if answer == b"gone":
-            # It was there a moment ago: our own call whose reply was lost, or another operator. Either way the job is
-            # back. Not so for an edit that another one was faster than: it went back as somebody else wanted it.
-            found = await self._actions.read(job_id)
-            is_back = found is not None and found[0] not in (JobState.FAILED, JobState.UNKNOWN)
-            if not is_back or (edit is not None and found is not None and found[1].raw_data != data):
+            # It was there a moment ago: our own call whose reply was lost, which has left its mark, or somebody else.
+            notes = await self._actions.command("HGET", keys.job(job_id), "bpredriven")
+            if notes is None or call.encode() not in notes:
                 raise DeadLetterNotFound(self.name, entry_id)
             return job_id
         if answer.startswith(b"busy:"):
