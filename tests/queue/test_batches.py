@@ -111,23 +111,66 @@ class TestGrouping:
         await told.finished(30)
 
     async def test_a_larger_concurrency_starts_what_waits_here_already(self, kit: Kit) -> None:
-        """These jobs were taken while a batch ran, so no answer that brings others will start them."""
+        """It was taken under a larger concurrency and waited for others: no answer that brings some will start it."""
         handler = Batches(is_open=False)
-        queue = kit.queue()
-        told = await kit.work(handler, batch=BatchOptions(size=3))
-        await queue.add("a", 0)
+        told = await kit.work(handler, concurrency=2, batch=BatchOptions(size=2, minimum=2, wait_at_most=50))
+        await kit.queue().add_many([("a", n) for n in range(3)])
         await handler.reached(1)
-        await queue.add_many([("a", n) for n in range(1, 3)])
         await told.wait("active", 3)
-        await queue.counts()  # they wait by now
+        told.worker.concurrency = 1
+        batches = told.worker._runner.batches
+        assert batches is not None
+        await kit.until(lambda: batches._is_due, "it has waited long enough")
+        assert handler.sizes == [2]
 
         told.worker.concurrency = 2
         async with asyncio.timeout(PATIENCE_S):
             await handler.reached(2)
 
-        assert handler.sizes[0] == 1
+        assert handler.sizes == [2, 1]
         handler.open()
         await told.finished(3)
+
+    async def test_what_comes_while_a_batch_runs_is_left_to_idle_workers(self, kit: Kit) -> None:
+        """Taken by the worker whose batch runs, they would wait for its end beside a worker that has nothing to do."""
+        busy, idle = Batches(is_open=False), Batches()
+        queue = kit.queue()
+        full = await kit.work(busy, batch=BatchOptions(size=10))
+        await queue.add("slow")
+        await busy.reached(1)
+        told = await kit.work(idle, batch=BatchOptions(size=10))
+
+        for n in range(20):
+            await queue.add("a", n)
+        await told.finished(20)
+
+        assert (busy.sizes, full.worker.running, full.worker.is_ready) == ([1], 1, True)
+        busy.open()
+        await full.finished(1)
+        await told.worker.close()
+        job = await queue.add("b")
+        await full.finished(2)
+        assert full.ids("completed")[1] == job.id
+
+    async def test_a_batch_holds_its_places_until_its_handler_returns(self, kit: Kit) -> None:
+        """Also when all of its jobs were decided before: nothing else would start."""
+        may_end = asyncio.Event()
+
+        async def handler(batch: JobBatch) -> None:
+            for job in batch:
+                batch.complete(job)
+            await may_end.wait()
+
+        queue = kit.queue()
+        told = await kit.work(handler, batch=BatchOptions(size=5))
+        await queue.add("a")
+        await told.finished(1)
+        await queue.add("b")
+        await queue.counts()
+        assert kit.ids("active") == []
+
+        may_end.set()
+        await told.finished(2)
 
 
 class TestOutcomes:

@@ -2,7 +2,7 @@
 
 In: jobs that the worker has taken, one by one. Out: a Result for each, as if it had run alone: attempts, backoff,
 locks, cancelling and dead letters are those of single jobs. No timer fills a batch: jobs that came with one take are
-together, and what comes while all batches run waits and goes into the next. Only `minimum` makes jobs wait for others.
+together, and what comes while all batches run stays in the queue. Only `minimum` makes jobs wait for others.
 Elsewhere: taking and settling (`worker`), running user code (`bullpen._kernel.execute`).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, overload
@@ -155,6 +155,22 @@ class _Run:
             self.decide(job, Raised(value) if isinstance(value, BaseException) else Returned(value))
 
 
+class _Places:
+    """How many places of the worker are taken."""
+
+    __slots__ = ("_batches", "_running")
+
+    def __init__(self, batches: BatchRuns, running: Sized) -> None:
+        self._batches, self._running = batches, running
+
+    def __len__(self) -> int:
+        return self._batches.count_places(len(self._running))
+
+
+def _nothing() -> None:
+    pass
+
+
 class BatchRuns:
     """Runs the jobs of one worker in batches."""
 
@@ -174,6 +190,9 @@ class BatchRuns:
         self._is_planned = False
         self._timeout_s: float | None = None
         """Of the job that came last."""
+        self._in_batches = 0
+        """Jobs whose batch was started and that have not ended."""
+        self._on_room: Callable[[], None] = _nothing
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """The result of one job. Cancelled when the job is not wanted any more; its batch goes on with the others."""
@@ -190,6 +209,23 @@ class BatchRuns:
         except asyncio.CancelledError:
             await self._leave(member)
             raise
+        finally:
+            self._in_batches -= member.run is not None
+
+    def places(self, running: Sized, on_room: Callable[[], None]) -> Sized:
+        """Its length: how many jobs fewer may be taken. A batch takes all places that it could fill: a job that came
+        while it runs would wait here for its end, and elsewhere a worker may be idle. `running`: all jobs that were
+        taken; `on_room` is called at the end of a batch."""
+        self._on_room = on_room
+        return _Places(self, running)
+
+    def count_places(self, running: int) -> int:
+        """Of so many jobs."""
+        size = self._options.size
+        waiting = running - self._in_batches
+        if waiting >= self._options.minimum or self._is_due:  # they are the next batches
+            waiting += -waiting % size
+        return len(self._running) * size + waiting
 
     def resized(self) -> None:
         """More batches may run at once: what waits here already need not wait for the end of one."""
@@ -220,6 +256,7 @@ class BatchRuns:
         run = _Run(members)
         for member in members:
             member.run = run
+        self._in_batches += len(members)
         self._running.add(run)
         run.task = asyncio.get_running_loop().create_task(self._handle(run, timeout_s), name="bullpen batch")
 
@@ -231,6 +268,7 @@ class BatchRuns:
         finally:
             self._running.discard(run)
             self._arrange(timeout_s)
+            self._on_room()
 
     async def _leave(self, member: _Member) -> None:
         member.is_gone = True

@@ -126,9 +126,7 @@ class JobConsumer:
         if engine is None or not self.is_alive or self._is_closing or engine.door.is_lost:
             return False
         last_exchange = engine.driver.last_exchange
-        if last_exchange and (
-            self.running >= self._concurrency * self.options.jobs_per_slot or not engine.driver.may_take()
-        ):
+        if last_exchange and (engine.driver.is_full or not engine.driver.may_take()):
             return True
         recently_s = self.options.drain_delay_ms / 1000 + 2 * SECONDS_AFTER_BLOCK
         return time.monotonic() - last_exchange < recently_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sized
 from typing import Any, Final, NamedTuple
 
 from bullpen._kernel.clock import ServerClock
@@ -25,6 +25,7 @@ from bullpen.redis.client import Door
 from bullpen.redis.socket import reason_of
 from bullpen.wire.keys import QueueKeys
 from bullpen.worker import pump
+from bullpen.worker.batches import BatchRuns
 from bullpen.worker.exchange import REFUSED, Exchange, ExchangeReply, Settlement
 from bullpen.worker.options import WorkerOptions
 from bullpen.worker.pump import Act, Load, Read, State, decide
@@ -61,6 +62,7 @@ class Parts(NamedTuple):
     runs: Runs
     settling: Settling
     reports: Reports
+    batches: BatchRuns | None
 
 
 class _Sent:
@@ -90,7 +92,8 @@ class Driver:
         self._door, self._keys, self._clock, self._actions = parts.door, parts.keys, parts.clock, parts.actions
         self._new_exchange = parts.new_exchange
         self._runs, self._settling, self._reports = parts.runs, parts.settling, parts.reports
-        self._running, self._unlocked = parts.runs.running, parts.settling.unlocked
+        running, self._unlocked = parts.runs.running, parts.settling.unlocked
+        self._running: Sized = running if parts.batches is None else parts.batches.places(running, self.wake)
         self._suspects = parts.runs.suspects
         self._options, self.on_bug = options, on_bug
         self._loop = asyncio.get_running_loop()
@@ -147,6 +150,10 @@ class Driver:
         """More slots hold at once, fewer for what is taken from now on."""
         self._add_lanes(_lanes(concurrency))
         self._change(self.state.resized(concurrency, _lanes(concurrency)))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._running) >= self.state.slots
 
     def may_take(self) -> bool:
         return self.state.may_take(self._load())
@@ -401,7 +408,7 @@ class Driver:
 
     def _notice_drained(self, reply: ExchangeReply) -> None:
         """Outcomes were stored: were they the last?"""
-        if not (self._running or self.settled or reply.taken or reply.has_more or reply.limited_ms):
+        if not (self._runs.running or self.settled or reply.taken or reply.has_more or reply.limited_ms):
             self._reports.tell("drained")
 
     # ---- what the reader tells --------------------------------------------------------------------------------

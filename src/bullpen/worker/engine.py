@@ -105,7 +105,7 @@ class Engine:
         self.driver = Driver(
             Parts(
                 *(self.door, read_door, keys, connection.clock, self.actions),
-                *(self._new_exchange, self.runs, self._settling, self._reports),
+                *(self._new_exchange, self.runs, self._settling, self._reports, setup.runner.batches),
             ),
             *(options, concurrency, on_bug),
         )

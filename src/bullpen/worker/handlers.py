@@ -37,6 +37,10 @@ class Runner(Protocol):
     on_end: OnEnd | None
 
     @property
+    def batches(self) -> BatchRuns | None:
+        """What runs jobs together."""
+
+    @property
     def run(self) -> Run: ...
 
     async def start(self, slots: int) -> None: ...
@@ -49,6 +53,7 @@ class InLoop:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    batches: BatchRuns | None = None
 
     def __init__(self, handler: Handler) -> None:
         self.run: Run = partial(run_async, handler)
@@ -69,6 +74,7 @@ class InThreads:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    batches: BatchRuns | None = None
 
     def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
@@ -101,6 +107,7 @@ class InProcesses:
 
     survives_jobs = True
     on_end: OnEnd | None = None
+    batches: BatchRuns | None = None
 
     def __init__(self, handler: Handler, limits: ChildLimits) -> None:
         self.pool = ProcessPool(handler, limits)
@@ -126,8 +133,8 @@ class InBatches:
         self._handler = handler
         self._threads = None if is_async(handler) else InThreads(handler, queue)
         self._slots = 1
-        self._batches = BatchRuns(self._call, options, lambda: self._slots)
-        self.run: Run = self._batches.run
+        self.batches = BatchRuns(self._call, options, lambda: self._slots)
+        self.run: Run = self.batches.run
 
     async def _call(self, batch: JobBatch, timeout_s: float | None) -> Result:
         if self._threads is None:
@@ -141,7 +148,7 @@ class InBatches:
 
     def resize(self, slots: int) -> None:
         self._slots = slots
-        self._batches.resized()
+        self.batches.resized()
 
     async def aclose(self) -> None:
         if self._threads is not None:
