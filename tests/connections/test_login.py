@@ -213,11 +213,11 @@ async def test_a_password_that_cannot_be_asked_for_is_a_server_that_is_away(star
     connection = Connection(host="127.0.0.1", port=start_server().port, password=password)
     async with Queue("mail", connection=connection) as queue:
         with pytest.raises(ConnectionLost, match="OSError: the vault is sealed") as raised:
-            await queue.add("welcome", add_deadline=100)
+            await queue.add("welcome", add_deadline=1_000)
         with pytest.raises(ConnectionLost, match="OSError: the vault is sealed") as seen_by_reader:
             await queue.counts()
     with (
-        sync.Queue("mail", connection=connection, add_deadline=100) as blocking,
+        sync.Queue("mail", connection=connection, add_deadline=1_000) as blocking,
         pytest.raises(ConnectionLost, match="OSError: the vault is sealed") as without_loop,
     ):
         blocking.add("welcome")

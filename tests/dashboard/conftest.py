@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 from bullpen import Bullpen
 from bullpen.dashboard import Dashboard, make_dashboard
 from bullpen.http.serve import HttpService
 from bullpen.settings import DashboardSettings
 from tests.dashboard._kit import settings
+
+expect.set_options(timeout=30_000)  # a busy machine is slow and not wrong
 
 AXE = Path(__file__).parents[1] / "interop" / "node" / "node_modules" / "axe-core" / "axe.min.js"
 

@@ -239,7 +239,13 @@ class Operations:
 
     async def get(self, operation_id: str) -> OperationView | None:
         found = await self._queue.get_job(operation_id)
-        return None if found is None else _view(found, await found.state())
+        if found is None:
+            return None
+        state = await found.state()
+        if state in (JobState.COMPLETED, JobState.FAILED):
+            # It may have ended between the two reads: what it says of itself must not be older than its end.
+            found = await self._queue.get_job(operation_id) or found
+        return _view(found, state)
 
     async def aclose(self) -> None:
         self._is_closed = True
