@@ -182,6 +182,17 @@ async def test_headers_and_bodies_have_limits() -> None:
         assert (status(told), status(untold)) == (413, 413)
 
 
+async def test_a_request_with_two_lengths_is_refused() -> None:
+    """A proxy that believes the other one would hand over the rest as a request of somebody else."""
+    smuggled = b"0\r\n\r\nGET /other HTTP/1.1\r\n\r\n"
+    both = ("transfer-encoding: chunked", f"content-length: {len(smuggled)}")
+    async with serving(echo) as service:
+        answer = await ask(service.port, request("/", *both, body=smuggled))
+
+    assert status(answer) == 400
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
 async def test_without_descriptors_it_pauses_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(echo) as service:

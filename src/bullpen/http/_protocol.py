@@ -183,8 +183,12 @@ def limited(application: _Application, *, header_bytes: int, body_bytes: int) ->
         if target + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > header_bytes:
             await _refuse(send, 431, b"the headers are too large")
             return
-        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if int(told) > body_bytes:
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if lengths and any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+            # A proxy before us may take the one where we take the other: what follows would be a request of its own.
+            await _refuse(send, 400, b"content-length and transfer-encoding exclude each other")
+            return
+        if lengths and int(lengths[0]) > body_bytes:
             await _refuse(send, 413, b"the body is too large")
             return
         await _Request(receive, send, body_bytes).answer(application, scope)
