@@ -11,6 +11,7 @@ from bullpen.errors import InvalidOption
 from bullpen.ledger import Lane, Ledger, Sent, Settlement, TenantLimit
 from bullpen.outbox import Route
 from bullpen.outbox.shares import share
+from bullpen.ports.channel import Message, SendResult
 from bullpen.redis import Connection
 from tests.databases import item
 from tests.outbox.conftest import MakeOutbox
@@ -57,6 +58,14 @@ async def test_a_quiet_tenant_does_not_wait_for_a_noisy_one(
     assert between <= 10 + 10 + 4 + 10 + 10  # waiting, claimed, running, and two claims that both share
 
 
+class SlowChannel(SpyChannel):
+    """A target that takes a moment: places are given up by time, and rows must not go by unmeasured meanwhile."""
+
+    async def send(self, message: Message) -> SendResult:
+        await asyncio.sleep(0.01)
+        return await super().send(message)
+
+
 @pytest.mark.requirement("X-88")
 @pytest.mark.parametrize("strategy", ["direct", "queued"])
 async def test_a_quiet_tenant_does_not_wait_for_the_lines_of_a_noisy_one(
@@ -64,7 +73,7 @@ async def test_a_quiet_tenant_does_not_wait_for_the_lines_of_a_noisy_one(
 ) -> None:
     """What follows under an ordering key is taken along only while nobody waits: as many keys as places, and more,
     would hold all places for as long as the noisy tenant has rows."""
-    spy = SpyChannel()
+    spy = SlowChannel()
     small = Route(channel=spy, strategy=strategy, concurrency=4, max_queued=10)  # type: ignore[arg-type]
     outbox = make_outbox({TYPE: small}, connection=connection, claim_batch_size=10)
 

@@ -126,27 +126,39 @@ def brokers(request: pytest.FixtureRequest) -> MockKafka | KafkaServer:
     return found
 
 
+@pytest.fixture
+async def producer(brokers: MockKafka | KafkaServer) -> AsyncIterator[KafkaClient]:
+    made = KafkaClient(brokers.address, workflow="producer", publish_deadline=60_000)
+    yield made
+    await made.close()
+
+
 @pytest.mark.requirement("W-65", "X-55")
 async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
-    brokers: MockKafka | KafkaServer, tmp_path: Path
+    brokers: MockKafka | KafkaServer, producer: KafkaClient, tmp_path: Path
 ) -> None:
     """Joined, closed and killed in mid-flight; an idempotent handler has applied every record exactly once."""
-    client = KafkaClient(brokers.address, workflow="producer")
     sent = 0
     async with crowd(brokers, tmp_path, partitions=2, retry="pause") as group:
 
         async def send(count: int) -> None:
             nonlocal sent
             for _ in range(count):
-                await client.produce(group.topic, "pay", {"urn": f"urn:order:{sent}", "payload": {"number": sent}})
+                await producer.produce(group.topic, "pay", {"urn": f"urn:order:{sent}", "payload": {"number": sent}})
                 sent += 1
 
+        async def send_until_handled(member: Child) -> None:
+            """Whoever was there before may be quicker than the group, which gives the new one its share."""
+            handled = asyncio.create_task(member.seen("handled", timeout=PATIENCE_S))
+            while not handled.done():
+                await send(10)
+                await asyncio.wait([handled], timeout=0.1)
+            await handled
+
         first = await group.join()
-        await send(40)
-        await first.seen("handled")
+        await send_until_handled(first)
         second = await group.join()
-        await send(40)
-        await second.seen("handled")
+        await send_until_handled(second)
         await group.leave(first)
         await send(40)
         await second.seen("handled")
@@ -156,7 +168,6 @@ async def test_members_come_and_go_and_nothing_is_skipped_or_done_twice(
         await group.until(lambda: group.done() == set(range(sent)), "records were skipped")
         await group.leave(third)
         runs = group.runs()
-    await client.close()
 
     assert len({run.key for run in runs}) == sent, "who remembers the keys applies nothing twice"
     # A member that is starved for longer than its session loses its partitions once more than ordered.
