@@ -264,7 +264,7 @@ class Nobody:
     """A channel that is never asked: no sender runs."""
 
     async def send(self, message: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("no sender runs here")
 
     async def check(self) -> ChannelHealth:
         return ChannelHealth(True)

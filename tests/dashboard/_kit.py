@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from bullpen import Bullpen
-from bullpen.dashboard import Dashboard, make_dashboard
+from bullpen.dashboard import Dashboard, Visitor, make_dashboard
 from bullpen.dashboard.access import Access
 from bullpen.settings import DashboardSettings, Settings
 
@@ -113,3 +113,15 @@ class As(Access):
 
     async def principal(self, request: Any, scope: Any) -> Any:
         return self._principal
+
+
+async def visit(app: Bullpen, visitor: Visitor, *paths: str, data: Any = None) -> list[httpx.Response]:
+    """What somebody gets at these paths, one after the other; with `data` the forms there are sent."""
+    dashboard = make_dashboard(app, access=As(visitor))
+    async with httpx.AsyncClient(transport=transport(dashboard), base_url=HOST) as http:
+        if data is None:
+            answers = [await http.get(path) for path in paths]
+        else:
+            answers = [await http.post(path, data=data, headers=SAME) for path in paths]
+    await dashboard.aclose()
+    return answers

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from bullpen import Bullpen
-from bullpen.dashboard import Role, Visitor, make_dashboard
+from bullpen.dashboard import Role, Visitor
 from bullpen.ledger import OutboxItem
 from bullpen.ledger.records import Died, Retried, Sent, Settlement
 from bullpen.runs import RunPayload, Runs
-from tests.dashboard._kit import HOST, SAME, As, settings, transport
+from tests.dashboard._kit import settings, visit
 
 ADMIN = Visitor("ada", Role.ADMIN)
 OF_T2 = Visitor("t", Role.OPERATOR, ("t2",))
@@ -47,17 +46,6 @@ async def deliver(app: Bullpen, kind: str, outcome: Any, correlation: str, *, te
     begun = [row for row in rows if row.id == stored.id]
     await app.ledger.outbox.settle([Settlement(row, outcome, worker="d-1") for row in begun])
     return str(stored.id)
-
-
-async def visit(app: Bullpen, visitor: Visitor, *paths: str, data: Any = None) -> list[httpx.Response]:
-    dashboard = make_dashboard(app, access=As(visitor))
-    async with httpx.AsyncClient(transport=transport(dashboard), base_url=HOST) as http:
-        if data is None:
-            answers = [await http.get(path) for path in paths]
-        else:
-            answers = [await http.post(path, data=data, headers=SAME) for path in paths]
-    await dashboard.aclose()
-    return answers
 
 
 @pytest.mark.requirement("W-77")

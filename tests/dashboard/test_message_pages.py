@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-import httpx
 import pytest
 
 from bullpen import Bullpen
-from bullpen.dashboard import Role, Visitor, make_dashboard
+from bullpen.dashboard import Role, Visitor
 from bullpen.messages import Messages, Recipient
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
-from tests.dashboard._kit import HOST, SAME, As, settings, transport
+from tests.dashboard._kit import settings, visit
 from tests.messages.kit import make
 
 ADMIN = Visitor("ada", Role.ADMIN)
@@ -41,17 +39,6 @@ async def app(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[B
         await messages.planner().run_until_done()
         yield made
         await messages.aclose()
-
-
-async def visit(app: Bullpen, visitor: Visitor, *paths: str, data: Any = None) -> list[httpx.Response]:
-    dashboard = make_dashboard(app, access=As(visitor))
-    async with httpx.AsyncClient(transport=transport(dashboard), base_url=HOST) as http:
-        if data is None:
-            answers = [await http.get(path) for path in paths]
-        else:
-            answers = [await http.post(path, data=data, headers=SAME) for path in paths]
-    await dashboard.aclose()
-    return answers
 
 
 @pytest.mark.requirement("W-77")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from bullpen import Bullpen
-from bullpen.dashboard import Role, Visitor, make_dashboard
+from bullpen.dashboard import Role, Visitor
 from bullpen.workflow import BullMQ, BullMQEvent, Definition, States, Transition
-from tests.dashboard._kit import HOST, SAME, As, settings, transport
+from tests.dashboard._kit import settings, visit
 from tests.workflow.kit import Event, Status
 from tests.workflow.stored import make_tables, redis_orders, sql_orders
 
@@ -58,17 +57,6 @@ async def app(redis_url: str, sqlite_url: str, queue_name: str) -> AsyncIterator
                 await workflow.emit(Event.PAY, f"urn:{number:03}", correlation_id="c-9", user_id="u7")
         await workflow.emit(Event.SHIP, "urn:002")
         yield made
-
-
-async def visit(app: Bullpen, visitor: Visitor, *paths: str, data: Any = None) -> list[httpx.Response]:
-    dashboard = make_dashboard(app, access=As(visitor))
-    async with httpx.AsyncClient(transport=transport(dashboard), base_url=HOST) as http:
-        if data is None:
-            answers = [await http.get(path) for path in paths]
-        else:
-            answers = [await http.post(path, data=data, headers=SAME) for path in paths]
-    await dashboard.aclose()
-    return answers
 
 
 @pytest.mark.requirement("W-77")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bullpen.cli import show
 from bullpen.cli.arguments import LimitOption
-from bullpen.cli.context import OnServer, Output, whoami
+from bullpen.cli.context import Done, OnServer, Output, whoami
 from bullpen.cli.programs import OnProgram
 from bullpen.cli.show import Column, Record
 from bullpen.cli.tree import Argument, Group
@@ -107,12 +107,9 @@ async def _ended(operations: Operations, number: str, at: Output | None = None) 
 
 
 async def _found(operations: Operations, number: str) -> OperationView:
-    from bullpen.errors import JobNotFound
-    from bullpen.ops.views.queues import OPERATIONS as QUEUE
-
     found = await operations.get(number)
     if found is None:
-        raise JobNotFound(QUEUE, number)
+        raise Done(f"there is no operation {number!r}; `bullpen operations list` shows those that are kept")
     return found
 
 
