@@ -82,7 +82,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         keys, options, connection = setup.keys, setup.options, setup.connection
         self._reports = setup.reports
-        self.door = Door(connection, key=keys.base, purpose="jobs")
+        self.door = connection.lease_door(keys.base)
         self.actions = _RunActions(self.door, keys, deadline_s=60.0, codec=setup.codec, on_progress=self._on_progress)
         run, sealer = setup.runner.run, self.actions.sealer
         if sealer is not None:
