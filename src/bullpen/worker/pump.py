@@ -281,7 +281,7 @@ def decide(state: State, load: Load) -> tuple[State, list[Action]]:
             # A marker that we took but cannot use is passed on: an exchange sets it again when work is left.
             if not has_marker:
                 break
-        count = settled if settled < MOST_JOBS else MOST_JOBS
+        count = settled if settled < MOST_JOBS else MOST_JOBS  # noqa: FURB136 - a call less per exchange
         settled -= count
         # With the last outcomes of a worker that has nothing else to do.
         listens = not (should_poll or settled or running or in_flight) and read is Read.IDLE and state.free(load) > 0
