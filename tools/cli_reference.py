@@ -34,14 +34,14 @@ config show` tells which, and where it came from.
 | 1 | understood and not done, or done and bad news; one line on stderr says why |
 | 2 | the command makes no sense; nothing was opened or changed |
 | 3 | the server cannot be reached |
-| 4 | the time given by `--timeout` is up; what was waited for goes on |
+| 4 | the time of `--timeout` is over; the awaited work continues |
 | 130 | interrupted by Ctrl-C, or a question answered with no |
 
 `bullpen top` that is ended by a signal adds 128 to its number. `-h` and `--help` work everywhere; `bullpen --version`
 prints the version.
 
-Deleting what was not named one by one asks first; where nobody can be asked, `--yes` must say it. `--dry-run` counts
-and changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.
+Commands that delete by filter ask first; without a terminal to confirm on, pass `--yes`. `--dry-run` only counts and
+changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.
 """
 
 

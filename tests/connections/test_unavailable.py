@@ -148,7 +148,7 @@ async def test_a_worker_starts_before_its_server(start_server: StartServer, capl
             server.restart()
             assert await (await queue.add("welcome")).result(timeout=10_000) is None
 
-    assert any("trying again until it is back" in message for message in caplog.messages)
+    assert any("reconnecting until it works" in message for message in caplog.messages)
 
 
 async def test_an_outage_is_as_long_as_it_was_seen(

@@ -143,4 +143,4 @@ def test_causes_that_need_no_server() -> None:
     assert of(JobState.DELAYED, due_ms=5_000, workers=1).cause is IdleCause.DELAYED
     assert "retried after attempt 1 of 3" in of(JobState.DELAYED, due_ms=20_000).text
     assert "more than" in of(JobState.WAITING, position=None).text
-    assert of(JobState.WAITING, position=0).text == "It is next in line."
+    assert of(JobState.WAITING, position=0).text == "It is the next to run."

@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(site: Site) -> None:
     answer = site.command("run", "jobs:nothing")
 
     assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
-    assert "'jobs' has no Bullpen called 'nothing'; it has jobs:app" in answer.err
+    assert "'jobs' has no Bullpen object named 'nothing'; it has jobs:app" in answer.err
 
 
 def test_what_a_view_stores_outside_of_a_transaction_is_refused(site: Site) -> None:

@@ -120,7 +120,7 @@ class TestServerInUse:
         refused = cli("bench", "--jobs", "100", "--redis", url, cwd=tmp_path)
 
         assert refused.code == 2
-        assert "does not tell whether it is empty" in refused.err
+        assert "does not show whether it is empty" in refused.err
 
     def test_a_server_without_room_is_left_alone(
         self, redis_url: str, redis_server: RedisServer, tmp_path: Path

@@ -68,11 +68,11 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
         (
             "dead-letters redrive emails",
-            "choose them by --name, --error, --group or --older-than, or say --all",
+            "choose them by --name, --error, --group or --older-than, or pass --all",
         ),
         ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
         ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
-        ("dead-letters discard emails --all", "needs --yes where nobody can be asked"),
+        ("dead-letters discard emails --all", "needs --yes without a terminal to confirm on"),
         ("run", "missing argument 'MODULE:APP'"),
         ("run nowhere:app", "there is no module 'nowhere'"),
         ("demo --jobs 0", "invalid value for '--jobs'"),
@@ -403,7 +403,7 @@ def test_a_variable_without_our_prefix_is_told_of(redis_url: str, tmp_path: Path
     advice = json.loads(cli("doctor", "--json", "--redis", redis_url, cwd=tmp_path, env=env).out)
     meant = cli("config", "show", cwd=tmp_path, env={**env, "BULLPEN_MESSAGES_CONCURRENCY": "5"})
 
-    assert f"messages.concurrency: {told}; BULLPEN_MESSAGES_CONCURRENCY wins over it" in shown.err
+    assert f"messages.concurrency: {told}; BULLPEN_MESSAGES_CONCURRENCY takes precedence" in shown.err
     assert [each["key"] for each in described if each["isGeneral"]] == ["messages.concurrency"]
     assert [(each["level"], each["message"]) for each in advice if each["subject"] == "settings"] == [("unknown", told)]
     assert meant.err == ""
@@ -518,7 +518,7 @@ def test_a_variable_that_nobody_reads_is_told(redis_url: str, tmp_path: Path) ->
     shown = cli("config", "show", cwd=tmp_path, env=env)
     advice = json.loads(cli("doctor", "--json", cwd=tmp_path, env=env).out)
 
-    told = "BULLPEN_OUTBOX_LEAS_MS is no setting and does nothing; did you mean BULLPEN_OUTBOX_LEASE_MS?"
+    told = "BULLPEN_OUTBOX_LEAS_MS is not a setting and has no effect; did you mean BULLPEN_OUTBOX_LEASE_MS?"
     assert [line for line in shown.err.splitlines() if "no setting" in line] == [told]
     (warning,) = [each for each in advice if each["subject"] == "settings" and each["level"] == "warning"]
     assert (warning["check"], warning["fix"]) == ("BULLPEN_OUTBOX_LEAS_MS", "set BULLPEN_OUTBOX_LEASE_MS")

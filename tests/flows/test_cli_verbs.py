@@ -205,7 +205,7 @@ def test_deleting_many_asks_first(verb: str, redis_url: str, type_: Type, tmp_pa
 
     assert (nobody.code, nobody.err) == (
         2,
-        "bullpen: this deletes for good and needs --yes where nobody can be asked\n",
+        "bullpen: this deletes for good and needs --yes without a terminal to confirm on\n",
     )
     assert no.code == 130
     assert "for good? [y/N]" in no.err

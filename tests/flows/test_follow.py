@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_is_told_and_waited_for(start_server: StartServe
     terminal.wait_for_error("following emails")
 
     server.kill()
-    terminal.wait_for_error("is away; waiting for it")
+    terminal.wait_for_error("is unreachable; waiting for it")
     server.restart()
     terminal.wait_for_error("is back\n")
     work(server.url, "another")

@@ -169,8 +169,8 @@ def test_a_part_alone_says_what_it_does_and_a_missing_one_what_to_do(shop: Path,
     ("target", "code", "told"),
     [
         ("nowhere", 2, "there is no module 'nowhere'"),
-        ("shop:nothing", 2, "'shop' has no Bullpen called 'nothing'; it has shop:app, shop:empty"),
-        ("shop:number", 2, "'shop' has no Bullpen called 'number'"),
+        ("shop:nothing", 2, "'shop' has no Bullpen object named 'nothing'; it has shop:app, shop:empty"),
+        ("shop:number", 2, "'shop' has no Bullpen object named 'number'"),
         ("shop:empty", 2, "the app has nothing to run"),
         (":app", 2, "expected MODULE:APP"),
         ("wrong", 2, "--prefix: expected"),
@@ -199,7 +199,7 @@ def test_a_program_that_fails_while_it_is_imported_shows_where(shop: Path) -> No
 def test_an_unknown_log_level_is_refused(shop: Path) -> None:
     answer = cli("run", "shop", "--log-level", "loud", cwd=shop)
 
-    assert (answer.code, answer.err) == (2, "bullpen: 'loud' is no log level; write debug, info, warning or error\n")
+    assert (answer.code, answer.err) == (2, "bullpen: 'loud' is not a log level; write debug, info, warning or error\n")
 
 
 # One process --------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_wrong_command_is_not_started_again_and_again(shop: Path) -> None:
     with child("run", "shop:nothing", "--processes", "2", cwd=shop) as command:
         assert command.wait() == 2
 
-    assert "has no Bullpen called 'nothing'" in command.output
+    assert "has no Bullpen object named 'nothing'" in command.output
     assert "starting it again" not in command.output
 
 

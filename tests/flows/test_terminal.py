@@ -112,7 +112,7 @@ USES: dict[str, Use] = {
     "operations list": Use("", r"no operations"),
     "operations show": Use("nothing", r"there is no operation 'nothing'", code=1),
     "operations stop": Use("nothing", r"there is no operation 'nothing'", code=1),
-    "operations resume": Use("", r"nothing is left to do"),
+    "operations resume": Use("", r"nothing to do"),
     "alerts list": Use("", r"no incident is open"),
     "alerts test": Use("", r"stored: ", env={"BULLPEN_ALERTS_WEBHOOK_URL": "https://alerts.example.com/"}),
     "outbox list": Use("--status dead", r"HTTP_400|answered"),

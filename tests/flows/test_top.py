@@ -101,7 +101,7 @@ def test_a_server_that_hangs_is_told_and_q_still_quits(start_server: StartServer
     terminal.wait_for(r"emails\s+1\s")
 
     with server.paused():
-        terminal.wait_for("server away, trying again; the numbers are [0-9]+ s old: no answer")
+        terminal.wait_for("server unreachable, trying again; the numbers are [0-9]+ s old: no answer")
         terminal.type("q")
         assert terminal.end() == 0
 

@@ -31,7 +31,7 @@ from tests.databases import ROLES, item
 from tests.flows._cli import child, cli
 
 HOOK = Target("webhook:ops")
-SIGN = Sign("dead_letters", "mails-dlq", 3, "3 dead letters wait for somebody", "bullpen dead-letters list mails")
+SIGN = Sign("dead_letters", "mails-dlq", 3, "3 dead letters need attention", "bullpen dead-letters list mails")
 ALL_SOURCES = frozenset(rule.source for rule in RULES.values())
 
 

@@ -171,7 +171,7 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
         client.hset(f"bull:mails:{job.id}", "timestamp", job.timestamp - 7_200_000)
         found = await ask(redis_url)
     (kept,) = [each.message for each in found if (each.subject, each.check) == ("queue mails-dlq", "library")]
-    assert kept == "1 dead letter kept for somebody to look at"
+    assert kept == "1 dead letter to be handled by a person"
     assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters list mails"
     assert "has waited 2h 00m" in worst(found, "queue mails")["workers"].message
 
@@ -338,7 +338,7 @@ async def test_the_level_that_outlives_a_failover_is_told_from_the_replicas(star
     assert (fits.level, "Durability.replicated(2)" in fits.message) == (Level.GOOD, True)
     assert (warns.level, warns.fix) == (
         Level.WARNING,
-        "Add with `Durability.replicated(2)` what must outlive a failover",
+        "Add with `Durability.replicated(2)` data that must survive a failover",
     )
 
 
@@ -350,7 +350,7 @@ async def test_what_stays_of_finished_jobs_is_told_and_too_much_of_it_is_a_warni
         await queue.add("mail")
     told = next(advice for advice in await ask(redis_url) if advice.check == "retention")
     assert (told.level, told.subject) == (Level.GOOD, "queue mails")
-    assert "1000 completed ones stay for 24 h, failed ones with a dead letter for 7 days" in told.message
+    assert "1000 completed jobs are kept for 24 h, failed ones with a dead letter for 7 days" in told.message
 
     client: Any = redis_server.client()
     pipeline = client.pipeline(transaction=False)

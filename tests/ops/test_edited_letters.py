@@ -132,7 +132,7 @@ async def test_a_tenant_edits_its_own_only_and_cannot_give_work_away(parcels: Qu
     forged = make_edit({"n": 1}, data={"tenantId": "zeta", "n": 1})
     with pytest.raises(InvalidOption, match="tenantId"):
         await acme.redrive_edited("parcels-dlq", "dl-a-1", forged, by="eve")
-    with pytest.raises(InvalidOption, match="the name of who asks"):
+    with pytest.raises(InvalidOption, match="the name of the person or program that acts"):
         await acme.redrive_edited("parcels-dlq", "dl-a-1", edit, by=" ")
     assert await acme.redrive_edited("parcels-dlq", "dl-a-1", edit, by="ada") == "a"
 
@@ -223,7 +223,7 @@ async def test_what_cannot_be_written_down_is_not_done(parcels: Queue, redis_url
     await fail_one(parcels, {"to": "Ada"}, url=redis_url)
 
     async def audit(*_: Any) -> None:
-        raise ConnectionError("the database is away")
+        raise ConnectionError("the database does not answer")
 
     console = DeadLetterConsole([parcels.dead_letters], audit=audit)
     _, edit = await console.edit("parcels-dlq", "dl-1-1", merge={"to": "Bob"})
@@ -259,8 +259,8 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
     assert json.loads(dry.out)["changed"] == ["street"] and json.loads(dry.out)["id"] is None
     for arguments, problem in (
         (["--merge", "{}", "--data", "{}"], "say one of --data, --merge and --editor, not --data and --merge"),
-        ([], "say --data or --merge where nobody can edit"),
-        (["--data", "{}"], "needs --yes where nobody can be asked"),
+        ([], "say --data or --merge without a terminal to edit on"),
+        (["--data", "{}"], "needs --yes without a terminal to confirm on"),
         (["--data", "{oops", "--yes"], "is no JSON"),
         (["--data", "@missing.json", "--yes"], "'missing.json' cannot be read as JSON"),
         (["--data", '{"to": "Ada", "street": ""}', "--yes"], "another payload than the stored one"),

@@ -364,8 +364,8 @@ def test_how_far_projectors_are(shop: str, type_: Type) -> None:
         (("backfill", "{app}", "payment", "--since", "2026-05-01T00:00:00", "--yes"), "an instant with its zone"),
         (("backfill", "{app}", "nope", "--since", "0", "--yes"), "one of payment"),
         (("backfill", "{app}", "payment", "--since", "0", "--yes", "--projector", "x"), "there is default"),
-        (("parked", "retry"), "name the events, or say --all"),
-        (("parked", "retry", "1", "--all"), "name the events, or say --all"),
+        (("parked", "retry"), "name the events, or pass --all"),
+        (("parked", "retry", "1", "--all"), "name the events, or pass --all"),
     ],
 )
 def test_commands_that_make_no_sense_say_why(shop: str, type_: Type, words: tuple[str, ...], told: str) -> None:

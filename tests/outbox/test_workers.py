@@ -299,7 +299,7 @@ class AwayStore:
 
     async def begin(self, *arguments: Any, **options: Any) -> Any:
         if self.away:
-            raise DatabaseUnavailable("the database is away")
+            raise DatabaseUnavailable("the database does not answer")
         return await self._store.begin(*arguments, **options)
 
 

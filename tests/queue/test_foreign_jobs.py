@@ -255,7 +255,7 @@ async def test_a_key_of_another_type_hides_no_other_job(kit: Kit, redis_url: str
     assert await queue.ids_without_job() == {
         "nameless": "its hash has no name",
         "gone": "no hash",
-        "list": "its key is no hash",
+        "list": "its key is not a hash",
     }
 
 
@@ -273,7 +273,7 @@ async def test_the_doctor_says_what_such_keys_are(kit: Kit, redis_url: str) -> N
     broken = [advice for advice in await examine(connection, "bull") if advice.subject == f"queue {kit.name}"]
     await connection.aclose()
 
-    assert "list: its key is no hash" in found["ids without a job"].message
+    assert "list: its key is not a hash" in found["ids without a job"].message
     assert not any("WRONGTYPE" in advice.message for advice in found.values())
     wrong = [advice for advice in broken if "WRONGTYPE" in advice.message]
     assert wrong

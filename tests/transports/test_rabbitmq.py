@@ -757,13 +757,15 @@ async def test_a_broker_that_is_away_is_one_line_a_minute(
             attempts = wire.accepted - dialled
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             monkeypatch.setattr(_reports, "REMIND_AFTER_S", 0.1)
-            await _until(lambda: any("RabbitMQ is away for" in record.getMessage() for record in caplog.records))
+            await _until(
+                lambda: any("RabbitMQ has been unreachable for" in record.getMessage() for record in caplog.records)
+            )
             wire.heal()
             await heard.wait("transport.connected", 2)
             results = await batch
         await client.close()
 
-    assert [text.partition(":")[0] for text in said] == ["RabbitMQ connection lost, trying again until it is back"]
+    assert [text.partition(":")[0] for text in said] == ["RabbitMQ connection lost, reconnecting until it works"]
     assert attempts <= 8  # the pauses grow from 50 ms to a second
     assert [result for result in results if isinstance(result, Exception)] == []
 

@@ -20,7 +20,7 @@ async def list_(at: OnServer) -> None:
 
     async with Bullpen(at.redis, prefix=at.prefix) as opened:
         found = await opened.ledger.incidents.open() if opened.settings.has_ledger() else []
-    at.list(INCIDENTS, found, empty="no incident is open; `bullpen doctor` says what may become one")
+    at.list(INCIDENTS, found, empty="no incident is open; `bullpen doctor` shows what may become one")
 
 
 @app.command("test")
@@ -35,7 +35,7 @@ async def send_test(at: OnServer, by: ByOption = None) -> None:
             )
         await opened.prepare()
         ids = await opened.use_alerts().send_test(by or whoami())
-    at.say(ids, *(f"stored: {each}; `{command_line('outbox show', each)}` shows what became of it" for each in ids))
+    at.say(ids, *(f"stored: {each}; `{command_line('outbox show', each)}` shows its state" for each in ids))
 
 
 def to_json(incident: Any) -> dict[str, Any]:

@@ -38,19 +38,18 @@ EntriesArgument = Annotated[list[str] | None, Argument("[ENTRY]...", "Ids of ent
 NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="Only jobs of this name.")]
 ErrorOption = Annotated[str | None, Option("--error", metavar="TEXT", help="Only errors that contain this.")]
 GroupOption = Annotated[
-    str | None, Option("--group", metavar="FINGERPRINT", help="Only failures of this kind, as groups names it.")
+    str | None, Option("--group", metavar="FINGERPRINT", help="Only failures of this group, as `groups` lists it.")
 ]
 OlderOption = Annotated[
-    str | None, Option("--older-than", metavar="DURATION", help="Only what failed longer ago: 90s, 15m, 2h or 7d.")
+    str | None,
+    Option("--older-than", metavar="DURATION", help="Only what failed longer ago than this: 90s, 15m, 2h or 7d."),
 ]
-RateOption = Annotated[float | None, Option("--rate", help="At most this many a second.")]
+RateOption = Annotated[float | None, Option("--rate", help="At most this many per second.")]
 StoredOption = Annotated[
-    bool, Option("--stored", help="Store it as an operation first, which another process can go on with, and stop.")
+    bool, Option("--stored", help="Store it as an operation that another process can resume or stop.")
 ]
-TenantOption = Annotated[
-    str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
-]
-MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this many, the oldest.")]
+TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant.")]
+MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this many, oldest first.")]
 
 
 @app.command()
@@ -75,7 +74,7 @@ async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
         at.warn("no dead letters " + ("in Redis and the ledger" if is_partial else "anywhere"))
     if away:
         # After the others: while one broker is away, people look for what fails elsewhere.
-        raise ConnectionLost("; ".join(f"{store} is not counted: {error}" for store, error in away.items()))
+        raise ConnectionLost("; ".join(f"{store} cannot be counted: {error}" for store, error in away.items()))
 
 
 async def _warn_of_parked(app: Bullpen) -> None:
@@ -86,7 +85,7 @@ async def _warn_of_parked(app: Bullpen) -> None:
     if ledger is None or "projector" not in await ledger.parts():
         return
     if parked := await ledger.parked.count():
-        show.warn(f"parked events of projectors: {parked}; bullpen projector parked list shows them")
+        show.warn(f"parked events of projectors: {parked}; bullpen projector parked list lists them")
 
 
 @app.command()
@@ -114,7 +113,9 @@ async def list_(
     older_than: OlderOption = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
-    after: Annotated[str | None, Option(metavar="CURSOR", help="Go on behind an earlier list.")] = None,
+    after: Annotated[
+        str | None, Option(metavar="CURSOR", help="Continue after the last entry of an earlier list.")
+    ] = None,
 ) -> None:
     """List entries, newest first."""
     from bullpen.cli.letters import console_of, is_queue, opened, warn_of_brokers
@@ -135,7 +136,7 @@ async def list_(
     like = " like that" if where != ANY or tenant else ""
     at.list(LETTERS, found, empty=f"no dead letters of {queue!r}{like}; `bullpen dead-letters stats` counts all")
     if after is not None:
-        at.warn(f"there are more; --limit shows more at once, --after {after} goes on")
+        at.warn(f"there are more; --limit shows more at once, --after {after} continues")
 
 
 @app.command("show")
@@ -248,7 +249,7 @@ def _which(
     where = _filter(name, error, group, older_than)
     is_filtered = where != ANY
     if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
-        raise WrongCommand("name the entries, or choose them by --name, --error, --group or --older-than, or say --all")
+        raise WrongCommand("name the entries, select them with --name, --error, --group or --older-than, or pass --all")
     return where
 
 
@@ -271,7 +272,7 @@ async def _acting(
         depth = (await console.depths())[store] if tenant is None and store in console.stores else 0
         if tenant is None and not depth and is_queue(app, store):
             await context.must_exist(app, store.removesuffix(_SUFFIX))
-        with show.bar("working through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
+        with show.bar("processing the entries", depth, hidden=at.as_json or depth < _MANY) as move:
             yield console, store, lambda report: move(report.examined)
 
 

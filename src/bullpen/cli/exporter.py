@@ -24,7 +24,7 @@ class ServiceOnBoth(ServiceOnServer):
 async def exporter(
     at: ServiceOnBoth,
     http: Annotated[
-        str, Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
+        str, Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz at this address.")
     ] = "127.0.0.1:9465",
 ) -> None:
     """Serve the numbers of all queues of a server, Node's too, and of the ledger, until SIGTERM or Ctrl-C.

@@ -88,21 +88,21 @@ async def add(
     at: OnServer,
     queue: QueueArgument,
     name: Annotated[str, Argument("NAME", "Name of the job.")],
-    data: Annotated[str, Option(metavar="JSON", help="Its data; @FILE reads a file, - reads stdin.")] = "{}",
+    data: Annotated[str, Option(metavar="JSON", help="Data of the job; @FILE reads a file, - reads stdin.")] = "{}",
     delay: Annotated[str | None, Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")] = None,
-    priority: Annotated[int | None, Option(help="0 before all others, then 1 to 2097151.")] = None,
-    attempts: Annotated[int | None, Option(help="All tries, the first included.", default="3")] = None,
-    job_id: Annotated[str | None, Option("--id", metavar="ID", help="An id of your own.")] = None,
-    lane: Annotated[str | None, Option(metavar="KEY", help="Whose fair share of the queue it takes.")] = None,
+    priority: Annotated[int | None, Option(help="0 runs before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, Option(help="Number of attempts, the first included.", default="3")] = None,
+    job_id: Annotated[str | None, Option("--id", metavar="ID", help="Your own job id.")] = None,
+    lane: Annotated[str | None, Option(metavar="KEY", help="Lane (fair share) of the job, such as a tenant.")] = None,
     deduplication: Annotated[
-        str | None, Option(metavar="ID", help="Add it only if no other job with this id is unfinished.")
+        str | None, Option(metavar="ID", help="Add it only if no unfinished job has this deduplication id.")
     ] = None,
     parent: Annotated[
         str | None, Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
     ] = None,
-    on_failure: Annotated[OnFailure | None, Option(help="What its failure means for the parent.")] = None,
+    on_failure: Annotated[OnFailure | None, Option(help="What its failure does to the parent.")] = None,
     new_queue: Annotated[
-        bool, Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+        bool, Option("--new-queue", help="Create the queue even if another has a similar name.")
     ] = False,
 ) -> None:
     """Add one job."""
@@ -136,7 +136,7 @@ async def retry(
     at: OnServer,
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
-    everything: Annotated[bool, Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
+    everything: Annotated[bool, Option("--all", help="All failed jobs of the queue, oldest first.")] = False,
     limit: Annotated[int | None, Option(min=1, help="With --all: at most this many.")] = None,
     rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
@@ -185,11 +185,9 @@ async def change(
     at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
-    delay: Annotated[
-        str | None, Option(metavar="TIME", help="Delayed jobs become due after that: 0, 90s, 15m, 2h, 1d.")
-    ] = None,
+    delay: Annotated[str | None, Option(metavar="TIME", help="New delay from now: 0, 90s, 15m, 2h, 1d.")] = None,
     priority: Annotated[
-        int | None, Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
+        int | None, Option(min=0, max=2_097_151, help="0 runs before all others, then 1 to 2097151.")
     ] = None,
 ) -> None:
     """Give jobs that have not begun another delay or priority."""
@@ -213,7 +211,7 @@ async def cancel(
     at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
-    reason: Annotated[str | None, Option(help="For whoever waits for the result.")] = None,
+    reason: Annotated[str | None, Option(help="Reason, shown to the code that waits for the result.")] = None,
 ) -> None:
     """End jobs: those that wait fail now, workers are asked to end those that run."""
     await _each(at, "cancelled", queue, ids, "job.cancel", why=reason)

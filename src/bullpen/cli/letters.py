@@ -39,7 +39,7 @@ def warn_of_brokers(at: OnProgram, app: Bullpen) -> bool:
     if at.program is not None or transport not in ("rabbitmq", "kafka"):
         return False
     show.warn(
-        f"dead letters of workflows on {transport} are not looked at: name the program that has them, --app MODULE:APP"
+        f"dead letters of workflows on {transport} are not included: name the program that has them, --app MODULE:APP"
     )
     return True
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from bullpen.ops.dead_letters import Found
 
 app = Group()
-recipients = app.group("recipients", "Import, list and remove recipients; see what one will get.")
+recipients = app.group("recipients", "Import, list and remove recipients; preview their messages.")
 
-DaysOption = Annotated[int, Option(min=1, max=36_500, help="How far to look ahead.")]
+DaysOption = Annotated[int, Option(min=1, max=36_500, help="How many days ahead.")]
 IdsArgument = Annotated[list[str], Argument("MESSAGE...", "Ids of messages.")]
 MessageArgument = Annotated[str, Argument("MESSAGE", "Id of the message.")]
 OwnerOption = Annotated[str, Option("--tenant", metavar="ID", help="Tenant that they belong to.")]
@@ -38,7 +38,7 @@ class Planning(OnLedger):
         Option(
             "--app",
             metavar="MODULE:APP",
-            help="Program whose kinds of occasions hold; else those of the app that ran last on this ledger.",
+            help="Program that defines the occasions; default: the app that ran last on this ledger.",
         ),
     ] = None
 
@@ -107,8 +107,8 @@ async def _read_kinds(opened: Messages) -> bool:
 async def import_(
     at: Planning,
     file: Annotated[Path, Argument("FILE", "CSV file with a header.")],
-    channel: Annotated[str | None, Option(help="Channel of lines that name none.")] = None,
-    tenant: Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of lines that name none.")] = None,
+    channel: Annotated[str | None, Option(help="Channel for lines without one.")] = None,
+    tenant: Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant for lines without one.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Add recipients from a CSV file, or replace what is known about them. Running it again changes nothing.
@@ -196,7 +196,7 @@ async def list_(
         found = await opened.store.find(
             status=wanted, occasion=occasion, recipient_id=recipient, tenant_id=tenant, limit=limit
         )
-    at.list(MESSAGES, found, empty="no such messages; `bullpen messages plan` plans what comes near")
+    at.list(MESSAGES, found, empty="no such messages; `bullpen messages plan` plans the next ones")
 
 
 @app.command("show")

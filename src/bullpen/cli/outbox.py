@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bullpen.ledger import Attempt, Destination, OutboxRow, TenantLimit
 
 app = Group()
-tenants = app.group("tenants", "Decide how much of the outbox a tenant may have.")
-destinations = app.group("destinations", "See destinations in trouble; switch one off and on; test it; replay.")
+tenants = app.group("tenants", "Set each tenant's share and limits in the outbox.")
+destinations = app.group("destinations", "List destinations with problems; disable, enable, test and replay one.")
 
 RowsArgument = Annotated[list[str] | None, Argument("[ROW]...", "Ids of rows.")]
 RowArgument = Annotated[str, Argument("ROW", "Id of the row.")]
@@ -54,7 +54,7 @@ async def list_(
         found = await ledger.outbox.find(
             status=wanted, integration_type=integration_type, error_code=code, tenant_id=tenant, limit=limit
         )
-    at.list(ROWS, found, empty="no such rows; `bullpen outbox stats` counts what is not done")
+    at.list(ROWS, found, empty="no such rows; `bullpen outbox stats` counts what is not sent")
 
 
 @app.command("show")
@@ -146,7 +146,7 @@ async def list_tenants(at: OnLedger) -> None:
     """List tenants about which something was decided; all others have weight 1 and no limit."""
     async with at.ledger() as ledger:
         found = await ledger.tenant_limits.list()
-    at.list(LIMITS, found, empty="nothing was decided about any tenant: all have weight 1 and no limit")
+    at.list(LIMITS, found, empty="no tenant has settings: all have weight 1 and no limit")
 
 
 @tenants.command("set")
@@ -155,11 +155,13 @@ async def set_tenant(
     tenant: TenantArgument,
     integration_type: LimitTypeOption = "*",
     weight: Annotated[int, Option(min=1, max=1_000, help="Its share of each claim, beside the shares of others.")] = 1,
-    concurrency: Annotated[int | None, Option(min=0, help="Rows under way at the same time, over all.")] = None,
-    rate: Annotated[int | None, Option(min=0, help="Rows started within --rate-ms, over all.")] = None,
-    rate_ms: Annotated[int, Option(min=1, max=86_400_000, help="What --rate counts by.")] = 1_000,
+    concurrency: Annotated[
+        int | None, Option(min=0, help="Rows delivered at the same time, over all processes.")
+    ] = None,
+    rate: Annotated[int | None, Option(min=0, help="Rows started within --rate-ms, over all processes.")] = None,
+    rate_ms: Annotated[int, Option(min=1, max=86_400_000, help="Window of --rate in milliseconds.")] = 1_000,
 ) -> None:
-    """Decide how much of the outbox a tenant may have. What is not named is as for everybody."""
+    """Set each tenant's share and limits in the outbox. What is not named is as for everybody."""
     from bullpen.ledger import TenantLimit
 
     limit = TenantLimit(
@@ -192,14 +194,14 @@ async def list_destinations(at: OnLedger) -> None:
     """List destinations that are switched off, broken, or being tried again; all others are in order."""
     async with at.ledger() as ledger:
         found = (await ledger.destinations.troubled()).values()
-    at.list(DESTINATIONS, found, empty="all destinations are in order")
+    at.list(DESTINATIONS, found, empty="no destination has a problem")
 
 
 @destinations.command()
 async def disable(
     at: OnLedger,
     integration_type: TypeArgument,
-    reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever wonders later will read it.")] = "",
+    reason: Annotated[str, Option(metavar="TEXT", help="Reason, shown to others later.")] = "",
 ) -> None:
     """Send nothing to a destination any more. Its rows wait and lose no attempt."""
     async with at.ledger() as ledger:
@@ -218,7 +220,7 @@ async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
     """Send to a destination again, and forget that it was broken."""
     async with at.ledger() as ledger:
         if not await ledger.destinations.enable(integration_type, by=whoami()):
-            raise Done(f"{integration_type} is in order, there was nothing to enable")
+            raise Done(f"{integration_type} is not disabled; nothing was changed")
     at.say({"enabled": integration_type}, f"enabled: {integration_type}")
 
 
@@ -226,7 +228,7 @@ async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
 async def send_test(
     at: Output,
     integration_type: TypeArgument,
-    program: Annotated[str, Option("--app", metavar="MODULE:APP", help="Your program, which has the routes.")],
+    program: Annotated[str, Option("--app", metavar="MODULE:APP", help="Your program, which defines the routes.")],
     payload: Annotated[str | None, Option(metavar="JSON", help="What to send; @FILE reads a file, - stdin.")] = None,
     tenant: TenantOption = None,
 ) -> None:
@@ -246,14 +248,16 @@ async def send_test(
 async def replay(
     at: OnLedger,
     integration_type: TypeArgument,
-    label: Annotated[str, Option(metavar="TEXT", help="Name of this replay; the same again copies nothing.")],
-    since: Annotated[str | None, Option(metavar="TIME", help="Stored then or later (ISO 8601, UTC).")] = None,
-    before: Annotated[str | None, Option(metavar="TIME", help="Stored before that (ISO 8601, UTC).")] = None,
+    label: Annotated[
+        str, Option(metavar="TEXT", help="Name of this replay; a second replay with the same name copies nothing.")
+    ],
+    since: Annotated[str | None, Option(metavar="TIME", help="Stored at or after this time (ISO 8601, UTC).")] = None,
+    before: Annotated[str | None, Option(metavar="TIME", help="Stored before this time (ISO 8601, UTC).")] = None,
     tenant: TenantOption = None,
     new_key: Annotated[
-        bool, Option("--new-key", help="Give copies keys of their own: a target that knows the old takes them.")
+        bool, Option("--new-key", help="Give copies new keys, so that the target does not ignore them as duplicates.")
     ] = False,
-    limit: Annotated[int | None, Option(min=1, help="Look at this many rows at most.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Read at most this many rows.")] = None,
     yes: YesOption = False,
 ) -> None:
     """Send again what was sent to a destination. The sent rows stay as they are; copies of them are delivered."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bullpen.outbox import Backfilled, Projector, ProjectorStatus
 
 app = Group()
-parked = app.group("parked", "Events that no projector could take: list, show, retry, skip.")
+parked = app.group("parked", "List, show, retry and skip events that a projector could not handle.")
 
 EventsArgument = Annotated[list[int] | None, Argument("[EVENT]...", "Numbers of parked events.")]
 
@@ -45,7 +45,7 @@ async def backfill(
         str, Option(metavar="WHERE", help="'beginning', a position, or an instant such as 2026-05-01T00:00:00Z.")
     ],
     name: Annotated[str, Option("--projector", metavar="NAME", help="Which projector of the app.")] = "default",
-    restart: Annotated[bool, Option("--restart", help="Begin again instead of going on.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Start from the beginning instead of continuing.")] = False,
     yes: YesOption = False,
 ) -> None:
     """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
@@ -107,7 +107,7 @@ async def skip(
 ) -> None:
     """Pass over parked events for good: no message will ever come of them."""
     if not yes:
-        ask("Pass over these events for good?")
+        ask("Skip these events for good?")
     await _decide(at, "skip", events, everything)
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from bullpen.queue import LaneSettings, Queue
 
 app = Group()
-lanes = app.group("lanes", "See and change the fair shares of a queue by key: weights, limits, pauses.")
-limits = app.group("limits", "See and change how many jobs of a queue run at once, and how many start per time.")
+lanes = app.group("lanes", "List and change the lanes (fair shares) of a queue: weights, limits, pauses.")
+limits = app.group("limits", "Show and change the concurrency and rate limits of a queue.")
 app.command("follow")(follow_queues)
 
-ReasonOption = Annotated[str, Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
-LaneArgument = Annotated[str, Argument("LANE", "The lane; - for all that say nothing of their own.")]
+ReasonOption = Annotated[str, Option(metavar="TEXT", help="Reason, stored in the audit trail and shown to others.")]
+LaneArgument = Annotated[str, Argument("LANE", "The lane; - for all lanes without settings of their own.")]
 ConcurrencyOption = Annotated[str | None, Option(metavar="NUMBER", help="Jobs that run at once; none: no limit.")]
 RateOption = Annotated[
     str | None, Option(metavar="JOBS/TIME", help="Jobs that start per time: 100/1m; none: no limit.")
@@ -97,9 +97,9 @@ async def clean(
     queue: QueueArgument,
     state: Annotated[State, Option(help="Which jobs.")] = State.COMPLETED,
     older: Annotated[
-        str, Option(metavar="TIME", help="Only those that ended, began or were added so long ago: 90s, 2h, 7d.")
+        str, Option(metavar="TIME", help="Only jobs that ended, began or were added longer ago than this: 90s, 2h, 7d.")
     ] = "0",
-    limit: Annotated[int | None, Option(min=1, help="At most this many, the oldest.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="At most this many, oldest first.")] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -270,12 +270,12 @@ async def set_lane(
     queue: QueueArgument,
     lane: LaneArgument,
     weight: Annotated[
-        str | None, Option(metavar="NUMBER", help="Turns per round, 1 by default; none: as all others.")
+        str | None, Option(metavar="NUMBER", help="Turns per round, 1 by default; none: like all others.")
     ] = None,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
     size: Annotated[
-        str | None, Option(metavar="NUMBER", help="Jobs that may wait, further adds are refused; none: no limit.")
+        str | None, Option(metavar="NUMBER", help="Jobs that may wait; further adds are refused; none: no limit.")
     ] = None,
 ) -> None:
     """Change what a lane may do. What is not given stays."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bullpen.ledger import RunRow
 
 app = Group()
-dead_letters = app.group("dead-letters", "Runs that failed finally and wait for somebody.")
-credits = app.group("credits", "What tenants may still spend.")  # noqa: A001 - what it is called
+dead_letters = app.group("dead-letters", "List, redrive and discard runs that failed finally.")
+credits = app.group("credits", "Show and grant credits of tenants.")  # noqa: A001 - what it is called
 
 RunArgument = Annotated[str, Argument("RUN", "Id of the run.")]
 RunsArgument = Annotated[list[str] | None, Argument("[RUN]...", "Ids of runs.")]
@@ -102,11 +102,14 @@ async def start(
     version: Annotated[str, Option(metavar="ID", help="Version of the definition.")],
     definition: Annotated[str, Option(metavar="JSON", help="What to run; @FILE reads a file, - stdin.")],
     inputs: Annotated[str, Option(metavar="JSON", help="Context inputs.")] = "{}",
-    key: Annotated[str | None, Option(metavar="TEXT", help="The same key is the same run.")] = None,
+    key: Annotated[str | None, Option(metavar="TEXT", help="The same key means the same run.")] = None,
     handler: Annotated[
-        str | None, Option("--handler", metavar="NAME", help="Who runs it; needs --app. Else who has no name.")
+        str | None,
+        Option(
+            "--handler", metavar="NAME", help="Handler of the run; needs --app. Default: the handler without a name."
+        ),
     ] = None,
-    cost: Annotated[int | None, Option(min=0, help="Credits that it costs; else the handler's price.")] = None,
+    cost: Annotated[int | None, Option(min=0, help="Cost in credits; default: the handler's price.")] = None,
     test: Annotated[bool, Option("--test", help="A test run: nothing is charged.")] = False,
 ) -> None:
     """Store a run. Some process must dispatch the outbox, and some must run runs."""
@@ -175,7 +178,7 @@ async def retry(
 @app.command()
 async def sweep(
     at: OnBoth,
-    idle: Annotated[str, Option(metavar="TIME", help="Only runs untouched for so long.")] = "60s",
+    idle: Annotated[str, Option(metavar="TIME", help="Only runs without progress for this long.")] = "60s",
 ) -> None:
     """Give runs that lost their job a new one, and fail those whose job has failed unnoticed. Now, once."""
     idle_ms = int(duration("--idle", idle).total_seconds() * 1000)

@@ -35,7 +35,7 @@ def _application(target: str) -> Any:
 
     module_name, name, _, found = find_object(target)
     if isinstance(found, Bullpen) or not callable(found):
-        raise WrongCommand(f"{module_name!r} has no ASGI application called {name!r}")
+        raise WrongCommand(f"{module_name!r} has no ASGI application named {name!r}")
     return found
 
 

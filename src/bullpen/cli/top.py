@@ -48,10 +48,10 @@ _WORTH: Final[dict[str, Callable[[QueueLook], float]]] = {
 async def top(
     at: OnServer,
     queues: QueuesArgument = None,
-    interval: Annotated[str, Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "2s",
-    sort: Annotated[Sort, Option(help="Which queues come first: those with the most.")] = "waiting",
+    interval: Annotated[str, Option(metavar="TIME", help="Time between two polls: 500 (ms), 2s, 1m.")] = "2s",
+    sort: Annotated[Sort, Option(help="Sort queues by this, largest first.")] = "waiting",
     limit: Annotated[int | None, Option(min=1, help="At most this many queues.", default="what fits")] = None,
-    once: Annotated[bool, Option("--once", help="Look once, print, and end. Rates need two looks.")] = False,
+    once: Annotated[bool, Option("--once", help="Poll once, print and end. Rates need two polls.")] = False,
 ) -> None:
     """Watch all queues: what waits, runs, failed, how fast, how old, how many workers. The key q quits.
 
@@ -118,7 +118,7 @@ class View:
         first = printable(f"{self.where}  {clock}{zone}  every {self.interval_s:g} s")
         if self.problem is not None:
             since = f"the numbers are {self.away_s:.0f} s old" if self.at_ms else "no numbers yet"
-            return first, printable(f"server away, trying again; {since}: {self.problem}")
+            return first, printable(f"server unreachable, trying again; {since}: {self.problem}")
         if self.is_searching and not self.looks:
             return first, "looking for queues"
         parts = [f"{len(self.looks)} queue{'' if len(self.looks) == 1 else 's'}"]

@@ -28,7 +28,7 @@ UrnArgument = Annotated[str, Argument("URN", "Name of the entity.")]
 TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of the entity.")]
 PayloadOption = Annotated[
     str | None,
-    Option("--payload", metavar="JSON", help="What comes with the event; @FILE reads a file, - stdin."),
+    Option("--payload", metavar="JSON", help="Payload of the event; @FILE reads a file, - reads stdin."),
 ]
 
 
@@ -98,7 +98,7 @@ def simulate(
     at: Output,
     target: AppArgument,
     name: NameArgument,
-    events: Annotated[list[str], Argument("EVENT...", "Events in their order.")],
+    events: Annotated[list[str], Argument("EVENT...", "Events, in order.")],
     start: Annotated[str | None, Option("--from", metavar="STATE", help="Where to begin.")] = None,
 ) -> None:
     """Follow events through the states. Nothing is done: conditions see a blank entity, no action runs."""
@@ -150,8 +150,10 @@ async def send(
     event: Annotated[str, Argument("EVENT", "Name of the event.")],
     urn: UrnArgument,
     payload: PayloadOption = None,
-    delay: Annotated[str, Option(metavar="TIME", help="Let it come later: 1500 (ms), 90s, 15m, 2h.")] = "0",
-    key: Annotated[str | None, Option("--key", metavar="TEXT", help="The same key counts once.")] = None,
+    delay: Annotated[str, Option(metavar="TIME", help="Delay it: 1500 (ms), 90s, 15m, 2h.")] = "0",
+    key: Annotated[
+        str | None, Option("--key", metavar="TEXT", help="Events with the same key are handled once.")
+    ] = None,
     tenant: TenantOption = None,
 ) -> None:
     """Let the workflow's transport carry an event; whoever runs the workflow applies it."""

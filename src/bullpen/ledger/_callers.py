@@ -121,7 +121,7 @@ def _dialect(name: str) -> DialectName:
 def _refuse_autocommit(commits_alone: bool) -> None:
     if commits_alone:
         raise NotInTransaction(
-            "this connection commits every statement by itself, so the message would not share the fate of your data; "
+            "this connection commits every statement by itself, so the message could be stored without your data; "
             "begin a transaction first"
         )
 

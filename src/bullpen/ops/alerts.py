@@ -120,7 +120,7 @@ class Watcher:
 
     async def collect(self) -> Sequence[Metric]:
         """Open incidents, for `/metrics`."""
-        text = "Incidents that somebody was told of and that are not over."
+        text = "Open incidents for which an alert was sent."
         try:
             found = await self._ledger.incidents.open()
         except BullpenError:

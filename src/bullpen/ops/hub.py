@@ -235,4 +235,4 @@ def _has_failed(task: asyncio.Task[Picture]) -> bool:
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("dashboard: queues cannot be looked through now: %s", error)
+        logger.warning("dashboard: queues cannot be scanned now: %s", error)

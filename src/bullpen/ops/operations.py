@@ -280,7 +280,7 @@ class Operations:
         try:
             operation = msgspec.convert(job.data, Operation)
         except msgspec.ValidationError as error:
-            raise PermanentError(f"not an operation of ours: {error}") from None
+            raise PermanentError(f"not an operation of bullpen: {error}") from None
         pace = _Pace(self._queue, job, operation, self._changed)
         match operation.kind:
             case "jobs":

@@ -51,16 +51,16 @@ _LONGEST_SUBJECT: Final = 200
 _LONGEST_UNLISTED_S: Final = 300.0
 
 _RUN: Final = "bullpen run MODULE:APP"
-_RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: without it no dispatcher runs"
+_RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: otherwise no dispatcher runs"
 
 _DESTINATIONS: Final = command_line("outbox destinations list")
 _LATE_BECAUSE: Final = {
     "broken": (
         "the breaker is open, because deliveries failed one after the other",
-        f"mend the target, or the way to it; {_DESTINATIONS} shows when it is tried again",
+        f"repair the target or the connection to it; {_DESTINATIONS} shows when it is tried again",
         _DESTINATIONS,
     ),
-    "probing": ("nobody has tried whether it works again since the breaker's pause ended", _RUN_OUTBOX, _RUN),
+    "probing": ("no delivery was tried since the breaker's pause ended", _RUN_OUTBOX, _RUN),
 }
 """Why the rows of a destination that is not in order are late: what is so, what to do, and the command in it."""
 
@@ -252,7 +252,7 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
             waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and state != "disabled"
             if waits and late_ms >= limits.outbox_late_ms:
                 rows = counted(count, "row waits", "rows wait")
-                why, fix, command = _LATE_BECAUSE.get(state, ("nobody has claimed it", _RUN_OUTBOX, _RUN))
+                why, fix, command = _LATE_BECAUSE.get(state, ("no dispatcher has claimed it", _RUN_OUTBOX, _RUN))
                 text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and {why}"
                 yield Sign("outbox_late", name, late_ms, text, fix, command)
     if limits.outbox_claimed_ms:
@@ -291,7 +291,7 @@ async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sig
     if idle:
         some = f"{len(idle)}{' or more' if len(idle) == _MOST else ''}"
         runs = "run has" if len(idle) == 1 else "runs have"
-        text = f"{some} {runs} not ended, with no sign of life for {duration_text(limits.run_stuck_ms)} ({idle[0].id})"
+        text = f"{some} {runs} not ended, without progress for {duration_text(limits.run_stuck_ms)} ({idle[0].id})"
         yield Sign("run_stuck", "runs", len(idle), text, f"bullpen runs show ID; runs need a worker: {_RUN}", _RUN)
 
 
@@ -309,5 +309,5 @@ async def is_away(connection: Connection) -> Sign | None:
     except BullpenError:
         pass
     address = str(connection.address)
-    fix = "start the server, or mend the way to it; bullpen doctor says more"
+    fix = "start the server, or check the connection to it; bullpen doctor says more"
     return Sign("redis_down", address, 1, f"{address} does not answer", fix, "bullpen doctor")

@@ -112,7 +112,12 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         which is ended again when there are to be fewer; what it has received is handled to its end. Ordered consumers
         and those with threads stay as they are."""
         check_int("concurrency", concurrency, minimum=1)
-        require("ordered", not self._ordered and self._is_async, "a consumer without order and threads", self._queue)
+        require(
+            "ordered",
+            not self._ordered and self._is_async,
+            "a consumer that is not ordered and uses no threads",
+            self._queue,
+        )
         async with self._resizing:
             while len(self._subscriptions) > 1 and self._concurrency - self._subscriptions[-1].size >= concurrency:
                 last = self._subscriptions.pop()
@@ -178,7 +183,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         try:
             outcome = await self._outcome_of(delivery)
             if outcome is None:
-                self._reports.lost(delivery, "it is no longer ours")
+                self._reports.lost(delivery, "its claim has expired")
                 return
             settled = await self._transport.settle(delivery, outcome)
             duration_s = time.monotonic() - started

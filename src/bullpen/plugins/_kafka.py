@@ -148,9 +148,11 @@ def translate(error: BaseException) -> BullpenError:
     if isinstance(error, BullpenError):
         return error
     if isinstance(error, CommitFailedError | IllegalStateError):
-        return PartitionLost(f"Kafka gave the partition to somebody else: {text}")
+        return PartitionLost(f"Kafka assigned the partition to another member: {text}")
     if isinstance(error, MessageSizeTooLargeError | RecordTooLargeError):
-        larger = "the record is larger than its topic takes; raise the topic's max.message.bytes or send less"
+        larger = (
+            "the record is larger than its topic allows; raise the topic's max.message.bytes or send smaller records"
+        )
         return RecordRefused(f"Kafka refused it: {larger} ({text})")
     if isinstance(error, InvalidTopicError):
         return RecordRefused(f"Kafka refused it: {text}")

@@ -102,7 +102,7 @@ def _records(raw: bytes) -> Iterator[_Record]:
             size, start = _number(body, at)
             at, count = start + size, count - 1
             if size <= 0 or at > len(body):
-                raise _Unreadable(f"a record of {size} bytes where {len(body) - start} are left")
+                raise _Unreadable(f"a record of {size} bytes but {len(body) - start} are left")
             try:
                 record = _record(body[start:at], base, first_ms)
                 if not offset < record.offset <= last:

@@ -77,7 +77,7 @@ async def _read(source: Source, look: Awaitable[list[Sign]], readable: set[Sourc
     try:
         found = await look
     except (BullpenError, OSError) as error:
-        logger.warning("%s could not be looked at, so nothing of them is told or over: %s", source, error)
+        logger.warning("%s could not be checked, so their incidents are neither reported nor closed: %s", source, error)
         return []
     readable.add(source)
     return found
@@ -136,7 +136,7 @@ class AlertService(BaseService):
             return
         if self._ledger.database.tenant_required:
             raise NotConfigured(
-                "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
+                "alerts cover all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
             )
         options = DispatcherOptions(
             tick_interval_ms=self._settings.outbox.tick_interval_ms,
@@ -166,7 +166,7 @@ class AlertService(BaseService):
                 await self._prepare()
             except DatabaseUnavailable as error:
                 if not is_reported:
-                    logger.warning("nothing is watched until the database is back: %s", error)
+                    logger.warning("nothing is watched until the database answers again: %s", error)
                 is_reported = True
                 await patience.pause(unless=self._closing)
             else:

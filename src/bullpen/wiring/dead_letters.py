@@ -37,9 +37,9 @@ RUN_QUEUES: Final = "workflow-execution."
 """How queues of handlers with a name begin, unless they name another."""
 OUTBOX_STORE: Final = "integration_outbox"
 """`OutboxDeadLetters.name_of_store`, for the same reason."""
-OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this letter"
+OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this dead letter"
 OF_MESSAGES: Final = (
-    "an order only names its message; mend the recipient or the template (bullpen messages), then redrive it as it is"
+    "the dead letter only names its message; correct the recipient or the template (bullpen messages), then redrive it"
 )
 
 

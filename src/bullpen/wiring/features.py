@@ -136,7 +136,7 @@ class AppFeatures:
         from bullpen.wiring.projector import make_projector
 
         if name in self.projectors:
-            raise InvalidOption("name", "one that no other projector of this app has", name)
+            raise InvalidOption("name", "a name that no other projector of this app has", name)
         opened = self._resources
         made = make_projector(opened.settings, opened.ledger, opened.prepare, routes, source, name, options)
         self.projectors[name] = made.projector

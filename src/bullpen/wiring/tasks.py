@@ -81,7 +81,7 @@ class TaskQueues:
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
         self._worker_options[queue] = options
 
     @property

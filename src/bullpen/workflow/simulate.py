@@ -99,7 +99,7 @@ class Explanation:
             at = entry.at.isoformat(timespec="milliseconds")
             lines.append(f"  {at} {entry.source} --{entry.event}--> {entry.target} ({entry.kind}{by}){reason}")
         if not self.options:
-            lines.append("no event leads on from here")
+            lines.append("no event leads out of this state")
         for option in self.options:
             lines.append(f"{option.event} leads to {option.target}" + ("" if option.holds else ", but not now"))
             lines += [f"  {name}: {answer}" for name, answer in option.conditions]

@@ -89,7 +89,7 @@ def test_what_cannot_be_found_or_made_says_why() -> None:
         container.get(Shop)
     with pytest.raises(NotConfigured, match="nothing provides 'nobody'"):
         container.get("nobody")
-    with pytest.raises(NotConfigured, match="these need each other, so none can be made first: Chicken -> Egg -> Chi"):
+    with pytest.raises(NotConfigured, match="these depend on each other in a circle: Chicken -> Egg -> Chi"):
         container.get(Chicken)
     with pytest.raises(NotConfigured, match="Vague needs 'thing', and its type does not say"):
         container.make(Vague)

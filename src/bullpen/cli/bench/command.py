@@ -92,11 +92,11 @@ async def _may_be_used(at: OnServer, app: Bullpen, sizes: Sizes, *, yes: bool) -
     keys = sum(int(count) for count in re.findall(r"^db\d+:keys=(\d+)", info, re.MULTILINE))
     if yes or (info and not keys):
         return
-    holds = f"holds {keys:,} keys" if info else "does not tell whether it is empty"
+    holds = f"holds {keys:,} keys" if info else "does not show whether it is empty"
     server = app.connection.address
     question = (
-        f"{server} {holds}. The benchmark adds {2 * sizes.jobs:,} jobs to a queue of its own and removes them; whoever "
-        "uses the server feels the load. Go on?"
+        f"{server} {holds}. The benchmark adds {2 * sizes.jobs:,} jobs to a queue of its own and removes them; all "
+        "users of the server notice the load. Continue?"
     )
     at.confirm(question, yes=False, refusal=f"{server} {holds}; the benchmark puts load on it and needs --yes")
 

@@ -64,7 +64,7 @@ async def chain(context: Context) -> Page:
     parts = await read(context, ledger.parts())
     found = await read(context, ledger.looks.chain(wanted, parts=parts, tenant_id=context.tenant, limit=_MOST))
     if not found.rows and not found.moves:
-        raise PageProblem(404, "Nothing in the ledger carries this correlation id.", hint=command_line("outbox list"))
+        raise PageProblem(404, "Nothing in the ledger has this correlation id.", hint=command_line("outbox list"))
     now_ms = (await context.desk.snapshot()).at_ms if not context.principal.tenants else 0
     steps = _steps(context, found, now_ms)
     deliveries = [row for row in found.rows if row.integration_type != ledger.dead_letter_type]
@@ -91,7 +91,7 @@ def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove], notes: Mappi
     if dead := words.count(Word.DEAD):
         return f"{counted(dead, 'delivery', 'deliveries')} of {len(words)} failed finally.", Word.DEAD
     if failed:
-        return f"An action of {failed[-1].workflow} failed; its entity waits for somebody.", Word.DEAD
+        return f"An action of {failed[-1].workflow} failed; its entity needs attention.", Word.DEAD
     if notes:
         held = sum(row.status in _TO_LEAVE and row.integration_type in notes for row in rows)
         return f"{counted(held, 'delivery waits', 'deliveries wait')}. {' '.join(notes.values())}", Word.BLOCKED

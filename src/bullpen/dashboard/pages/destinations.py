@@ -152,7 +152,7 @@ async def _find(context: Context) -> DestinationRow:
     wanted = context.path["type"]
     row = next((each for each in (await _rows(context)).destinations if each.type == wanted), None)
     if row is None:
-        raise PageProblem(404, "Nothing was ever sent there, and nothing waits.", hint="bullpen outbox stats")
+        raise PageProblem(404, "Nothing was ever sent there, and no row waits.", hint="bullpen outbox stats")
     return row
 
 
@@ -162,21 +162,21 @@ async def _prepare(context: Context) -> LedgerDeed:
     if verb == "disable":
         return LedgerDeed(
             *("destination.disable", "Switch off", row.type),
-            "Nothing is sent there any more. Its rows wait in the database and lose no attempt.",
+            "Nothing is sent there any more. Its rows wait in the database; no attempt is counted.",
             "It can be undone: switching it on again sends what waits.",
             back,
             command_line("outbox destinations disable", row.type),
-            refused="It is switched off already." if row.state == "disabled" else "",
+            refused="It is disabled already." if row.state == "disabled" else "",
             undo_at=context.url("destinations", row.type, "act", "enable"),
         )
     if verb == "enable":
         return LedgerDeed(
             *("destination.enable", "Switch on" if row.state == "disabled" else "Try again now", row.type),
-            "Deliveries go there again at once, and that it was broken is forgotten.",
+            "Deliveries resume at once, and the breaker is reset.",
             "It can be undone by switching it off.",
             back,
             command_line("outbox destinations enable", row.type),
-            refused="It is in order: there is nothing to switch on." if row.state == "in order" else "",
+            refused="It is enabled and has no problem." if row.state == "in order" else "",
         )
     raise PageProblem(404, "There is no such action.")
 

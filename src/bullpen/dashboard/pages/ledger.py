@@ -372,8 +372,8 @@ async def _prepare_run(context: Context) -> LedgerDeed:
     if verb == "cancel":
         return LedgerDeed(
             *("run.cancel", "Cancel", row.id),
-            "The run ends, and what none of its steps has spent of its cost is given back. A worker that has it stops "
-            "at its next step.",
+            "The run ends, and the part of its cost that no step has spent is returned. A worker that has the run "
+            "stops at its next step.",
             "It cannot be undone.",
             back,
             command_line("runs cancel", row.id, tenant=row.tenant_id),
@@ -383,7 +383,7 @@ async def _prepare_run(context: Context) -> LedgerDeed:
     if verb == "retry":
         return LedgerDeed(
             *("run.retry", "Retry", row.id),
-            f"The run goes back into line with its id and key, and its cost of {row.cost:,} is reserved again. Steps "
+            f"The run is queued again with its id and key, and its cost of {row.cost:,} is reserved again. Steps "
             "that are done stay done.",
             "It cannot be undone, but it can be cancelled.",
             back,
@@ -403,7 +403,7 @@ async def _perform_run(context: Context, _reason: str) -> str:
         await service.cancel(row.tenant_id, row.id, actor=context.actor.name)
         return f"The run {row.id} is cancelled."
     await service.retry(row.tenant_id, row.id, actor=context.actor.name)
-    return f"The run {row.id} is back in line."
+    return f"The run {row.id} is queued again."
 
 
 async def _run_of(context: Context, ledger: Ledger) -> RunRow:

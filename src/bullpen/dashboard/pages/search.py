@@ -124,7 +124,7 @@ async def _chains(context: Context, asked: str) -> list[Hit]:
     found = await context.desk.within(ledger.looks.chain(asked[:200], parts=parts, limit=1), "ledger")
     if not found.rows and not found.moves:
         return []
-    return [_hit("chain", f"from event to receipt of {asked}", context.url("chains", asked))]
+    return [_hit("chain", f"chain of events and deliveries of {asked}", context.url("chains", asked))]
 
 
 async def _entities(context: Context, asked: str) -> list[Hit]:

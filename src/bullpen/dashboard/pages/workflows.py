@@ -270,7 +270,7 @@ async def emit(context: Context) -> Page | PageAnswer:
             key, by = fields.get("nonce") or context.id, context.actor.name[:60]
             sending = found.send(event, urn, payload, idempotency_key=f"dashboard-{key}", user_id=by)
             receipt = await context.desk.within(sending)
-            return [f"The event {word(event)} is on its way: {receipt.id}."]
+            return [f"The event {word(event)} was published: {receipt.id}."]
 
         (told,) = await context.once(f"emit {found.name} {urn}", do)
         if context.request.is_api:
@@ -325,7 +325,7 @@ async def _read(context: Context, work: Any) -> Any:
         raise
     except Exception as error:  # a store or a condition of the app
         raise PageProblem(
-            502, f"The app's own code could not answer: {type(error).__name__}. The log of the dashboard has more."
+            502, f"The app's own code failed: {type(error).__name__}. The log of the dashboard has more."
         ) from error
 
 

@@ -247,9 +247,14 @@ def _stuck(node: _Node) -> str:
     gone = [child.id for child in node.children if child.kind == "pending" and child.head is None]
     if failed:
         told = counted(len(failed), "child", "children")
-        return f"It can never run by itself: {told} failed finally ({', '.join(failed[:3])}). Retry or remove them."
+        return (
+            f"It cannot run without your help: {told} failed finally ({', '.join(failed[:3])}). Retry or remove them."
+        )
     if gone:
-        return f"It can never run by itself: the child {gone[0]} is gone. Remove the job, and add it again without it."
+        return (
+            f"It cannot run without your help: the child {gone[0]} is gone. "
+            "Remove the job, and add it again without this child."
+        )
     return ""
 
 

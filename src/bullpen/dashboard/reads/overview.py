@@ -101,7 +101,7 @@ async def _broken(ledger: Ledger) -> list[Sign]:
             waiting.get(each.integration_type, 0),
             f"deliveries failed one after the other, and the breaker is open; "
             f"{counted(waiting.get(each.integration_type, 0), 'row waits', 'rows wait')}",
-            "look at its newest errors; it tries again by itself",
+            "check its newest errors; deliveries are tried again automatically",
             command_line("outbox destinations list"),
         )
         for each in (await ledger.destinations.troubled()).values()

@@ -44,7 +44,7 @@ class Payload(msgspec.Struct, rename="camel", frozen=True):
     size: int
     value: Any = None
     text: str = ""
-    """What is shown instead, when it is no JSON or too large."""
+    """What is shown instead, when it is not JSON or too large."""
     hidden: str = ""
     """Why nothing is shown."""
 

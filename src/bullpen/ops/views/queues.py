@@ -199,8 +199,8 @@ def look_signs(look: QueueLook, limits: SymptomLimits) -> list[Sign]:
     silent_s = look.worker_idle_s or 0
     if look.ready and look.workers and silent_s > _SILENT_S and not look.active and not look.paused:
         workers = counted(look.workers, "worker is", "workers are")
-        text = f"{workers} connected, and none has asked for a job for {duration_text(silent_s * 1000)}"
-        found.append(Sign("silent_workers", look.queue, silent_s, text, "look at the log of the worker"))
+        text = f"{workers} connected, and none has polled for a job for {duration_text(silent_s * 1000)}"
+        found.append(Sign("silent_workers", look.queue, silent_s, text, "check the log of the worker"))
     return found
 
 

@@ -202,7 +202,7 @@ class MemoryTransport:
                 settled = await self._bury(delivery, outcome)
             case WaitingChildren():
                 self._back(line, message, 0)
-                raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
             case _:
                 assert_never(outcome)
         line.wake()

@@ -103,7 +103,7 @@ class DeadLetters:
         )
         if written < 0:
             raise JobStateConflict(
-                f"dead letter {letter.id!r} was not written: a key of queue {entries.name!r} holds something else",
+                f"dead letter {letter.id!r} was not written: a key of queue {entries.name!r} has a wrong type",
                 queue=entries.name,
                 job_id=letter.id,
             )
@@ -302,7 +302,7 @@ class DeadLetters:
         """Delete all that match for good, oldest first. The failed jobs they speak of stay where they are."""
 
         async def throw_away(letter: DeadLetter) -> str | None:
-            return None if await self.discard(letter.id) else "it is gone already"
+            return None if await self.discard(letter.id) else "it was removed already"
 
         return await self._for_all(where, throw_away, limit, None, dry_run=dry_run, on_progress=on_progress)
 

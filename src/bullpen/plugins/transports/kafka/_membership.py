@@ -64,7 +64,9 @@ class Line:
 
     def record_of(self, delivery: Delivery) -> Record:
         if self.is_lost or self.delivery is not delivery:
-            raise DeliveryLost(delivery.source, delivery.id, "its partition went to another member of the group")
+            raise DeliveryLost(
+                delivery.source, delivery.id, "its partition was assigned to another member of the group"
+            )
         return self.buffer[0]
 
     def pass_on(self, record: Record) -> None:
@@ -115,7 +117,7 @@ class Membership:
             raise ConnectionLost("this Kafka transport was closed")
         view = self._views.get(source)
         if view is not None and not view.is_stopped:
-            raise InvalidOption("topic", "one that this transport does not consume yet", source)
+            raise InvalidOption("topic", "a source that this transport does not consume yet", source)
         view = self._views[source] = TopicDeliveries(self, source, set(self._topics_of(source)), prefetch)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"bullpen kafka {self._group}")
@@ -162,7 +164,7 @@ class Membership:
         member = self._member
         lost = next((line for line in due if line.is_lost), None)
         if member is None or lost is not None:
-            raise DeliveryLost(due[0].partition.topic, "", "its partition went to another member of the group")
+            raise DeliveryLost(due[0].partition.topic, "", "its partition was assigned to another member of the group")
         written = {line: line.position for line in due}
         try:
             await member.commit(positions)

@@ -118,7 +118,7 @@ def read_value(value: bytes | None) -> tuple[Any, str | None]:
     try:
         return json.decode(value), None
     except NotJson as error:
-        return value.decode("utf-8", "replace"), f"the value is no JSON: {error}"
+        return value.decode("utf-8", "replace"), f"the value is not JSON: {error}"
 
 
 def parked_for_s(record: Record, source: str) -> float:

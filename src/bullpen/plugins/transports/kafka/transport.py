@@ -116,7 +116,7 @@ class KafkaTransport:
                 await self._membership.commit_past(line, record)
             case WaitingChildren():
                 await self._membership.hold(line, record, failures, 0)
-                raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
             case _:
                 assert_never(outcome)
         return settled

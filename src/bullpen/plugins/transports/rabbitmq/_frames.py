@@ -141,7 +141,7 @@ def _readable_header(frame: bytes) -> bytes:
 def _split(frame: bytes) -> list[_Property]:
     (flags,) = struct.unpack_from(">H", frame, _PROPERTIES_AT)
     if flags & 0b11:
-        raise _Unreadable("more than the protocol has")
+        raise _Unreadable("more than the protocol allows")
     found, at, end = [], _PROPERTIES_AT + 2, len(frame) - 1
     for bit, name, kind in _PROPERTIES:
         if flags & bit:
@@ -154,7 +154,7 @@ def _split(frame: bytes) -> list[_Property]:
             found.append(_Property(bit, name, kind, frame[at : at + size]))
             at += size
     if at != end:
-        raise _Unreadable(f"{end - _PROPERTIES_AT} bytes, and they say {at - _PROPERTIES_AT}")
+        raise _Unreadable(f"{end - _PROPERTIES_AT} bytes, but the header says {at - _PROPERTIES_AT}")
     return found
 
 
@@ -162,7 +162,7 @@ def _check(one: _Property) -> None:
     if one.kind is _TEXT:
         text = one.raw[1:].decode()
         if one.name == "expiration" and not text.isdecimal():
-            raise _Unreadable("no number of milliseconds")
+            raise _Unreadable("not a number of milliseconds")
     elif one.kind is _TABLE:
         _check_table(one.raw, 0, 1)
     elif one.kind is _TIME:
@@ -210,7 +210,7 @@ def _check_value(raw: bytes, at: int, depth: int) -> int:
 
 def _ended(at: int, end: int, size: int) -> int:
     if at != end or end > size:
-        raise _Unreadable("a table of another length than it says")
+        raise _Unreadable("a table whose length differs from its header")
     return at
 
 

@@ -223,7 +223,7 @@ def _read_body(body: bytes) -> tuple[str, Any, str | None]:
     try:
         data: Any = json.decode(body)
     except NotJson as error:
-        return "", body.decode("utf-8", "replace"), f"the body is no JSON: {error}"
+        return "", body.decode("utf-8", "replace"), f"the body is not JSON: {error}"
     urn: Any = data.get("urn") if isinstance(data, dict) else None
     if not is_text(urn):
         return "", data, "urn: expected non-empty text that names the entity"

@@ -212,7 +212,7 @@ class RabbitMQTransport:
                 case Failed():
                     settled = await self._bury(held, delivery, outcome)
                 case WaitingChildren():
-                    raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                    raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
                 case _:
                     assert_never(outcome)
         except DeliveryLost:
