@@ -15,7 +15,7 @@ app = Group()
 
 @app.command("list")
 async def list_(at: OnServer) -> None:
-    """List incidents that somebody was told of and that are not over, oldest first."""
+    """List open incidents for which an alert was sent, oldest first."""
     from bullpen.app import Bullpen
 
     async with Bullpen(at.redis, prefix=at.prefix) as opened:
@@ -25,7 +25,7 @@ async def list_(at: OnServer) -> None:
 
 @app.command("test")
 async def send_test(at: OnServer, by: ByOption = None) -> None:
-    """Send a test alert to every configured target; a process with the part `alerts` or `outbox` delivers it."""
+    """Send a test alert to every configured target; a process that runs `alerts` or `outbox` delivers it."""
     from bullpen.app import Bullpen
 
     async with Bullpen(at.redis, prefix=at.prefix) as opened:

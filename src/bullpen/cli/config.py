@@ -17,7 +17,7 @@ app = Group()
 
 @app.command("show")
 def show_(at: OnServer) -> None:
-    """Print every setting, its value (passwords hidden), where it came from, and the variable that sets it."""
+    """Print every setting, its value (passwords hidden), where it came from, and its environment variable."""
     from bullpen.settings import Settings, misspelt_variables
 
     settings = list(Settings.load(redis_url=at.redis, redis_prefix=at.prefix).describe())

@@ -94,7 +94,7 @@ async def groups(
     store: Annotated[str | None, Option(metavar="STORE", help="Only this store, as stats names it.")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
+    """Group dead letters of all stores by cause, the most frequent first."""
     from bullpen.cli.letters import opened, warn_of_brokers
 
     async with opened(at) as app:
@@ -211,7 +211,7 @@ async def discard(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
+    """Delete entries for good. The failed jobs stay until their retention ends."""
     where = _which(entries, everything, name, error, group, older_than)
     if everything and not dry_run:
         whose = "" if tenant is None else f" and tenant {tenant!r}"

@@ -37,7 +37,7 @@ async def list_(
     ] = None,
     limit: Annotated[int, Option(min=1, help="At most this many jobs of each state.")] = 20,
 ) -> None:
-    """List jobs: what runs next first, of finished ones the newest first."""
+    """List jobs: waiting jobs in the order they run, finished jobs newest first."""
     import asyncio
 
     from bullpen.queue import JobState
@@ -141,7 +141,7 @@ async def retry(
     rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Put failed jobs back in line with all their attempts. Their dead letters go."""
+    """Run failed jobs again, with all their attempts. Their dead letters are removed."""
     one_way(ids, everything, "jobs")
     if not everything:
         if limit is not None or rate is not None or dry_run:
@@ -165,7 +165,7 @@ async def promote(
     everything: AllOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Let delayed jobs run now. --all means also the next jobs of schedules."""
+    """Run delayed jobs now. --all includes the next jobs of schedules."""
     one_way(ids, everything, "jobs")
     if not everything:
         if dry_run:
@@ -190,7 +190,7 @@ async def change(
         int | None, Option(min=0, max=2_097_151, help="0 runs before all others, then 1 to 2097151.")
     ] = None,
 ) -> None:
-    """Give jobs that have not begun another delay or priority."""
+    """Change the delay or priority of jobs that have not started."""
     if delay is None and priority is None:
         raise WrongCommand("say --delay, --priority or both")
     if delay is not None:
@@ -213,19 +213,19 @@ async def cancel(
     ids: IdsArgument,
     reason: Annotated[str | None, Option(help="Reason, shown to the code that waits for the result.")] = None,
 ) -> None:
-    """End jobs: those that wait fail now, workers are asked to end those that run."""
+    """Cancel jobs: waiting jobs fail now; workers are asked to stop running jobs."""
     await _each(at, "cancelled", queue, ids, "job.cancel", why=reason)
 
 
 @app.command(destroys=True)
 async def remove(at: OnServer, queue: QueueArgument, ids: IdsArgument) -> None:
-    """Delete jobs for good, with their children if they have any. Running ones are refused."""
+    """Delete jobs for good, with their child jobs. Running jobs are refused."""
     await _each(at, "removed", queue, ids, "job.remove")
 
 
 @app.command()
 async def explain(at: OnServer, queue: QueueArgument, job_id: IdArgument) -> None:
-    """Say why a job is not running, and what to do about it."""
+    """Explain why a job is not running and what to do about it."""
     from bullpen.ops.explain import IdleCause, read_facts
     from bullpen.ops.explain import explain as decide
 

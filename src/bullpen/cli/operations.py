@@ -51,7 +51,7 @@ async def list_(at: OnServer, limit: LimitOption = 20) -> None:
 
 @app.command("show")
 async def show_(at: OnServer, operation: OperationArgument) -> None:
-    """Show how far one is, and what could not be done."""
+    """Show the progress of one operation and what failed."""
     async with at.app() as opened, operations_of(opened) as operations:
         found = await _found(operations, operation)
     at.fields(to_json(found))
@@ -59,7 +59,7 @@ async def show_(at: OnServer, operation: OperationArgument) -> None:
 
 @app.command()
 async def stop(at: OnServer, operation: OperationArgument) -> None:
-    """End one before its next object. What was done stays done."""
+    """Stop an operation before its next object. What is done is not undone."""
     from bullpen.ops.actions import Actor
 
     async with at.app() as opened, operations_of(opened) as operations:
@@ -70,7 +70,7 @@ async def stop(at: OnServer, operation: OperationArgument) -> None:
 
 @app.command()
 async def resume(at: OnProgram) -> None:
-    """Go on with operations whose process has ended, until none is left."""
+    """Continue operations whose process has died, until none is left."""
     from bullpen.cli.letters import opened
 
     async with opened(at) as app_, operations_of(app_) as operations:

@@ -24,7 +24,7 @@ app = Group()
 
 @app.command("list")
 async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
-    """Count sealed payloads by key: one that none needs any more may be removed."""
+    """Count sealed payloads by key. A key without payloads may be removed."""
     async with at.app() as opened:
         known = () if opened.codec is None else opened.codec.key_ids
         found = {name: await opened.queue(name).payload_report() for name in await _names(opened, queues)}
@@ -54,7 +54,7 @@ async def sweep(
     ] = "1d",
     delete: Annotated[bool, Option("--delete", help="Remove them; without this option they are only counted.")] = False,
 ) -> None:
-    """Find objects of the store that no job, schedule or dead letter names; with --delete, remove them."""
+    """Find objects in the store that no job, schedule or dead letter uses; with --delete, remove them."""
     age = duration("--older-than", older_than)
     async with at.app() as opened:
         if opened.codec is None or opened.codec.store is None:

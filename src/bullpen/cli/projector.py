@@ -48,7 +48,7 @@ async def backfill(
     restart: Annotated[bool, Option("--restart", help="Start from the beginning instead of continuing.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
+    """Send past events through one route, up to its live position. If interrupted, run it again to continue."""
     from bullpen.cli.programs import load_app
 
     begin = _since(since)
@@ -97,7 +97,7 @@ async def show(
 
 @parked.command()
 async def retry(at: OnLedger, events: EventsArgument = None, everything: AllOption = False) -> None:
-    """Let the running projector try parked events again, with the mappers it has now."""
+    """Let the running projector try parked events again with its current mappers."""
     await _decide(at, "retry", events, everything)
 
 
@@ -105,7 +105,7 @@ async def retry(at: OnLedger, events: EventsArgument = None, everything: AllOpti
 async def skip(
     at: OnLedger, events: EventsArgument = None, everything: AllOption = False, yes: YesOption = False
 ) -> None:
-    """Pass over parked events for good: no message will ever come of them."""
+    """Skip parked events for good: no message is made from them."""
     if not yes:
         ask("Skip these events for good?")
     await _decide(at, "skip", events, everything)

@@ -82,7 +82,7 @@ async def list_(
 
 @app.command("show")
 async def show_(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument, count: CountOption = 5) -> None:
-    """Show one schedule and the instants at which it will fire."""
+    """Show one schedule and its next times."""
     from bullpen.errors import SchedulerNotFound
 
     async with at.queue(queue) as (_, opened):
@@ -151,25 +151,25 @@ async def add(
 
 @app.command(destroys=True)
 async def remove(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Remove a schedule and its next job; one that is in line or runs already is the last."""
+    """Remove a schedule and its next job. A job that is already waiting or running is the last one."""
     await _do(at, "remove", "removed", queue, schedule)
 
 
 @app.command()
 async def pause(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let a schedule make no jobs until it is resumed; it stays listed, and a job that runs goes on."""
+    """Pause a schedule: it makes no jobs until it is resumed. A running job continues."""
     await _do(at, "pause", "paused", queue, schedule)
 
 
 @app.command()
 async def resume(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let a paused schedule go on at its next time; what it has missed is not made up for."""
+    """Resume a paused schedule at its next time. Missed runs are not repeated."""
     await _do(at, "resume", "resumed", queue, schedule)
 
 
 @app.command()
 async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let the next job of a schedule run now; the one after it comes at its own time."""
+    """Run the next job of a schedule now. The job after it runs at its own time."""
     async with at.acting(queue) as (opened, actions):
         found = await opened.get_scheduler(schedule)
         await actions.do("schedule.run", queue, schedule)
@@ -183,7 +183,7 @@ def preview(
     pattern: Annotated[str | None, Argument("[PATTERN]", "A cron pattern, in quotes.")] = None,
     count: CountOption = 5,
 ) -> None:
-    """Print when a schedule would fire, clock changes included. Needs no server and stores nothing."""
+    """Print the next times of a schedule, with clock changes. Needs no server and stores nothing."""
     from bullpen.queue import next_runs
 
     instants = list(next_runs(count=count, **at.options(pattern)))

@@ -24,7 +24,7 @@ _MOST_ACTIVE: Final = 10_000
 
 @app.command("list")
 async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
-    """List worker processes of all clients: where they run, which library they use, which queues they work on.
+    """List worker processes of all clients: host, library and queues.
 
     `running` counts the jobs that a process has taken and not ended; a Node worker without a name cannot be counted.
     """

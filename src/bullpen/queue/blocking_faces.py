@@ -1136,7 +1136,7 @@ class QueueFace:
         self._run(self._inner.pause())
 
     def resume(self) -> None:
-        """Let workers take again."""
+        """Resume the queue: workers take jobs again."""
         self._run(self._inner.resume())
 
     def set_pause_layout(self, layout: Literal["list", "field"] | None) -> None:
