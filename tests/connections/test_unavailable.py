@@ -45,7 +45,7 @@ async def test_a_primary_that_became_a_replica_is_waited_for(
         await soon(adding)
 
         assert len([message for message in told if "READONLY" in message]) == 1
-        assert not any("is back after" in message for message in told)
+        assert not any("works again after" in message for message in told)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ async def test_an_outage_is_as_long_as_it_was_seen(
         await asyncio.sleep(1.5)
         await queue.add("afterwards")
 
-    (told,) = [record.getMessage() for record in caplog.records if "is back after" in record.getMessage()]
-    assert told.startswith(f"connection to 127.0.0.1:{server.port} is back after at least 0.")
+    (told,) = [record.getMessage() for record in caplog.records if "works again after" in record.getMessage()]
+    assert told.startswith(f"connection to 127.0.0.1:{server.port} works again after at least 0.")
 
 
 @pytest.mark.parametrize("how", ["reset", "outage"])
@@ -261,8 +261,8 @@ async def test_an_outage_of_a_frozen_server_is_as_long_as_it_was_silent(
         await soon(adding)
     await connection.aclose()
 
-    (told,) = [record.getMessage() for record in caplog.records if "is back after" in record.getMessage()]
-    away = re.fullmatch(r"connection to \S+ is back after ([\d.]+) s", told)
+    (told,) = [record.getMessage() for record in caplog.records if "works again after" in record.getMessage()]
+    away = re.fullmatch(r"connection to \S+ works again after ([\d.]+) s", told)
     assert away is not None, told
     assert 1.9 <= float(away[1]) <= 3.5, told
 
@@ -328,4 +328,4 @@ async def test_a_connection_that_flaps_is_summed_up_and_a_lasting_outage_is_told
 
             with proxy.outage():
                 await until_told("lost (")
-            await until_told("is back after")
+            await until_told("works again after")

@@ -103,7 +103,7 @@ class TestServerInUse:
     ) -> None:
         redis_server.client().set("somebody:else", "1")
         terminal = warm.start("bench", "--jobs", "100", "--redis", redis_url, cwd=tmp_path)
-        terminal.wait_for_either(r"Go on\?")
+        terminal.wait_for_either(r"Continue\?")
 
         terminal.type(typed)
 

@@ -70,8 +70,8 @@ def bury(redis_url: str, queue: str, count: int) -> None:
             "dead-letters redrive emails",
             "choose them by --name, --error, --group or --older-than, or pass --all",
         ),
-        ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
-        ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
+        ("dead-letters redrive emails dl-1-1 --all", "name the entries, select them"),
+        ("dead-letters redrive emails --all --name hi", "name the entries, select them"),
         ("dead-letters discard emails --all", "needs --yes without a terminal to confirm on"),
         ("run", "missing argument 'MODULE:APP'"),
         ("run nowhere:app", "there is no module 'nowhere'"),
@@ -264,7 +264,7 @@ def test_jobs_are_retried_promoted_and_removed(redis_url: str, tmp_path: Path) -
 def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str, tmp_path: Path) -> None:
     redis = ("--redis", redis_url)
 
-    assert cli("queues", *redis, cwd=tmp_path).err.startswith("no queues here yet; `bullpen jobs add QUEUE NAME`")
+    assert cli("queues", *redis, cwd=tmp_path).err.startswith("no queues yet; `bullpen jobs add QUEUE NAME`")
     assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
     on(redis_url, "emails", lambda queue: queue.add("welcome"))
     cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
@@ -376,7 +376,7 @@ def test_commands_tell_of_a_server_nearby_only_the_first_time(tmp_path: Path) ->
     first = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "worker")
     again = cli_process("jobs", "list", "emails", cwd=tmp_path / "worker")
 
-    assert f"another embedded server in {tmp_path / 'shop' / '.bullpen'}" in first.err
+    assert f"another embedded server has its data in {tmp_path / 'shop' / '.bullpen'}" in first.err
     assert again.err == ""
 
 

@@ -255,7 +255,7 @@ def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_:
     again = type_("schedules", "run", "emails", "beat")
     assert (again.code, again.err) == (1, f"bullpen: the job '{job_id}' of this scheduler is due already\n")
     cut = type_("schedules", "run", "emails", "daily", "--json")
-    assert (cut.code, "has no job in line" in cut.err) == (1, True)
+    assert (cut.code, "has no next job" in cut.err) == (1, True)
     assert type_("schedules", "run", "emails", "nope").code == 1
 
 

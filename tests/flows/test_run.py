@@ -136,7 +136,7 @@ def test_the_command_line_wins_over_the_code(tmp_path: Path, redis_url: str, app
 
     host = redis_url.removeprefix("redis://")
     assert f"taking jobs from emails on {host}, database 0, prefix told" in line
-    assert "--redis is used instead of Connection(127.0.0.1:1), which the code names" in command.output
+    assert "--redis is used instead of Connection(127.0.0.1:1), which is in the code" in command.output
 
 
 def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None:
@@ -390,9 +390,9 @@ def test_a_third_signal_kills(shop: Path, redis_url: str) -> None:
         command.wait_for("running stuck")
 
         command.terminate()
-        command.wait_for("once more hurries")
+        command.wait_for("a second signal hurries")
         command.terminate()
-        command.wait_for("once more kills")
+        command.wait_for("another signal kills")
         command.terminate()
         command.wait_for("the check for stalled jobs gives their running jobs back")
 

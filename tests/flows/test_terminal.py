@@ -127,7 +127,7 @@ USES: dict[str, Use] = {
     "outbox tenants remove": Use("acme", r"acme"),
     "outbox destinations list": Use("", r"in order"),
     "outbox destinations disable": Use("webhook:partnerY --reason moving", r"disabled: webhook:partnerY"),
-    "outbox destinations enable": Use("webhook:partnerZ", r"nothing to enable", code=1),
+    "outbox destinations enable": Use("webhook:partnerZ", r"nothing was changed", code=1),
     "outbox destinations test": Use("echo:x --app shop", r"Accepted"),
     "outbox destinations replay": Use(
         "webhook:partnerX --label again", r"Send again everything", typed="y\n", asks=True
@@ -137,7 +137,7 @@ USES: dict[str, Use] = {
     "projector parked list": Use("", r"ZeroDivision"),
     "projector parked show": Use("1", r"payment"),
     "projector parked retry": Use("1", r"retry: 1"),
-    "projector parked skip": Use("1", r"Pass over these events", code=130, typed="n\n", asks=True),
+    "projector parked skip": Use("1", r"Skip these events", code=130, typed="n\n", asks=True),
     "workflows list": Use("shop", r"parcel"),
     "workflows show": Use("shop parcel", r"new +send +sent"),
     "workflows lint": Use("shop", r"nothing is doubtful"),

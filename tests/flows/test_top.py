@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_told_waited_for_and_met_again(
     terminal.wait_for(r"emails\s+1\s")
 
     server.kill()
-    terminal.wait_for("server away, trying again")
+    terminal.wait_for("server unreachable, trying again")
     seen = len(terminal.text)
     server.restart()
     fill(server.url, emails=7)

@@ -401,7 +401,7 @@ async def test_what_is_said_wrong_is_refused_where_it_is_said(tmp_path: Path) ->
     with pytest.raises(InvalidOption, match="'scheduler' and 'sender'"):
         Messages(app.ledger, MemoryClient(), roles=("janitor",))
     _ = messages.messaging
-    with pytest.raises(InvalidOption, match="registered before anything is sent"):
+    with pytest.raises(InvalidOption, match="registration before the first message is sent"):
         messages.occasion("late", text="x")
     assert messages.occasions.get("birthday").rule.repeats == "yearly"
     await app.aclose()

@@ -433,7 +433,7 @@ async def test_workers_work_although_nobody_can_watch(redis_url: str, caplog: py
 
     run = asyncio.create_task(app.run(signals=False))
     assert await (await app.queue("mails").add("mail")).result(timeout=20_000) == "sent"
-    await eventually(lambda: "nothing is watched until the database is back" in caplog.text)
+    await eventually(lambda: "nothing is watched until the database answers again" in caplog.text)
     assert (await app.health.report()).checks["ledger"], "and /readyz says why"
     await app.stop()
     await run
@@ -452,7 +452,7 @@ async def test_a_process_that_sees_one_tenant_does_not_watch(
         alerts_webhook_url="https://example.com/hook",
     )
     async with Bullpen(redis_url, settings=settings) as app:
-        with pytest.raises(NotConfigured, match="alerts look at all tenants"):
+        with pytest.raises(NotConfigured, match="alerts cover all tenants"):
             await app.run(signals=False, only=["alerts"])
 
 

@@ -197,7 +197,7 @@ async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_ur
             await app.queue(queue).dead_letters.put(letter)
         console = await app.dead_letters()
 
-        for queue, advice in (("workflow-execution", "submit a new run"), (message_queue, "mend the recipient")):
+        for queue, advice in (("workflow-execution", "submit a new run"), (message_queue, "correct the recipient")):
             with pytest.raises(DeadLetterNotEditable, match=advice):
                 await console.edit(f"{queue}-dlq", "dl-1-1", merge={"n": 2})
             edit = make_edit({"n": 1}, data={"n": 2})
@@ -207,7 +207,7 @@ async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_ur
         with pytest.raises(InvalidOption, match="either data"):
             await console.edit("mails-dlq", "dl-1-1", data=KEEP)
         plain = DeadLetterConsole([cast("DeadLetterStore", _PlainStore())])
-        with pytest.raises(DeadLetterNotEditable, match="sends letters back as they are"):
+        with pytest.raises(DeadLetterNotEditable, match="cannot edit a payload"):
             await plain.edit("plain", "dl-1-1", merge={"n": 2})
 
         await console.discard("mails-dlq", "dl-1-1", by="grace")
@@ -263,7 +263,7 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
         (["--data", "{}"], "needs --yes without a terminal to confirm on"),
         (["--data", "{oops", "--yes"], "is no JSON"),
         (["--data", "@missing.json", "--yes"], "'missing.json' cannot be read as JSON"),
-        (["--data", '{"to": "Ada", "street": ""}', "--yes"], "another payload than the stored one"),
+        (["--data", '{"to": "Ada", "street": ""}', "--yes"], "a payload that differs from the stored one"),
     ):
         wrong = await run("edit", "parcels", "dl-1-1", *arguments)
         assert (wrong.code, problem in wrong.err) == (2, True), wrong.err

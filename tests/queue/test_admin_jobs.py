@@ -267,7 +267,7 @@ class TestRemove:
     async def test_the_next_job_of_a_scheduler_is_not_removed(self, kit: Kit) -> None:
         self.schedule(kit)
 
-        with pytest.raises(JobStateConflict, match="was made last by a job scheduler"):
+        with pytest.raises(JobStateConflict, match="is the next job of a job scheduler"):
             await kit.queue().remove("repeat:s:1000")
 
         assert await kit.queue().remove("repeat:s:500") is True

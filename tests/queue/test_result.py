@@ -235,7 +235,7 @@ class TestFailures:
 
         await queue.close()
 
-        with pytest.raises(QueueClosed, match="closed while"):
+        with pytest.raises(QueueClosed, match="closed before"):
             await soon(waiting)
 
     async def test_events_trimmed_meanwhile_cost_no_answer(self, kit: Kit) -> None:

@@ -400,7 +400,7 @@ class TestOverlap:
         assert told.ids("completed") == [skipped] and len(gate.entered) == 1
         assert json.loads(kit.fields(skipped)["returnvalue"]) == {"skipped": "overlap"}
         assert [sample.value for sample in counted.samples] == [1]
-        assert "is left out" in caplog.text and "has not ended" in caplog.text
+        assert "is skipped" in caplog.text and "has not ended" in caplog.text
         assert to_come(kit) == [f"repeat:s:{first.next_ms + 2 * HOUR}"]
         gate.open()
         await told.finished(2)
