@@ -208,7 +208,7 @@ async def wait_for_renewal(door: Any, lock: str) -> None:
 
 MISTAKES = {
     "no certificate of ours": r"localhost:\d+ requires a client certificate: set \?cert=<file>&key=<file>",
-    "a foreign one of ours": r"localhost:\d+ does not take our certificate \(unknown ca\): .* signed by an authority",
+    "a foreign one of ours": r"localhost:\d+ refused the client certificate \(unknown ca\): .* signed by an authority",
     "an expired one of ours": r"localhost:\d+ refused the client certificate because it has expired",
     "another name": r"the certificate of localhost:\d+ cannot be trusted: it is for another name .*\?verify=ca",
     "an expired server": r"the certificate of localhost:\d+ cannot be trusted: it has expired",

@@ -111,7 +111,7 @@ async def test_a_job_in_line_says_how_many_are_before_it(queue: Queue) -> None:
     found = await why(queue, last.id, done_per_s=2.0)
 
     assert found.cause is IdleCause.IN_LINE
-    assert "2 jobs before it" in found.text
+    assert "behind 2 jobs" in found.text
     assert "starts in about 1.0 s" in found.text
     wire.close()  # type: ignore[attr-defined]
 

@@ -436,7 +436,7 @@ input()
 """
     with Child.code(code, str(directory / "start.lock")) as holder:
         holder.wait_for("locked")
-        with pytest.raises(EmbeddedError, match=r"start\.lock is held by another process"):
+        with pytest.raises(EmbeddedError, match=r"start\.lock has been locked by another process"):
             embedded.acquire(directory)
 
 

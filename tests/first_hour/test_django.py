@@ -199,7 +199,7 @@ def test_with_a_worker_nothing_is_broken(site: Site) -> None:
     answer = site.command("doctor")
 
     assert answer.code == 0, answer.out
-    assert "queue reports-dlq: dead letters: 1 dead letter waits for somebody" in answer.out, "a warning"
+    assert "queue reports-dlq: dead letters: 1 dead letter needs attention" in answer.out, "a warning"
 
 
 def test_the_end_is_quick(site: Site) -> None:

@@ -101,7 +101,7 @@ def test_without_the_program_nobody_says_that_there_are_none(shop: Shop) -> None
     told = shop.type_("dead-letters", "stats", program=False)
 
     assert told.code == 0, told
-    assert "dead letters of workflows on rabbitmq are not looked at" in told.err
+    assert "dead letters of workflows on rabbitmq are not included" in told.err
     assert "anywhere" not in told.err
 
 

@@ -68,7 +68,7 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
         (
             "dead-letters redrive emails",
-            "choose them by --name, --error, --group or --older-than, or pass --all",
+            "select them with --name, --error, --group or --older-than, or pass --all",
         ),
         ("dead-letters redrive emails dl-1-1 --all", "name the entries, select them"),
         ("dead-letters redrive emails --all --name hi", "name the entries, select them"),

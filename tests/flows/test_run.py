@@ -252,7 +252,7 @@ def test_a_thread_that_does_not_stop_does_not_keep_the_process(shop: Path, redis
         command.terminate()
 
         assert command.wait(timeout=15) == 0
-    assert "leaving without 1 handler thread" in command.output
+    assert "exiting although 1 handler thread" in command.output
 
 
 def test_a_thread_that_is_about_to_end_is_no_thread_that_does_not_stop(shop: Path, redis_url: str) -> None:

@@ -86,7 +86,7 @@ async def test_an_incident_is_stored_with_the_message_that_tells_of_it(ledger: L
     metrics = await one.collect()
 
     assert row.payload["text"] == (
-        "[bullpen production] dead_letters\nmails-dlq: 3 dead letters wait for somebody\n"
+        "[bullpen production] dead_letters\nmails-dlq: 3 dead letters need attention\n"
         "fix: bullpen dead-letters list mails"
     )
     (shown,) = row.payload["incidents"]
@@ -481,4 +481,4 @@ async def test_the_command_lists_incidents_and_sends_a_test(redis_url: str, sqli
         assert (await rows_of(ledger))[0].payload["text"] == "[bullpen] this is a test, sent by ada"
     (shown,) = json.loads((await run("list", "--json")).out)
     assert (shown["rule"], shown["subject"], shown["fix"]) == ("dead_letters", "mails-dlq", SIGN.fix)
-    assert "3 dead letters wait" in (await run("list")).out
+    assert "3 dead letters need attention" in (await run("list")).out

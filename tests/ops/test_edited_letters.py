@@ -259,7 +259,7 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
     assert json.loads(dry.out)["changed"] == ["street"] and json.loads(dry.out)["id"] is None
     for arguments, problem in (
         (["--merge", "{}", "--data", "{}"], "say one of --data, --merge and --editor, not --data and --merge"),
-        ([], "say --data or --merge without a terminal to edit on"),
+        ([], "pass --data or --merge without a terminal to edit on"),
         (["--data", "{}"], "needs --yes without a terminal to confirm on"),
         (["--data", "{oops", "--yes"], "is no JSON"),
         (["--data", "@missing.json", "--yes"], "'missing.json' cannot be read as JSON"),
@@ -343,7 +343,7 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
 
 
 @pytest.mark.parametrize(
-    ("editor", "said"), [("true", "nothing was changed"), ("false", "failed"), ("/no/such/editor", "say --data")]
+    ("editor", "said"), [("true", "nothing was changed"), ("false", "failed"), ("/no/such/editor", "pass --data")]
 )
 async def test_an_editor_that_changes_nothing_or_fails_sends_nothing(
     parcels: Queue, redis_url: str, tmp_path: Path, warm: Warm, editor: str, said: str

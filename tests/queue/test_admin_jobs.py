@@ -349,7 +349,7 @@ class TestRemove:
         tree.add(leaves[0], "active")
         kit.redis.set(f"{kit.base}L0:lock", "somebody", px=60_000)
 
-        with pytest.raises(JobStateConflict, match=r"'P' .* was removed, but not 'bull:.*:L0' below it"):
+        with pytest.raises(JobStateConflict, match=r"'P' .* was removed, but not its child 'bull:.*:L0'"):
             await kit.queue().remove("P")
 
         assert await kit.queue().state_of("P") is JobState.UNKNOWN

@@ -196,7 +196,7 @@ async def test_exactly_ten_mebibytes_pass(kit: Kit) -> None:
 @pytest.mark.requirement("Q-49")
 async def test_keeping_very_many_jobs_is_warned_of_at_the_callers_line(kit: Kit) -> None:
     """The default policy for a retention above 10000; the warning must point at user code to be of use."""
-    with pytest.warns(UserWarning, match="keeping 20000 finished jobs fills the server's memory") as caught:
+    with pytest.warns(UserWarning, match="keeping 20000 finished jobs can fill the server's memory") as caught:
         await kit.queue().add("job", remove_on_complete=20_000)
 
     assert caught[0].filename == __file__

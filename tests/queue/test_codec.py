@@ -177,7 +177,7 @@ async def test_a_job_that_cannot_be_opened_comes_back_more_and_more_rarely(kit: 
 async def test_get_job_says_what_is_missing(kit: Kit) -> None:
     job = await kit.queue(codec=codec()).add("pay", SECRET)
 
-    with pytest.raises(PayloadUnavailable, match="encrypted with key k1; the codec here has k2"):
+    with pytest.raises(PayloadUnavailable, match="encrypted with key k1; this codec has k2"):
         await kit.queue(codec=Codec({"k2": NEW})).get_job(job.id)
 
 

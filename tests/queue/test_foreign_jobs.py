@@ -170,7 +170,7 @@ async def test_an_id_without_a_job_is_dropped_with_a_line(kit: Kit, caplog: pyte
     assert set(lines) == {"nameless", "gone", "list"}
     assert "has no name" in lines["nameless"]
     assert "no job has this id" in lines["gone"]
-    assert "is no hash" in lines["list"]
+    assert "is not a hash" in lines["list"]
 
 
 @pytest.mark.requirement("X-101")
@@ -198,7 +198,7 @@ async def test_an_id_without_a_job_is_dropped_from_every_set_with_a_line(
     assert set(lines) == {"nameless", "gone", "list"}
     assert "has no name" in lines["nameless"]
     assert "no job has this id" in lines["gone"]
-    assert "is no hash" in lines["list"]
+    assert "is not a hash" in lines["list"]
 
 
 async def test_lines_about_thousands_of_due_ids_without_a_job_are_bounded(

@@ -146,7 +146,7 @@ class TestUpsert:
     @pytest.mark.parametrize("option", ["delay", "at", "job_id", "timestamp"])
     async def test_an_option_of_one_job_is_refused(self, kit: Kit, option: str) -> None:
         given: Any = {option: 5}
-        with pytest.raises(InvalidOption, match=f"{option}: expected an option of one job"):
+        with pytest.raises(InvalidOption, match=f"{option}: expected an option of a single job"):
             await kit.queue().upsert_scheduler("s", every=1, **given)
 
     @pytest.mark.parametrize("scheduler_id", ["", "a:17", "a:lock", "a\nb", "x" * 501, 5])

@@ -186,7 +186,7 @@ class TestFunctions:
         definition = words(move("go", "a", "z"))
 
         assert [str(each) for each in lint(definition, (), as_store(Shelf().access()))] == [
-            "warning: a new entity has the status new, which is no state of the workflow [unknown-status]"
+            "warning: a new entity has the status new, which is not a state of the workflow [unknown-status]"
         ]
         assert lint(define(), (), as_store(Shelf().access())) == []
 

@@ -214,7 +214,7 @@ def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Sign:
 
 def _dead_letters(store: str, named: str, depth: int) -> Sign:
     line = command_line("dead-letters list", named)
-    text = f"{counted(depth, 'dead letter waits', 'dead letters wait')} for somebody"
+    text = f"{counted(depth, 'dead letter needs', 'dead letters need')} attention"
     return Sign("dead_letters", store, depth, text, line, line)
 
 

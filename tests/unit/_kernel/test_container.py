@@ -93,7 +93,7 @@ def test_what_cannot_be_found_or_made_says_why() -> None:
         container.get(Chicken)
     with pytest.raises(NotConfigured, match="Vague needs 'thing', but its annotation is not"):
         container.make(Vague)
-    with pytest.raises(NotConfigured, match="is no Mail and makes none"):
+    with pytest.raises(NotConfigured, match="is not a Mail and does not make one"):
         container.provide(Mail, 5)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(NotConfigured, match="nothing at all"):
         Container().get(Mail)

@@ -170,7 +170,7 @@ def test_options_derived_from_defaults_equal_those_made_directly(given_options: 
         ("attempts", True, "a whole number"),
         ("backoff", "fixed", "a Backoff"),
         ("lifo", 1, "True or False"),
-        ("job_id", "7", "no number"),
+        ("job_id", "7", "not a number"),
         ("remove_on_complete", -1, "a number of jobs from 0"),
         ("remove_on_fail", -1, "a number of jobs from 0"),
         ("remove_on_fail", 1.5, "a number of jobs from 0"),
