@@ -195,7 +195,7 @@ async def test_a_lost_connection_is_two_lines_however_many_there_are(
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         where = f"connection to 127.0.0.1:{proxy.port}"
         assert len([one for one in told if one.startswith(f"{where} lost")]) == 1, told
-        assert len([one for one in told if one.startswith(f"{where} is back")]) == 1, told
+        assert len([one for one in told if one.startswith(f"{where} works again")]) == 1, told
         assert len(told) == 2, told
 
 

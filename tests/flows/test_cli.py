@@ -519,6 +519,6 @@ def test_a_variable_that_nobody_reads_is_told(redis_url: str, tmp_path: Path) ->
     advice = json.loads(cli("doctor", "--json", cwd=tmp_path, env=env).out)
 
     told = "BULLPEN_OUTBOX_LEAS_MS is not a setting and has no effect; did you mean BULLPEN_OUTBOX_LEASE_MS?"
-    assert [line for line in shown.err.splitlines() if "no setting" in line] == [told]
+    assert [line for line in shown.err.splitlines() if "not a setting" in line] == [told]
     (warning,) = [each for each in advice if each["subject"] == "settings" and each["level"] == "warning"]
     assert (warning["check"], warning["fix"]) == ("BULLPEN_OUTBOX_LEAS_MS", "set BULLPEN_OUTBOX_LEASE_MS")

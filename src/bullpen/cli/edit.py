@@ -57,11 +57,11 @@ async def edit(
     given = [name for name, value in (("data", data), ("merge", merge), ("editor", editor or None)) if value]
     if len(given) > 1:
         raise WrongCommand(
-            f"say one of --data, --merge and --editor, not {' and '.join(f'--{each}' for each in given)}"
+            f"pass only one of --data, --merge and --editor, not {' and '.join(f'--{each}' for each in given)}"
         )
     may_ask = sys.stdin.isatty() and not at.as_json and "-" not in (data, merge)
     if not given and not may_ask:
-        raise WrongCommand("say --data or --merge without a terminal to edit on")
+        raise WrongCommand("pass --data or --merge without a terminal to edit on")
     if not (may_ask or yes or dry_run):
         raise WrongCommand("sending an edited payload needs --yes without a terminal to confirm on; --dry-run shows it")
     async with opened(at) as app:

@@ -192,7 +192,7 @@ async def change(
 ) -> None:
     """Change the delay or priority of jobs that have not started."""
     if delay is None and priority is None:
-        raise WrongCommand("say --delay, --priority or both")
+        raise WrongCommand("pass --delay, --priority or both")
     if delay is not None:
         duration("--delay", delay)
     async with at.acting(queue) as (_, actions):

@@ -211,7 +211,7 @@ async def set_limits(
 ) -> None:
     """Change the limits for all workers of all clients together. Options that are not given stay unchanged."""
     if concurrency is None and rate is None:
-        raise WrongCommand("say --concurrency, --rate or both")
+        raise WrongCommand("pass --concurrency, --rate or both")
     most, per = _read("--concurrency", concurrency, _read_count), _read("--rate", rate, _read_rate)
     async with at.acting(queue) as (opened, actions):
         if most is not None:
