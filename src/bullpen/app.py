@@ -370,7 +370,7 @@ class Bullpen:
         names = None if queues is None else check_texts("queues", queues)
         opened, features = self._resources, self._features
         ledger = installed_ledger(lambda: self.ledger) if opened.has_ledger else None
-        added = self.other_letters()
+        added = self.other_dead_letters()
         connection = features.connection_in_use() if ledger is not None or added else self.connection
         return await make_console(
             *(connection, self.prefix, ledger, added, tenant_id),
@@ -395,10 +395,10 @@ class Bullpen:
 
         return Actions(self.queue, await self.trail(), actor)
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        return self._features.other_letters()
+        return self._features.other_dead_letters()
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""

@@ -19,7 +19,7 @@ from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.doctor import Advice, Level, examine
 from bullpen.ops.exporter import LedgerSource, ServerSource
-from bullpen.ops.signs import RULES, queue_signs, signs_of_queue
+from bullpen.ops.symptoms import RULES, queue_symptoms, signs_of_queue
 from bullpen.outbox import EventRoutes
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.source import SourceEvent
@@ -372,7 +372,7 @@ async def test_alerts_and_exporter_do_not_wait_for_a_reader_of_announcements(red
         await asyncio.sleep(0.01)
 
         found = await ask(redis_url)
-        signs = await queue_signs(connection, "bull", late)
+        signs = await queue_symptoms(connection, "bull", late)
         exported = {metric.name: metric.samples for metric in await ServerSource(connection, "bull").read()}
     await connection.aclose()
 

@@ -19,7 +19,7 @@ from bullpen.cli.tree import Argument, Option
 E = TypeVar("E", bound=StrEnum)
 
 
-class State(StrEnum):
+class StateOption(StrEnum):
     """Where jobs are; as `JobState`, which takes long to import."""
 
     WAITING = "waiting"

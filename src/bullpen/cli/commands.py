@@ -12,7 +12,7 @@ import click
 from bullpen import _version
 from bullpen._kernel.printable import printable
 from bullpen.cli import completion, context
-from bullpen.cli.tree import Group, Place, make
+from bullpen.cli.tree import Group, LazyCommand, make
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
 NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -22,34 +22,38 @@ _VERSION: Final = f"bullpen {_version.__version__}"
 _ROOT: Final = Group(
     "Durable jobs for Python on the BullMQ protocol.",
     {
-        "demo": Place(
+        "demo": LazyCommand(
             "demo:demo",
             "Run a demonstration: thousands of jobs, one killed worker, and a check that all jobs ended.",
             False,
         ),
-        "run": Place("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
-        "serve": Place("serve:serve", "Serve an ASGI application without workers.", False),
-        "dashboard": Place("dashboard:dashboard", "Serve the web dashboard.", False),
-        "exporter": Place("exporter:exporter", "Serve metrics for Prometheus.", False),
-        "top": Place("top:top", "Watch all queues.", False),
-        "queues": Place("queues:app", "List, pause and limit queues; delete the jobs of one state."),
-        "jobs": Place("jobs:app", "List, add, change, retry, cancel and remove jobs."),
-        "workers": Place("workers:app", "List connected workers."),
-        "schedules": Place("schedules:app", "List and change schedules."),
-        "dead-letters": Place("dead_letters:app", "List dead letters; redrive, edit or discard them."),
-        "operations": Place("operations:app", "List, stop and resume stored bulk actions."),
-        "payloads": Place("payloads:app", "Manage sealed job data: keys in use, and objects without a job."),
-        "outbox": Place("outbox:app", "List outbox rows; redrive dead rows; disable and enable destinations."),
-        "projector": Place("projector:app", "Show the progress of projectors; retry or skip parked events; backfill."),
-        "workflows": Place("workflows:app", "List, check and draw workflows; show entities and send them events."),
-        "messages": Place("messages:app", "List scheduled messages and recipients; retry failed messages."),
-        "runs": Place("runs:app", "List, start, cancel and retry runs; manage credits."),
-        "alerts": Place("alerts:app", "List open incidents; send a test alert."),
-        "migrate": Place("migrate:migrate", "Create or update the database tables.", False),
-        "doctor": Place("doctor:doctor", "Show what is wrong and how to fix it.", False),
-        "bench": Place("bench.command:bench", "Measure how fast your server adds and runs jobs.", False),
-        "config": Place("config:app", "Show the settings in effect and where each comes from."),
-        "completion": Place("completion:completion", "Print the shell script for command completion.", False),
+        "run": LazyCommand("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
+        "serve": LazyCommand("serve:serve", "Serve an ASGI application without workers.", False),
+        "dashboard": LazyCommand("dashboard:dashboard", "Serve the web dashboard.", False),
+        "exporter": LazyCommand("exporter:exporter", "Serve metrics for Prometheus.", False),
+        "top": LazyCommand("top:top", "Watch all queues.", False),
+        "queues": LazyCommand("queues:app", "List, pause and limit queues; delete the jobs of one state."),
+        "jobs": LazyCommand("jobs:app", "List, add, change, retry, cancel and remove jobs."),
+        "workers": LazyCommand("workers:app", "List connected workers."),
+        "schedules": LazyCommand("schedules:app", "List and change schedules."),
+        "dead-letters": LazyCommand("dead_letters:app", "List dead letters; redrive, edit or discard them."),
+        "operations": LazyCommand("operations:app", "List, stop and resume stored bulk actions."),
+        "payloads": LazyCommand("payloads:app", "Manage sealed job data: keys in use, and objects without a job."),
+        "outbox": LazyCommand("outbox:app", "List outbox rows; redrive dead rows; disable and enable destinations."),
+        "projector": LazyCommand(
+            "projector:app", "Show the progress of projectors; retry or skip parked events; backfill."
+        ),
+        "workflows": LazyCommand(
+            "workflows:app", "List, check and draw workflows; show entities and send them events."
+        ),
+        "messages": LazyCommand("messages:app", "List scheduled messages and recipients; retry failed messages."),
+        "runs": LazyCommand("runs:app", "List, start, cancel and retry runs; manage credits."),
+        "alerts": LazyCommand("alerts:app", "List open incidents; send a test alert."),
+        "migrate": LazyCommand("migrate:migrate", "Create or update the database tables.", False),
+        "doctor": LazyCommand("doctor:doctor", "Show what is wrong and how to fix it.", False),
+        "bench": LazyCommand("bench.command:bench", "Measure how fast your server adds and runs jobs.", False),
+        "config": LazyCommand("config:app", "Show the settings in effect and where each comes from."),
+        "completion": LazyCommand("completion:completion", "Print the shell script for command completion.", False),
     },
 )
 

@@ -201,7 +201,7 @@ class OnServer(Output):
         """A queue that may be new: made by what is added to it, unless it looks like a misspelling of another."""
         async with self.app() as app:
             if not is_meant:
-                await looks_meant(app, name)
+                await require_known_queue(app, name)
             yield app, app.queue(name)
 
     @asynccontextmanager
@@ -238,7 +238,7 @@ class OnBoth(OnServer, OnLedger):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service(Options):
+class ServiceOptions(Options):
     """A program that stays, and logs."""
 
     http_public: HttpPublicOption = False
@@ -256,7 +256,7 @@ class Service(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceOnServer(Service):
+class ServiceOnServer(ServiceOptions):
     """The same, on a server of queues."""
 
     redis: RedisOption = None
@@ -279,7 +279,7 @@ async def must_exist(app: Bullpen, queue: str) -> None:
         raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; {_what_there_is(queue, names)}")
 
 
-async def looks_meant(app: Bullpen, queue: str) -> None:
+async def require_known_queue(app: Bullpen, queue: str) -> None:
     """A new queue is made by its first job; one that is called nearly as another is taken for a misspelling."""
     if await _exists(app, queue):
         return

@@ -56,7 +56,7 @@ MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this m
 async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
     """Count the dead letters of all queues, of the outbox, of messages, and with --app those of the program's
     workflows on RabbitMQ and Kafka."""
-    from bullpen.cli.letters import opened, warn_of_brokers
+    from bullpen.cli.dead_letter_stores import opened, warn_about_brokers
     from bullpen.errors import ConnectionLost
 
     away: dict[str, ConnectionLost] = {}
@@ -64,7 +64,7 @@ async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
         depths = await (await app.dead_letters(tenant_id=tenant)).depths(away=away)
         if tenant is None:
             await _warn_of_parked(app)
-        is_partial = warn_of_brokers(at, app)
+        is_partial = warn_about_brokers(at, app)
     rows = sorted(((store, depth) for store, depth in depths.items() if depth), key=lambda row: -row[1])
     if at.as_json:
         at.say(depths)
@@ -95,10 +95,10 @@ async def groups(
     tenant: TenantOption = None,
 ) -> None:
     """Group dead letters of all stores by cause, the most frequent first."""
-    from bullpen.cli.letters import opened, warn_of_brokers
+    from bullpen.cli.dead_letter_stores import opened, warn_about_brokers
 
     async with opened(at) as app:
-        warn_of_brokers(at, app)
+        warn_about_brokers(at, app)
         found = await (await app.dead_letters(tenant_id=tenant)).groups(store=store)
     at.list(GROUPS, found, empty="no dead letters" + (f" in {store}" if store else " anywhere"))
 
@@ -118,7 +118,7 @@ async def list_(
     ] = None,
 ) -> None:
     """List entries, newest first."""
-    from bullpen.cli.letters import console_of, is_queue, opened, warn_of_brokers
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened, warn_about_brokers
 
     where = _filter(name, error, group, older_than)
     found: list[DeadLetter] = []
@@ -131,7 +131,7 @@ async def list_(
             if after is None:
                 break
         if not found and is_queue(app, store):
-            warn_of_brokers(at, app)
+            warn_about_brokers(at, app)
             await context.must_exist(app, store.removesuffix(_SUFFIX))
     like = " like that" if where != ANY or tenant else ""
     at.list(LETTERS, found, empty=f"no dead letters of {queue!r}{like}; `bullpen dead-letters stats` counts all")
@@ -142,7 +142,7 @@ async def list_(
 @app.command("show")
 async def show_(at: OnProgram, queue: QueueArgument, entry: EntryArgument, tenant: TenantOption = None) -> None:
     """Show one entry with its payload, error and stack."""
-    from bullpen.cli.letters import console_of, is_queue, opened
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened
     from bullpen.errors import DeadLetterNotFound
 
     async with opened(at) as app:
@@ -265,7 +265,7 @@ async def _acting(
     at: OnProgram, queue: str, tenant: str | None
 ) -> AsyncIterator[tuple[DeadLetterConsole, str, Callable[[RedriveReport], None]]]:
     """The console with the store, and what shows how far it is. Who did what, the console writes down."""
-    from bullpen.cli.letters import console_of, is_queue, opened
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened
 
     async with opened(at) as app:
         console, store = await console_of(app, queue, tenant)
@@ -290,7 +290,7 @@ async def _store(
     """As an operation: it touches what fits now, and is in the server before the first is touched."""
     from datetime import UTC, datetime
 
-    from bullpen.cli.letters import console_of, opened
+    from bullpen.cli.dead_letter_stores import console_of, opened
     from bullpen.cli.operations import run_stored
     from bullpen.ops.operations import Operation
 

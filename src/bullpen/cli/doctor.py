@@ -82,7 +82,7 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
             )
     for client in ours:
         await client.close()
-    for store in app.other_letters():
+    for store in app.other_dead_letters():
         try:
             depth = await store.depth()
         except BullpenError:

@@ -51,7 +51,7 @@ async def edit(
     yes: YesOption = False,
 ) -> None:
     """Send one back with another payload, its identity kept. Shows the difference and asks before."""
-    from bullpen.cli.letters import console_of, opened
+    from bullpen.cli.dead_letter_stores import console_of, opened
     from bullpen.ports.edits import KEEP, make_edit, payload_fingerprint
 
     given = [name for name, value in (("data", data), ("merge", merge), ("editor", editor or None)) if value]

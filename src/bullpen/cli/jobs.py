@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context, show
-from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, State, duration, one_way, parse_json
+from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, StateOption, duration, one_way, parse_json
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_jobs, logs
 from bullpen.cli.show import Column, Record
@@ -32,7 +32,7 @@ async def list_(
     at: OnServer,
     queue: QueueArgument,
     state: Annotated[
-        list[State] | None,
+        list[StateOption] | None,
         Option(help="Only jobs in this state; may be repeated.", default="all"),
     ] = None,
     limit: Annotated[int, Option(min=1, help="At most this many jobs of each state.")] = 20,
@@ -45,10 +45,10 @@ async def list_(
 
     found: list[tuple[str, Job, Any]] = []
     async with at.queue(queue) as (_, opened):
-        for name in state or State:
+        for name in state or StateOption:
             jobs = await list_jobs(opened, JobState(name), count=limit)
             counts: list[Any] = [None] * len(jobs)
-            if name is State.WAITING_CHILDREN:
+            if name is StateOption.WAITING_CHILDREN:
                 counts = await asyncio.gather(*(job.children_counts() for job in jobs))
             found += zip([name] * len(jobs), jobs, counts, strict=True)
     next_step = command_line("jobs list", queue) if state else command_line("jobs add", queue, "NAME")

@@ -71,7 +71,7 @@ async def stop(at: OnServer, operation: OperationArgument) -> None:
 @app.command()
 async def resume(at: OnProgram) -> None:
     """Continue operations whose process has died, until none is left."""
-    from bullpen.cli.letters import opened
+    from bullpen.cli.dead_letter_stores import opened
 
     async with opened(at) as app_, operations_of(app_) as operations:
         left = [each.id for each in await operations.list(count=1_000) if each.is_open]

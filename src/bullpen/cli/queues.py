@@ -11,7 +11,7 @@ import click
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context
-from bullpen.cli.arguments import DryRunOption, QueueArgument, State, YesOption, duration
+from bullpen.cli.arguments import DryRunOption, QueueArgument, StateOption, YesOption, duration
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_queues
 from bullpen.cli.show import Column, Record, instant, say
@@ -95,7 +95,7 @@ async def restore(at: OnServer, queue: QueueArgument) -> None:
 async def clean(
     at: OnServer,
     queue: QueueArgument,
-    state: Annotated[State, Option(help="Which jobs.")] = State.COMPLETED,
+    state: Annotated[StateOption, Option(help="Which jobs.")] = StateOption.COMPLETED,
     older: Annotated[
         str, Option(metavar="TIME", help="Only jobs that ended, began or were added longer ago than this: 90s, 2h, 7d.")
     ] = "0",
@@ -109,7 +109,7 @@ async def clean(
     grace = duration("--older", older)
 
     async def count(opened: Queue) -> int:
-        if state not in (State.COMPLETED, State.FAILED):
+        if state not in (StateOption.COMPLETED, StateOption.FAILED):
             found = await _count(opened, state)
         else:
             newest = int(((await context.server_time(opened)) - grace).timestamp()) * 1000 + 999

@@ -26,7 +26,7 @@ CountOption = Annotated[int, Option(min=1, max=1_000, help="How many times.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(Output):
+class ScheduleRule(Output):
     """When a schedule fires."""
 
     every: Annotated[str | None, Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")] = None
@@ -61,7 +61,7 @@ class Rule(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleOnServer(Rule, OnServer):
+class RuleOnServer(ScheduleRule, OnServer):
     """When a schedule of a queue fires."""
 
 
@@ -179,7 +179,7 @@ async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) ->
 
 @app.command()
 def preview(
-    at: Rule,
+    at: ScheduleRule,
     pattern: Annotated[str | None, Argument("[PATTERN]", "A cron pattern, in quotes.")] = None,
     count: CountOption = 5,
 ) -> None:

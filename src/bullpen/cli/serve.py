@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bullpen.cli.context import Service, WrongCommand
+from bullpen.cli.context import ServiceOptions, WrongCommand
 from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def serve(
-    at: Service,
+    at: ServiceOptions,
     target: Annotated[str, Argument("MODULE:APPLICATION", "Where the ASGI application is.")],
     http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
 ) -> None:

@@ -29,12 +29,12 @@ from bullpen.cli.tree import Option
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from bullpen.ops.overview import Overview, QueueLook
+    from bullpen.ops.overview import Overview, QueueSnapshot
 
 _SHORTEST_INTERVAL_S: Final = 0.2
 
 Sort = Literal["waiting", "active", "delayed", "failed", "oldest", "rate", "dead", "name"]
-_WORTH: Final[dict[str, Callable[[QueueLook], float]]] = {
+_WORTH: Final[dict[str, Callable[[QueueSnapshot], float]]] = {
     "waiting": lambda look: look.ready,
     "active": lambda look: look.active,
     "delayed": lambda look: look.delayed,
@@ -90,13 +90,13 @@ class View:
     sort: Sort = "waiting"
     limit: int | None = None
     local: bool = False
-    looks: Sequence[QueueLook] = ()
+    looks: Sequence[QueueSnapshot] = ()
     at_ms: int = 0
     is_searching: bool = True
     problem: str | None = None
     away_s: float = 0.0
 
-    def ordered(self) -> list[QueueLook]:
+    def ordered(self) -> list[QueueSnapshot]:
         """The queues that are shown, the most worth seeing first."""
         by_name = sorted(self.looks, key=lambda look: look.queue)
         if self.sort != "name":
@@ -141,7 +141,7 @@ class View:
             lines.append(show.style(cut(f"and {len(self.looks) - len(fitting)} more", width), "dim"))
         return lines
 
-    def _style(self, look: QueueLook) -> str:
+    def _style(self, look: QueueSnapshot) -> str:
         if self.problem is not None:
             return "dim"
         if look.problem or look.dead_letters or look.failed:
@@ -149,7 +149,7 @@ class View:
         return "yellow" if look.paused else "green" if look.active else ""
 
 
-def _column(title: str, worth: int, cell: Callable[[QueueLook], str]) -> Column:
+def _column(title: str, worth: int, cell: Callable[[QueueSnapshot], str]) -> Column:
     return Column(title, cell, worth, is_number=True)
 
 

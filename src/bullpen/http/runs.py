@@ -121,7 +121,9 @@ def runs_api(
     `poll_ms` is how often a followed run is looked at. `followers` is how many runs a principal may follow at the same
     time, `all_followers` how many all of them may: each holds a connection and asks the database again and again.
     """
-    places = _Places(check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1))
+    places = _FollowSlots(
+        check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1)
+    )
     allowed = None if handlers is None else frozenset(check_texts("handlers", handlers))
     api = _Api(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
@@ -138,7 +140,7 @@ def runs_api(
     return Starlette(routes=routes, exception_handlers={**on_errors, HTTPException: _on_http, BullpenError: _on_error})
 
 
-class _Places:
+class _FollowSlots:
     """Who follows how many runs."""
 
     def __init__(self, most_each: int, most: int) -> None:
@@ -184,7 +186,7 @@ class _Api:
         price: Callable[[RunPayload], int] | None,
         handlers: frozenset[str] | None,
         poll_s: float,
-        places: _Places,
+        places: _FollowSlots,
     ) -> None:
         self._service, self._authenticate, self._handlers = service, authenticate, handlers
         self._price, self._poll_s, self._places = price, poll_s, places

@@ -21,7 +21,7 @@ from bullpen.ops.pauses import pause_queue, resume_queue
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
-__all__ = ["ACTIONS", "Action", "Actions", "Actor", "AuditRecord", "Deed", "Parameter", "Trail", "find_action"]
+__all__ = ["ACTIONS", "Action", "ActionField", "Actions", "Actor", "AuditRecord", "Deed", "Trail", "find_action"]
 
 logger = get_logger("bullpen.actions")
 
@@ -78,7 +78,7 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ActionField:
     """One value that an action takes."""
 
     name: str
@@ -128,7 +128,7 @@ class Action:
     role: str = "operator"
     states: tuple[JobState, ...] = ()
     """Of jobs: in which states it can be done; empty: in all."""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[ActionField, ...] = ()
     danger: bool = False
     typed: bool = False
     """Whether the name of the queue has to be typed."""
@@ -329,11 +329,11 @@ def _on_schedule(verb: str) -> Callable[[Deed], str]:
     return lambda deed: command_line(f"schedules {verb}", deed.queue, deed.subject)
 
 
-_DELAY: Final = Parameter("delay", "Due in", "duration", "5m", "90s, 15m, 2h, 1d", required=True)
-_PRIORITY: Final = Parameter(
+_DELAY: Final = ActionField("delay", "Due in", "duration", "5m", "90s, 15m, 2h, 1d", required=True)
+_PRIORITY: Final = ActionField(
     "priority", "Priority", "number", "0", "0 before all others, then 1 to 2097151", required=True
 )
-_MOST: Final = Parameter("most", "At most", "number", "", "empty: no limit")
+_MOST: Final = ActionField("most", "At most", "number", "", "empty: no limit")
 _NO_UNDO: Final = "This cannot be undone."
 
 ACTIONS: Final = {
@@ -347,7 +347,7 @@ ACTIONS: Final = {
             perform=_retry,
             command=_on_job("retry"),
             states=(JobState.FAILED,),
-            parameters=(Parameter("reset", "Start counting attempts again", "flag", "1"),),
+            parameters=(ActionField("reset", "Start counting attempts again", "flag", "1"),),
         ),
         Action(
             name="job.promote",
@@ -390,7 +390,7 @@ ACTIONS: Final = {
             perform=_cancel,
             command=_on_job("cancel"),
             states=(*_READY, JobState.ACTIVE, JobState.WAITING_CHILDREN),
-            parameters=(Parameter("why", "Reason for the job"),),
+            parameters=(ActionField("why", "Reason for the job"),),
         ),
         Action(
             name="job.remove",
@@ -441,7 +441,7 @@ ACTIONS: Final = {
             says="All workers of all clients together start at most this many jobs of this queue per window.",
             undo="The limit can be changed again.",
             perform=_rate,
-            parameters=(_MOST, Parameter("duration", "Per", "duration", "1s", "1s, 1m, 1h")),
+            parameters=(_MOST, ActionField("duration", "Per", "duration", "1s", "1s, 1m, 1h")),
         ),
         Action(
             name="queue.promote-all",
@@ -459,7 +459,7 @@ ACTIONS: Final = {
             perform=_drain,
             command=_on_queue("drain", "delayed"),
             role="admin",
-            parameters=(Parameter("delayed", "Delete delayed jobs too", "flag"),),
+            parameters=(ActionField("delayed", "Delete delayed jobs too", "flag"),),
             danger=True,
             typed=True,
         ),
@@ -471,7 +471,7 @@ ACTIONS: Final = {
             perform=_obliterate,
             command=_on_queue("obliterate", "force"),
             role="admin",
-            parameters=(Parameter("force", "Also when jobs are running", "flag"),),
+            parameters=(ActionField("force", "Also when jobs are running", "flag"),),
             danger=True,
             typed=True,
         ),

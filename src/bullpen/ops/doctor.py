@@ -2,7 +2,7 @@
 
 In: the server of the queues, and a ledger if there is one. Out: advice, the worst first, each with its fix. Reads only,
 in small steps; a question that cannot be answered is said to be so. Elsewhere: the signs that alerts tell of too
-(`signs`), the questions about a server itself (`bullpen.redis.checks`), mending (`bullpen queues`, `jobs`, `outbox`,
+(`symptoms`), the questions about a server itself (`bullpen.redis.checks`), repairs (`bullpen queues`, `jobs`, `outbox`,
 `migrate`).
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
 from bullpen.ops.alert_options import SymptomLimits
-from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Sign, ledger_signs, signs_of_queue
-from bullpen.ops.words import duration_text
+from bullpen.ops.status import duration_text
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Symptom, ledger_symptoms, signs_of_queue
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
@@ -194,7 +194,7 @@ async def _paused(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
 
 
-def _advice(sign: Sign, subject: str, level: Level = Level.WARNING) -> Advice:
+def _advice(sign: Symptom, subject: str, level: Level = Level.WARNING) -> Advice:
     return Advice(level, subject, RULES[sign.rule].check, sign.message, sign.fix)
 
 
@@ -343,7 +343,7 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
             fix = "repair the target or the connection to it; "
             fix += "bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
-    for sign in await ledger_signs(ledger, _LIMITS):
+    for sign in await ledger_symptoms(ledger, _LIMITS):
         level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN
         about = subject if sign.subject in ("outbox", "messages", "runs", "projector") else f"{subject} {sign.subject}"
         yield _advice(sign, about, level)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bullpen._kernel.command_line import command_line
-from bullpen.ops.words import duration_text
+from bullpen.ops.status import duration_text
 from bullpen.queue import JobState, Queue
 from bullpen.queue.limits import MANUAL_LIMIT
 from bullpen.queue.locate import COUNTED

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
-from bullpen.ops.overview import Overview, QueueLook
-from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX
+from bullpen.ops.overview import Overview, QueueSnapshot
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.redis import Connection
 
@@ -120,7 +120,7 @@ class ServerSource:
             await asyncio.shield(self._search)  # a scrape that gives up leaves the search to the next one
 
 
-def _queue_metrics(looks: Iterable[QueueLook]) -> list[Metric]:
+def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
     jobs: list[Sample] = []
     ages: list[Sample] = []
     letters: list[Sample] = []

@@ -47,7 +47,7 @@ class DeliveryRules(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Subscription:
+class _OpenSubscription:
     deliveries: Deliveries
     size: int
 
@@ -80,7 +80,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         self._is_async = is_async(handler)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[Delivery, asyncio.Task[None]] = {}
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_OpenSubscription] = []
         self._resizing = asyncio.Lock()
         self._is_giving_up = False
 
@@ -138,7 +138,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
 
     async def _open(self, size: int) -> None:
         deliveries = await self._transport.deliveries(self._queue, prefetch=size, ordered=self._ordered)
-        self._subscriptions.append(subscription := _Subscription(deliveries, size))
+        self._subscriptions.append(subscription := _OpenSubscription(deliveries, size))
         self._spawn(self._receive(subscription))
 
     async def _end(self) -> None:
@@ -162,7 +162,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
     def _report_crash(self, error: BaseException) -> None:
         self._reports.consumer_stopped(self._queue, error)
 
-    async def _receive(self, subscription: _Subscription) -> None:
+    async def _receive(self, subscription: _OpenSubscription) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 async for delivery in subscription.deliveries:

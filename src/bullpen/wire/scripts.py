@@ -194,7 +194,7 @@ _TABLE = (
         ),
     ),
     Script(
-        "put_letter",
+        "put_dead_letter",
         keys=("entry",),
         args=("dead_letter_base", "clock_offset", "entry_id", "entry_name", "data", "entry_opts", "entry_facts"),
     ),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the ledger needs an extra, which whoever has only queues ne
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
 
-__all__ = ["LetterAudit", "installed_ledger", "make_console", "message_letters", "ready_ledger"]
+__all__ = ["DeadLetterAudit", "installed_ledger", "make_console", "message_dead_letters", "ready_ledger"]
 
 logger = get_logger("bullpen.dead_letters")
 
@@ -71,7 +71,7 @@ async def make_console(
         from bullpen.outbox.dead_letters import OutboxDeadLetters
 
         stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
-    audit = LetterAudit(AuditTrail(ledger, None if connection is None else AuditStreams(connection, prefix)))
+    audit = DeadLetterAudit(AuditTrail(ledger, None if connection is None else AuditStreams(connection, prefix)))
     return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
 
 
@@ -94,7 +94,7 @@ async def ready_ledger(ledger: Ledger | None) -> Ledger | None:
     return ledger
 
 
-def message_letters(settings: Settings, messages: Messages | None) -> list[DeadLetterStore]:
+def message_dead_letters(settings: Settings, messages: Messages | None) -> list[DeadLetterStore]:
     """Orders of scheduled messages that failed, where they are not in the server of the queues."""
     if messages is None or settings.messages.transport != "rabbitmq":
         return []
@@ -102,7 +102,7 @@ def message_letters(settings: Settings, messages: Messages | None) -> list[DeadL
     return [FixedDeadLetters(transport.dead_letters(settings.rabbitmq.queue_name), OF_MESSAGES)]
 
 
-class LetterAudit:
+class DeadLetterAudit:
     """Writes down what is done to letters that are no rows of the ledger."""
 
     def __init__(self, trail: AuditTrail) -> None:

@@ -170,7 +170,7 @@ class AppFeatures:
             workflow.check,
             needed=lambda: not self.services.is_running or workflow in self.services.all,
         )
-        self.letter_stores += self.workflows.letters_of(workflow)
+        self.letter_stores += self.workflows.dead_letters_of(workflow)
         return workflow
 
     def _count_messaging(self) -> None:
@@ -254,12 +254,12 @@ class AppFeatures:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        from bullpen.wiring.dead_letters import message_letters
+        from bullpen.wiring.dead_letters import message_dead_letters
 
-        return [*self.letter_stores, *message_letters(self._resources.settings, self.messages)]
+        return [*self.letter_stores, *message_dead_letters(self._resources.settings, self.messages)]
 
     async def aclose(self) -> None:
         await self.observing.aclose()

@@ -19,7 +19,7 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
-from bullpen.ops.words import Word
+from bullpen.ops.status import WorkStatus
 
 if TYPE_CHECKING:
     from bullpen.ledger.destinations import Destination
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SAMPLE: Final = 2_000
 _WINDOWS: Final = (("5 min", 300_000), ("1 h", 3_600_000), ("24 h", 86_400_000))
-_STATES: Final = {"disabled": Word.PAUSED, "broken": Word.DEAD, "probing": Word.RETRYING}
+_STATES: Final = {"disabled": WorkStatus.PAUSED, "broken": WorkStatus.DEAD, "probing": WorkStatus.RETRYING}
 
 
 class Window(msgspec.Struct, rename="camel", frozen=True):
@@ -105,7 +105,7 @@ def _row(
     return DestinationRow(
         type=name,
         state=state,
-        word=_STATES.get(state, Word.DONE).value,
+        word=_STATES.get(state, WorkStatus.DONE).value,
         broken_ms=0 if known is None else known.broken_ms,
         trips=0 if known is None else known.trips,
         disabled_by="" if known is None else known.disabled_by or "",

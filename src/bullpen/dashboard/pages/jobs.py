@@ -20,9 +20,9 @@ from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import NotJson
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote
+from bullpen.ops.status import counted
 from bullpen.ops.views.jobs import JobsView
 from bullpen.ops.views.queues import QueueRow, queue_row
-from bullpen.ops.words import counted
 from bullpen.queue import JobState
 
 BULK: Final = ("job.retry", "job.promote", "job.remove")

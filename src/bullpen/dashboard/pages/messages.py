@@ -22,8 +22,8 @@ from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
 from bullpen.dashboard.render import find_zone
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.status import duration_text, message_status
 from bullpen.ops.views.jobs import Payload
-from bullpen.ops.words import duration_text, message_word
 
 if TYPE_CHECKING:
     from bullpen.ledger.message_records import MessageHour, MessageRow
@@ -157,7 +157,7 @@ def _line(context: Context, row: MessageRow) -> MessageLine:
     return MessageLine(
         id=row.id,
         status=row.status.value,
-        word=message_word(row.status.value).value,
+        word=message_status(row.status.value).value,
         occasion=f"{row.occasion} {row.label}".strip(),
         recipient=row.recipient_id,
         tenant=row.tenant_id,

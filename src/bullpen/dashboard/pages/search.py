@@ -12,7 +12,7 @@ from typing import Any, Final
 from bullpen.dashboard._web import PageAnswer, PageProblem
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import ConnectedWorker, grouped_by_place, workers_by_queue
-from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.symptoms import DEAD_SUFFIX
 from bullpen.wire.keys import QueueKeys
 
 _SEARCHED: Final = 1_000

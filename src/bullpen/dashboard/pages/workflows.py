@@ -21,7 +21,7 @@ from bullpen.dashboard.reads.ledger import ms_of
 from bullpen.dashboard.render import state_diagram
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import BullpenError, InvalidOption, NotJson, word
-from bullpen.ops.words import Word
+from bullpen.ops.status import WorkStatus
 from bullpen.ports.entity import EntityBrowser, HistoryEntry
 from bullpen.workflow.service import Workflow
 
@@ -30,7 +30,12 @@ AnyWorkflow = Workflow[Any, Any, Any, Any]
 _PER_PAGE: Final = 50
 _HISTORY: Final = 100
 _COUNTED: Final = 100_000
-_KIND_WORDS: Final = {"idle": Word.WAITING, "final": Word.DONE, "failed": Word.DEAD, "passing": Word.ACTIVE}
+_KIND_WORDS: Final = {
+    "idle": WorkStatus.WAITING,
+    "final": WorkStatus.DONE,
+    "failed": WorkStatus.DEAD,
+    "passing": WorkStatus.ACTIVE,
+}
 
 
 class WorkflowRow(msgspec.Struct, rename="camel", frozen=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.routes import Context
-from bullpen.ops.words import Word, duration_text
+from bullpen.ops.status import WorkStatus, duration_text
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -19,7 +19,7 @@ __all__ = ["ATTEMPT_WORDS", "holds_up", "ledger_of", "ms_of", "read"]
 
 T = TypeVar("T")
 
-ATTEMPT_WORDS: Final = {"SENT": Word.DONE, "FAILED": Word.RETRYING, "DEAD": Word.DEAD}
+ATTEMPT_WORDS: Final = {"SENT": WorkStatus.DONE, "FAILED": WorkStatus.RETRYING, "DEAD": WorkStatus.DEAD}
 """How a delivery went, in the common words."""
 
 

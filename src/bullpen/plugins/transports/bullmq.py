@@ -25,7 +25,7 @@ from bullpen._kernel.rates import RateLimit
 from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, JobLockLost, require
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
-from bullpen.plugins.transports._letters import check_event_edit, who
+from bullpen.plugins.transports._dead_letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
 from bullpen.ports.dead_letters import DeadLetter, PassedDeadLetters
 from bullpen.ports.edits import Edit

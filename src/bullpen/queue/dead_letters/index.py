@@ -27,7 +27,7 @@ from bullpen.queue.lists import walk_line
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int, read_score
 
-__all__ = ["LetterIndex", "facts_of"]
+__all__ = ["DeadLetterIndex", "facts_of"]
 
 _IDS_PER_PAGE: Final = 1_000
 _READ_AT_ONCE: Final = 100
@@ -46,7 +46,7 @@ def facts_of(letter: DeadLetter, failed_ms: int | None = None) -> bytes:
     return f"{fingerprint(letter)}:{max(0, at)}:{tenant}:".encode() + msgspec.json.encode(sample)
 
 
-class LetterIndex:
+class DeadLetterIndex:
     """The index of one dead-letter queue."""
 
     def __init__(self, actions: QueueActions, entries: QueueKeys, source: str) -> None:
