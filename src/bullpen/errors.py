@@ -308,7 +308,7 @@ class EventsLost(QueueError):
 
 
 class CorruptJob(QueueError):
-    """A stored job cannot be read: its data is no JSON, or a field has a shape that nobody writes."""
+    """A stored job cannot be read: its data is not JSON, or a field has a shape that nobody writes."""
 
 
 class LedgerError(BullpenError):
@@ -442,7 +442,7 @@ class SourceUnavailable(BullpenError, ConnectionError):
 
 
 class UnreadableEvent(BullpenError):
-    """A stored event that no reader takes: its data is no JSON, or its metadata lacks what every event must carry."""
+    """A stored event that no reader takes: its data is not JSON, or its metadata lacks what every event must carry."""
 
 
 class WrongVersion(BullpenError):

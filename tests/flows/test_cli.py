@@ -64,7 +64,7 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs list emails --state gone", "'gone' is not one of"),
         ("jobs list", "missing argument 'QUEUE'"),
         ("jobs add emails", "missing argument 'NAME'"),
-        ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
+        ("jobs add emails hi --data {", "invalid value for '--data': { is not JSON"),
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
         (
             "dead-letters redrive emails",

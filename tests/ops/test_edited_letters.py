@@ -258,10 +258,10 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
     dry = await run("edit", "parcels-dlq", "dl-1-1", "--data", "@new.json", "--dry-run", "--json")
     assert json.loads(dry.out)["changed"] == ["street"] and json.loads(dry.out)["id"] is None
     for arguments, problem in (
-        (["--merge", "{}", "--data", "{}"], "say one of --data, --merge and --editor, not --data and --merge"),
+        (["--merge", "{}", "--data", "{}"], "pass only one of --data, --merge and --editor, not --data and --merge"),
         ([], "pass --data or --merge without a terminal to edit on"),
         (["--data", "{}"], "needs --yes without a terminal to confirm on"),
-        (["--data", "{oops", "--yes"], "is no JSON"),
+        (["--data", "{oops", "--yes"], "is not JSON"),
         (["--data", "@missing.json", "--yes"], "'missing.json' cannot be read as JSON"),
         (["--data", '{"to": "Ada", "street": ""}', "--yes"], "a payload that differs from the stored one"),
     ):
@@ -314,7 +314,7 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
 ) -> None:
     await fail_one(parcels, {"to": "Ada", "street": ""}, url=redis_url)
     editor = tmp_path / "editor.sh"
-    # First it leaves something that is no JSON, then it mends the street; what it was given stays for the test.
+    # First it leaves something that is not JSON, then it mends the street; what it was given stays for the test.
     editor.write_text(
         '#!/bin/sh\ncp "$1" given.json; stat -c %a "$1" > mode\n'
         'if [ -e broken ]; then sed "s/oops//; s/\\"street\\": \\"\\"/\\"street\\": \\"Rue 3\\"/" -i "$1"\n'

@@ -102,7 +102,7 @@ def parse_json(option: str, text: str) -> Any:
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise click.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+        raise click.BadParameter(f"{short(text)} is not JSON: {error}", param_hint=f"'{option}'") from None
 
 
 def status(kind: type[E], text: str | None) -> E | None:

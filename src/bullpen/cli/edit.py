@@ -92,7 +92,7 @@ async def edit(
 
 
 def _from_editor(found: Found) -> Any:
-    """The payload after somebody has edited it; what is no JSON may be corrected."""
+    """The payload after somebody has edited it; what is not JSON may be corrected."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     # Payloads hold what errors do not: the file is ours alone, and gone afterwards.
     with tempfile.TemporaryDirectory(prefix="bullpen-") as directory:

@@ -92,7 +92,7 @@ def text(raw: bytes) -> str:
 
 
 def _json_or(raw: bytes) -> Any:
-    """The value; text that is no JSON as it stands: other clients may have written it."""
+    """The value; text that is not JSON as it stands: other clients may have written it."""
     try:
         return json.decode(raw)
     except NotJson:

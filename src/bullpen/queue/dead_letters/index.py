@@ -209,7 +209,7 @@ class DeadLetterIndex:
     async def _tell(self, letters: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
         """Let the index know these; how many entries are in line, and known, then."""
         keys, flat = self._entries, [part for letter in letters for part in letter]
-        depth, known = await self._actions.evaluate("index_letters", [keys.letters("facts")], [keys.base, *flat])
+        depth, known = await self._actions.evaluate("index_dead_letters", [keys.letters("facts")], [keys.base, *flat])
         return int(depth), int(known)
 
 

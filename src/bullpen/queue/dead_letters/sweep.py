@@ -87,7 +87,7 @@ class Sweeper:
         keys, base = self._keys, self._writer.base
         for _ in range(_LETTER_STEPS):
             ended, more = await self._actions.evaluate(
-                "sweep_letters", [keys.meta, keys.failed, f"{base}wait"], [keys.base, base, _LETTERS_PER_STEP]
+                "sweep_dead_letters", [keys.meta, keys.failed, f"{base}wait"], [keys.base, base, _LETTERS_PER_STEP]
             )
             if ended:
                 logger.info(
