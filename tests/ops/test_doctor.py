@@ -399,7 +399,7 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
     assert (off.level, "1 row to deliver" in off.message) == (Level.WARNING, True)
     assert (broken.level, "opened 1 time since it last worked" in broken.message) == (Level.WARNING, True)
     parked = found[f"ledger {ledger.database.address}", "parked events"]
-    assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projector parked list")
+    assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projectors parked list")
     is_broken = exported["bullpen_outbox_destination_broken"]
     assert {each.labels["integration_type"]: each.value for each in is_broken} == {
         "webhook:broken": 1.0,
@@ -411,4 +411,4 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
     overview = await asyncio.to_thread(
         partial(cli, "dead-letters", "stats", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
     )
-    assert "parked events of projectors: 1; bullpen projector parked list" in overview.err
+    assert "parked events of projectors: 1; bullpen projectors parked list" in overview.err

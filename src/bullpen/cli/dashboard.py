@@ -47,9 +47,9 @@ async def dashboard(
     ] = None,
     role: Annotated[str, Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
 ) -> None:
-    """Serve the web dashboard until SIGTERM or Ctrl-C. It takes no jobs.
+    """Serve the web dashboard until SIGTERM or Ctrl-C. It runs no jobs.
 
-    Without arguments it shows the queues of the configured server, or of the embedded one, on the own machine.
+    Without arguments it shows the queues of the configured or embedded server, to this machine only.
     """
     from bullpen.app import Bullpen
     from bullpen.cli.programs import load_app

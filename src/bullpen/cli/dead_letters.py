@@ -85,7 +85,7 @@ async def _warn_of_parked(app: Bullpen) -> None:
     if ledger is None or "projector" not in await ledger.parts():
         return
     if parked := await ledger.parked.count():
-        show.warn(f"parked events of projectors: {parked}; bullpen projector parked list lists them")
+        show.warn(f"parked events of projectors: {parked}; bullpen projectors parked list shows them")
 
 
 @app.command()

@@ -23,11 +23,11 @@ async def demo(
     dashboard: Annotated[bool, Option("--dashboard", help="Also serve the dashboard until Ctrl-C.")] = False,
     jobs_only: Annotated[bool, Option("--jobs-only", help="Skip the other systems.")] = False,
 ) -> None:
-    """Run a few thousand jobs in three worker processes, kill one of them, and add up what became of every job.
+    """Run a few thousand jobs in three worker processes, kill one process, and check that every job ended once.
 
-    Then tasks, a workflow, the outbox, a run and a scheduled message, each with a fault on purpose.
+    Then run tasks, a workflow, the outbox, a run and a scheduled message, each with a deliberate fault.
 
-    Without --redis a server is started in a temporary directory and removed afterwards.
+    Without --redis, a temporary server is started and removed at the end.
     """
     if stay and at.as_json:
         raise WrongCommand("--stay is for a person, --json for a program; choose one")

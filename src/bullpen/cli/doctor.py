@@ -39,7 +39,7 @@ async def doctor(
     everything: Annotated[bool, Option("--all", help="Also show the checks that passed.")] = False,
     strict: Annotated[bool, Option("--strict", help="Exit with 1 for warnings as well.")] = False,
 ) -> None:
-    """Look at the server, all queues, the brokers that settings or a program name, and the ledger. Changes nothing.
+    """Check the server, all queues, the ledger, and the brokers of the settings or a program. Changes nothing.
 
     The exit code is 1 if something is broken, such as jobs that wait without a worker; with --strict also for warnings.
     """

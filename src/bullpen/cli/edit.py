@@ -50,7 +50,7 @@ async def edit(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Send one back with another payload, its identity kept. Shows the difference and asks before."""
+    """Send one dead letter back with a changed payload and the same id. Shows the difference and asks first."""
     from bullpen.cli.dead_letter_stores import console_of, opened
     from bullpen.ports.edits import KEEP, make_edit, payload_fingerprint
 

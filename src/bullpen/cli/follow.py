@@ -178,7 +178,7 @@ async def follow_jobs(
         bool, Option("--wait", help="End when these jobs have ended; exit code 1 if one of them failed.")
     ] = False,
 ) -> None:
-    """Print what happens to the jobs of a queue, until Ctrl-C; or with --wait until they are done."""
+    """Print the events of a queue's jobs until Ctrl-C; with --wait, until the jobs end."""
     from bullpen.ops.follow import Waited
 
     if wait and not ids:
@@ -195,7 +195,7 @@ async def follow_jobs(
 
 
 async def follow_queues(at: FollowEvents, queues: QueuesArgument = None) -> None:
-    """Print what happens in several queues, or in all that there are now, until Ctrl-C."""
+    """Print the events of several queues, or of all current queues, until Ctrl-C."""
     from bullpen.queue import find_queues
 
     at.check()

@@ -1,4 +1,4 @@
-"""`bullpen projector`: how far projectors are, what they parked, and events of the past for a new route."""
+"""`bullpen projectors`: how far projectors are, what they parked, and events of the past for a new route."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def list_parked(
     """List parked events, oldest first."""
     async with at.ledger() as ledger:
         found = await ledger.parked.find(projector=name, limit=limit)
-    at.list(PARKED, found, empty="nothing is parked; `bullpen projector list MODULE:APP` shows how far projectors are")
+    at.list(PARKED, found, empty="nothing is parked; `bullpen projectors list MODULE:APP` shows how far projectors are")
 
 
 @parked.command()

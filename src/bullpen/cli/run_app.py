@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
-    The first signal lets running jobs finish, a second one gives them back, a third one ends at once (exit code 143).
+    The first signal waits for running jobs, a second one gives them back, a third one stops at once (exit code 143).
     """
     from bullpen.wiring.servers import CommandLine, obeying
 

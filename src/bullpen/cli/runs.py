@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bullpen.ledger import RunRow
 
 app = Group()
-dead_letters = app.group("dead-letters", "List, redrive and discard runs that failed finally.")
+dead_letters = app.group("dead-letters", "List runs that failed finally.")
 credits = app.group("credits", "Show and grant credits of tenants.")  # noqa: A001 - what it is called
 
 RunArgument = Annotated[str, Argument("RUN", "Id of the run.")]

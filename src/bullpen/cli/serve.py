@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 async def serve(
     at: ServiceOptions,
     target: Annotated[str, Argument("MODULE:APPLICATION", "Where the ASGI application is.")],
-    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
+    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it at this address.")] = "127.0.0.1:9466",
 ) -> None:
-    """Serve an ASGI application until SIGTERM or Ctrl-C, apart from the workers. It takes no jobs."""
+    """Serve an ASGI application until SIGTERM or Ctrl-C. It runs no jobs."""
     from bullpen.http.serve import HttpService, parse_address
 
     at.start_logging()

@@ -53,9 +53,9 @@ async def top(
     limit: Annotated[int | None, Option(min=1, help="At most this many queues.", default="what fits")] = None,
     once: Annotated[bool, Option("--once", help="Poll once, print and end. Rates need two polls.")] = False,
 ) -> None:
-    """Watch all queues: what waits, runs, failed, how fast, how old, how many workers. The key q quits.
+    """Watch all queues: counts, rates, ages and workers. Press q to quit.
 
-    Cheap for the server. A server that goes away is waited for.
+    It costs the server little. It reconnects when the server is unreachable.
     """
     from bullpen.ops.overview import Overview
 

@@ -270,7 +270,7 @@ async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterat
     if limits.dead_letters and parked >= limits.dead_letters:
         events = counted(parked, "event is", "events are")
         text = f"{events} parked, and no message has come of {'it' if parked == 1 else 'them'}"
-        line = command_line("projector parked list")
+        line = command_line("projectors parked list")
         yield Symptom("parked_events", "projector", parked, text, line, line)
 
 

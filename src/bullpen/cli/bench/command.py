@@ -25,10 +25,10 @@ async def bench(
     payload: Annotated[int, Option(min=8, max=1_000_000, help="Bytes of data per job.")] = 100,
     yes: YesOption = False,
 ) -> None:
-    """Measure how fast jobs go in and out of your server: adding, running, latency.
+    """Measure how fast your server adds and runs jobs, and the latency.
 
-    Works on a queue of its own with a random name, which is removed afterwards, and checks that every job that went in
-    came out. A server that holds data is used only after a question: its other users feel the load.
+    It uses a queue of its own with a random name, checks that every job ran, and removes the queue. It asks before it
+    uses a server with data, because other users notice the load.
     """
     from bullpen.cli.bench.measure import Bench, JobsMissing, Sizes
 
