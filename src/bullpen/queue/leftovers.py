@@ -37,7 +37,7 @@ class Leftovers:
             try:
                 await self._look()
             except BullpenError as error:
-                logger.debug("queue %r: keys of lanes that are gone were not looked for: %s", self._keys.name, error)
+                logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
             await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:
