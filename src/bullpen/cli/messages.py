@@ -182,7 +182,9 @@ async def preview(
 @app.command("list")
 async def list_(
     at: OnLedger,
-    state: Annotated[str | None, Option("--status", help="Status: CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")] = None,
+    state: Annotated[
+        str | None, Option("--status", help="Status: CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")
+    ] = None,
     occasion: Annotated[str | None, Option(metavar="KIND", help="Only this kind.")] = None,
     recipient: Annotated[str | None, Option(metavar="ID", help="Only this recipient.")] = None,
     tenant: TenantOption = None,
