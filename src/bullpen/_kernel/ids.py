@@ -57,10 +57,12 @@ def check_job_id(job_id: Any) -> str:
         raise InvalidOption("job_id", "text without line breaks, control characters or lone surrogates", job_id)
     if _integer_like(job_id):
         raise InvalidOption(
-            "job_id", "an id that is no number (numbers are BullMQ's own counter)", job_id, suggestion=f"job-{job_id}"
+            "job_id", "an id that is not a number (BullMQ's counter uses numbers)", job_id, suggestion=f"job-{job_id}"
         )
     if job_id in RESERVED:
-        raise InvalidOption("job_id", "an id that is no key of the queue itself", job_id, suggestion=f"job-{job_id}")
+        raise InvalidOption(
+            "job_id", "an id that is not one of the queue's own keys", job_id, suggestion=f"job-{job_id}"
+        )
     if ":" in job_id:
         _check_segments(job_id)
     return job_id
@@ -76,7 +78,7 @@ def _check_segments(job_id: str) -> None:
         raise InvalidOption("job_id", "an id that does not start with '0:'", job_id)
     if segments[0] in _FAMILIES or segments[2] in JOB_SUFFIXES:
         raise InvalidOption(
-            "job_id", "an id that is no key of the queue itself", job_id, suggestion=encode_segment(job_id)
+            "job_id", "an id that is not one of the queue's own keys", job_id, suggestion=encode_segment(job_id)
         )
 
 

@@ -41,7 +41,7 @@ class Leftovers:
             try:
                 await self._look()
             except BullpenError as error:
-                logger.debug("queue %r: keys of lanes that are gone were not looked for: %s", self._keys.name, error)
+                logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
             await until_worth_looking(self._settled, -1 if self._had_lanes else settled, _EVERY_S)
 
     async def _look(self) -> None:

@@ -74,7 +74,7 @@ def refusal(why: bytes, job: PackedJob, queue: str) -> BullpenError:
     if not why.removeprefix(b"-").isdigit():
         which = f"the job {job.job_id!r}" if job.job_id else f"a job {job.name!r}"
         reason = why.decode("utf-8", "replace")
-        return ServerRefused(f"{which} of queue {queue!r} was not stored: {reason}. Look at the key with TYPE")
+        return ServerRefused(f"{which} of queue {queue!r} was not stored: {reason}. Check the key with TYPE")
     code = int(why)
     if code == _LANE_FULL and job.options.lane is not None:
         return LaneFull(queue, job.options.lane, job.job_id or None)
@@ -199,7 +199,7 @@ def _rare_options(options: JobOptions, *, replaces: object) -> tuple[str, JobOpt
     place = options.place
     if replaces:
         require("replace_finished", replaces is True, "True or False", replaces)
-        require("replace_finished", options.job_id is not None, "a job_id whose place is taken", replaces)
+        require("replace_finished", options.job_id is not None, "a job_id that is not in use", replaces)
         place = options.place_of(replaces=True)
     return options.job_id or "", options, options.wire_json, place
 

@@ -651,7 +651,7 @@ class Door:
     async def wire(self) -> Wire:
         """The open wire, connecting if need be. Raises ConnectionLost at once when that fails."""
         if self.closed:
-            raise ConnectionLost("this connection was closed by us")
+            raise ConnectionLost("this connection was closed by this process")
         if self._wire is not None and not self._wire.broken:
             return self._wire
         async with self._opening:
@@ -686,7 +686,7 @@ class Door:
                 raise
             if self.closed:
                 wire.close()
-                raise ConnectionLost("this connection was closed by us")
+                raise ConnectionLost("this connection was closed by this process")
             self._wire = wire
             self._was_in = True
             self._failures = 0

@@ -100,7 +100,7 @@ class JobOptions:
     urgency: int = 0
     """The other way to say it: higher runs earlier, 1 to 2097151. Not together with `priority`."""
     attempts: int = DEFAULT_ATTEMPTS
-    """All tries, the first included."""
+    """Number of attempts, the first included."""
     backoff: Backoff | CustomBackoff | None = DEFAULT_BACKOFF
     """Pause before a retry; None only without retries."""
     ttl_ms: int | None = None
@@ -160,7 +160,7 @@ class JobOptions:
     def _check_parent(self) -> None:
         expected = "what a failure does to the parent: " + ", ".join(map(repr, FLAGS))
         require("on_failure", self.on_failure is not None, expected, self.on_failure)
-        require("on_failure", self.parent is not None, "a parent that it is about", self.on_failure)
+        require("on_failure", self.parent is not None, "a parent", self.on_failure)
         # Its parent would wait for a job that was never added.
         require("deduplication", self.deduplication is None, "none for a job with a parent", self.deduplication)
 
@@ -365,7 +365,7 @@ _OTHER_NAMES: Final = {"kl": "keep_logs", "max_attempts": "attempts", "retries":
 def unknown_option(name: str, value: Any) -> InvalidOption:
     """The error for an option name that does not exist (or not here)."""
     if name in _WORKER_ONLY:
-        return InvalidOption(name, "no such job option: the lock belongs to the worker, set lock on Worker", value)
+        return InvalidOption(name, "not a job option: set lock on Worker", value)
     snake = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)
     suggestion = _OTHER_NAMES.get(name) or next(
         iter([snake] if snake in _OPTION_NAMES else difflib.get_close_matches(snake, sorted(_OPTION_NAMES), 1)), None
@@ -525,7 +525,7 @@ def _check_size(name: str, value: Retention, large: Literal["warn", "refuse"]) -
         raise InvalidOption(name, f"at most {LARGE_RETENTION} jobs", value)
     count = value.count if isinstance(value, KeepJobs) else value
     warnings.warn(
-        f"{name}: keeping {count} finished jobs fills the server's memory; up to {LARGE_RETENTION} is usual",
+        f"{name}: keeping {count} finished jobs can fill the server's memory; up to {LARGE_RETENTION} is usual",
         stacklevel=_callers_level(),
     )
 

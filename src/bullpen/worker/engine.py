@@ -210,7 +210,7 @@ class Engine:
         patience_s = IDLE_PATIENCE_S if is_in_vain else min(answer_s, self._seconds_until(end_at))
         if not await self.driver.end(patience_s) and not is_idle:
             logger.warning(
-                "queue %r: closed without the server's answer; unsettled jobs return when their locks end",
+                "queue %r: closed without the server's answer; unsettled jobs return when their locks expire",
                 self._setup.keys.name,
             )
         await asyncio.gather(stopping, *self._tidying, return_exceptions=True)
@@ -259,7 +259,7 @@ class Engine:
         await asyncio.wait(self.runs.cancel_for_closing(), timeout=CANCEL_GRACE_S)
         for job in running:
             logger.warning(
-                "queue %r: job %r does not stop; it is not given back while it runs, its lock will run out",
+                "queue %r: job %r does not stop; it is not given back while it runs; its lock will expire",
                 queue,
                 job.id,
             )

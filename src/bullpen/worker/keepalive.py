@@ -195,7 +195,7 @@ class Keepalive:
         elif lag_s > held.max_block_ms / 1000 and not held.hung:
             held.hung = True
             logger.error(
-                "queue %r: the event loop has not answered for %.0f s; its jobs are given up to other workers",
+                "queue %r: the event loop has not answered for %.0f s; its jobs are left to other workers",
                 held.keys.name,
                 lag_s,
             )
@@ -385,7 +385,7 @@ def renew_arguments(keys: QueueKeys, lock_ms: int, jobs: Iterable[Job]) -> list[
 
 
 def tell_retaken(queue: str, count: int) -> None:
-    logger.warning("queue %r: the locks of %d running jobs had run out and were taken again", queue, count)
+    logger.warning("queue %r: the locks of %d running jobs had expired and were renewed", queue, count)
     telemetry.emit("worker.locks_retaken", queue=queue, count=count)
 
 

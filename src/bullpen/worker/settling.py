@@ -37,11 +37,11 @@ from bullpen.worker.runs import Runs
 logger = get_logger("bullpen.worker")
 
 _CODE_TEXT: Final = {
-    REFUSED: "the server refused it; the job comes back when its lock has ended",
-    NO_LOCK: "its lock ran out and another worker may have it",
+    REFUSED: "the server refused it; the job returns to the queue when its lock expires",
+    NO_LOCK: "its lock expired and another worker may have it",
     -3: "it is no longer active",
     -6: "another worker has it",
-    -20: "the server could not write it; the job comes back when its lock has ended",
+    -20: "the server could not write it; the job returns to the queue when its lock expires",
 }
 
 
