@@ -1,5 +1,5 @@
 """bullpen. Variants: `uvloop`, `processes` (handlers in children), `dead_letters`, `unguarded` (see that file),
-`all_events` (none is trimmed), `own_options` (adds with attempts, delay, priority and id of their own), `fsync` and `replicated` (how safe an add is)."""
+`all_events` (none is trimmed), `own_options` (of each job), `fsync` and `replicated` (how safe an add is)."""
 
 import itertools
 import os
