@@ -49,7 +49,7 @@ def _text(value: object) -> str:
     try:
         text = value if isinstance(value, str) else "" if value is None else str(value)
     except Exception:  # noqa: BLE001 - an object of the user's own
-        text = f"({type(value).__name__} that cannot be told)"
+        text = f"({type(value).__name__} that cannot be shown)"
     return scrub(storable(text[:_MOST_CHARACTERS]))
 
 
