@@ -171,11 +171,11 @@ class Overview:
             raise now
         at_ms, answers = _ms(now), iter(ages)
         return at_ms, {
-            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
+            keys.name: self._snapshot(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
             for keys, part, queue_heads in zip(group, parts, heads, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueSnapshot:
+    def _snapshot(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueSnapshot:
         if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
             return QueueSnapshot(keys.name, problem=str(problem))
         added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]

@@ -374,11 +374,11 @@ class Flows(QueuePart):
         while ids := await actions.command("ZRANGE", self._keys.waiting_children, start, start + _PARENTS_PER_PAGE - 1):
             start += len(ids)
             for raw in ids:
-                blocked = await self._look_at_parent(actions, raw.decode("utf-8", "surrogateescape"))
+                blocked = await self._read_parent(actions, raw.decode("utf-8", "surrogateescape"))
                 if blocked is not None:
                     yield blocked
 
-    async def _look_at_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
+    async def _read_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
         scan = ("SSCAN", self._keys.dependencies(job_id), "0", "COUNT", _CHILDREN_LOOKED_AT)
         (page,) = await actions.commands([scan], or_none=is_wrong_type)
         keys = [raw.decode("utf-8", "surrogateescape") for raw in (page[1][:_CHILDREN_LOOKED_AT] if page else ())]

@@ -35,12 +35,12 @@ class Leftovers:
         await asyncio.sleep(_FIRST_AFTER_S)
         while True:
             try:
-                await self._look()
+                await self._poll()
             except BullpenError as error:
                 logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
             await asyncio.sleep(_EVERY_S)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if await self._actions.command("HEXISTS", self._keys.meta, "bplanes"):
             self._had_lanes = True
         elif self._had_lanes:

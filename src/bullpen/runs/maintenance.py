@@ -74,7 +74,7 @@ class RunMaintenance(BaseService):
         swept, after = Swept(), None
         while page := await self._ledger.runs.idle(longer_than_ms=idle, limit=_PER_PAGE, after=after):
             for row in page:
-                await self._look_at(row, swept)
+                await self._inspect(row, swept)
             after = page[-1].id
         await self._neighbours.look(unless_new=True)
         telemetry.emit("runs.swept", examined=swept.examined, failed=swept.failed, given_jobs=swept.given_jobs)
@@ -83,7 +83,7 @@ class RunMaintenance(BaseService):
     async def _tick(self) -> None:
         await self.sweep()
 
-    async def _look_at(self, row: RunRow, swept: Swept) -> None:
+    async def _inspect(self, row: RunRow, swept: Swept) -> None:
         swept.examined += 1
         job = await self._service.routes.queue(row.queue).get_job(row.id)
         state = JobState.UNKNOWN if job is None else await job.state()

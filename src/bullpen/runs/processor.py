@@ -247,9 +247,9 @@ class RunProcessor:
             if isinstance(error, PermanentError):
                 self._abandon_probe()  # the fault of the run, not of the engine
             else:
-                await self._tell_breaker_of_failure()
+                await self._report_failure()
             raise
-        self._tell_breaker_of_success()
+        self._report_success()
         return outcome
 
     async def on_failed(self, job: Job, reason: str, *, attempts: int | None = None) -> None:
@@ -457,11 +457,11 @@ class RunProcessor:
         if self._breaker is not None:
             self._breaker.abandoned()
 
-    def _tell_breaker_of_success(self) -> None:
+    def _report_success(self) -> None:
         if self._breaker is not None and self._breaker.succeeded():
             log(logging.WARNING, "The execution engine works again")
 
-    async def _tell_breaker_of_failure(self) -> None:
+    async def _report_failure(self) -> None:
         if self._breaker is None or not self._breaker.failed():
             return
         pause_ms = self._breaker.pause_ms
