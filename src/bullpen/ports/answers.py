@@ -24,7 +24,7 @@ _LONGEST_PAUSE_MS: Final = 7 * 86_400_000
 
 
 def answer_of(returned: object) -> SendResult:
-    """The answer of a channel. What is none is an answer that nobody understands: the target may have the message."""
+    """The answer of a channel. Any other value is not understood: the target may have the message."""
     match returned:
         case Accepted(detail):
             return Accepted(_text(detail))

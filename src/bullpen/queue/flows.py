@@ -142,7 +142,7 @@ class ChildrenPage:
 
 @dataclass(frozen=True, slots=True)
 class BlockedParent(Generic[JobT_co]):
-    """A job that waits for children of which some will not end by themselves."""
+    """A job that waits for children, some of which cannot end without help."""
 
     job: JobT_co
     failed: tuple[str, ...]
@@ -312,7 +312,7 @@ class Flows(QueuePart):
         """A job and those below it in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
         job lists as its children.
         """
         check_int("depth", depth, minimum=1)
@@ -367,8 +367,8 @@ class Flows(QueuePart):
     async def blocked_parents(self) -> AsyncIterator[BlockedParent]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
-        Such a parent waits until somebody retries or removes the child. Of each parent the first 1000 pending children
-        are looked at. Reads in pages; nothing is changed.
+        Such a parent waits until the child is retried or removed. Of each parent the first 1000 pending children
+        are checked. Reads in pages; nothing is changed.
         """
         actions, start = self._ready(), 0
         while ids := await actions.command("ZRANGE", self._keys.waiting_children, start, start + _PARENTS_PER_PAGE - 1):

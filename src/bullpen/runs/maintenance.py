@@ -1,6 +1,6 @@
-"""Find runs that nobody would end: their job is lost, or has failed unnoticed.
+"""Find runs that would never end: their job is lost, or failed without being recorded.
 
-In: runs that have not ended and that nobody touched for a while. Out: a job for those that have none (the process died
+In: unfinished runs without progress for a while. Out: a job for those that have none (the process died
 between commit and add, Redis lost it, a redrive stopped half way), FAILED for those whose job has failed (the worker
 died after the move, or was not ours). Any number may run at the same time: every change is conditional.
 Elsewhere: giving a job (`service`), writing FAILED (`processor`).

@@ -54,7 +54,8 @@ class JobBatch(Sequence[Job]):
 
     When the handler returns nothing, each job completes without a value; when it returns a list, each with its own, and
     an exception in its place fails that job alone. What the handler raises fails every job that was not decided before
-    with `complete` or `fail`. A job may be cancelled, or lose its lock, while the others go on: `job.cancelled` tells.
+    with `complete` or `fail`. A job may be cancelled, or lose its lock, while the others continue: check
+    `job.cancelled`.
     """
 
     def __init__(self, jobs: Sequence[Job], decide: Callable[[Job, Result], bool]) -> None:
@@ -79,7 +80,7 @@ class JobBatch(Sequence[Job]):
         return f"JobBatch({', '.join(repr(job.id) for job in self._jobs)})"
 
     def complete(self, job: Job, value: Any = None) -> None:
-        """Complete one job now, while the others go on."""
+        """Complete one job now, while the others continue."""
         self._settle(job, RETURNED_NOTHING if value is None else Returned(value))
 
     def fail(self, job: Job, error: BaseException) -> None:
@@ -131,7 +132,7 @@ class _Run:
         return answer.result()
 
     def decide(self, job: Job, result: Result) -> bool:
-        """False when the job has an outcome already. One that nobody waits for any more may get what it likes."""
+        """False when the job has an outcome already, or when no caller waits for it any more."""
         share = self.members[job].share
         if not share.done():
             share.set_result(result)
@@ -195,7 +196,7 @@ class BatchRuns:
         self._on_room: Callable[[], None] = _nothing
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
-        """The result of one job. Cancelled when the job is not wanted any more; its batch goes on with the others."""
+        """The result of one job. Cancelled when the job is not needed any more; its batch continues with the others."""
         loop = asyncio.get_running_loop()
         member = _Member(job, loop.create_future())
         self._waiting.append(member)

@@ -65,7 +65,7 @@ S = TypeVar("S")
 logger = get_logger("bullpen.workflow")
 
 _MOST_CONFLICTS: Final = 10
-"""How often a change is decided anew because somebody else was faster, who did not take turns with us."""
+"""How often a change is decided again because another process stored first without taking turns."""
 _PAUSE_PER_CONFLICT_S: Final = 0.05
 _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
@@ -518,8 +518,8 @@ def _cause(triggers: Sequence[Trigger]) -> Trigger:
 
 @contextlib.contextmanager
 def _nobody_counts(trigger: Trigger) -> Iterator[None]:
-    """A store or lock that is away is not the event's fault: it comes again, and no attempt is counted. Otherwise an
-    outage of a minute would dead-letter everything that arrives in it."""
+    """An unreachable store or lock is not the event's fault: it is delivered again, and no attempt is counted.
+    Otherwise an outage of a minute would dead-letter everything that arrives in it."""
     try:
         yield
     except (ConnectionLost, DatabaseUnavailable, EntityBusy) as error:
