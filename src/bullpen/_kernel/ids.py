@@ -38,6 +38,7 @@ RESERVED = QUEUE_SUFFIXES | JOB_SUFFIXES
 _FAMILIES = frozenset({"repeat", "de", "dn", "metrics", "bp"})
 
 _integer_like = re.compile(r"[+-]?[0-9]+").fullmatch
+_plain = re.compile(r"[A-Za-z][A-Za-z0-9_-]*").fullmatch
 _control = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]").search
 
 
@@ -50,6 +51,8 @@ def check_job_id(job_id: Any) -> str:
         raise InvalidOption("job_id", "non-empty text", job_id)
     if len(job_id) > MAX_ID_LENGTH:
         raise InvalidOption("job_id", f"at most {MAX_ID_LENGTH} characters", job_id)
+    if _plain(job_id) and job_id not in RESERVED:  # nearly always
+        return job_id
     if _control(job_id):
         raise InvalidOption("job_id", "text without line breaks, control characters or lone surrogates", job_id)
     if _integer_like(job_id):

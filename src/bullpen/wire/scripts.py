@@ -88,7 +88,7 @@ _TABLE = (
     Script(
         "check_stalled",
         keys=("meta", "wait", "active", "stalled", "stalled_check", "events"),
-        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms", "wary"),
+        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms", "wary", "idle_ms"),
     ),
     Script(
         "judge_suspect",

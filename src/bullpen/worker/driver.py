@@ -163,7 +163,7 @@ class Driver:
 
     async def stop_reading(self) -> None:
         """End the blocked read in order."""
-        await self._reader.stop(self.state.due_ms)
+        await self._reader.stop(lambda: self.state.unserved_due_ms)
         await self._end_lent_poll()
 
     async def end(self, patience_s: float) -> bool:

@@ -65,10 +65,13 @@ class Settling:
         self._on_end = on_end
         self._keys, self._lock_ms, self._actions, self._door = keys, lock_ms, actions, door
         self._dead_letters, self._reports, self._runs = dead_letters, reports, runs
+        self.rounds = 0
+        """How often outcomes were answered."""
         self.unlocked: list[Settlement] = []
         """Their locks had run out when they were to be settled."""
 
     def on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
+        self.rounds += 1
         is_told, locked, on_end = self._reports.are_wanted("completed"), self._runs.locked, self._on_end
         for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
