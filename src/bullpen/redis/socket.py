@@ -260,9 +260,11 @@ class Wire(asyncio.Protocol):
             for receiver, _, _ in sendings:
                 receiver.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
             return
-        now = monotonic()
-        self._waiting.extend((receiver, now + within_s) for receiver, _, within_s in sendings)
-        self._transport.write(b"".join([packed for _, packed, _ in sendings]))
+        now, wait, parts = monotonic(), self._waiting.append, []
+        for receiver, packed, within_s in sendings:
+            wait((receiver, now + within_s))
+            parts.append(packed)
+        self._transport.write(b"".join(parts))
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""
