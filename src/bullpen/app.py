@@ -27,6 +27,7 @@ from bullpen.wiring.running import ROLES, Service
 from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
 from bullpen.worker import Worker
+from bullpen.worker.auto import Concurrency
 from bullpen.worker.options import WorkerArguments
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
@@ -424,15 +425,15 @@ class Bullpen:
         self,
         *,
         signals: bool = True,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
 
-        `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
-        the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes schedulers that no
-        task declares any more.
+        `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
+        out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
+        schedulers that no task declares any more.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
