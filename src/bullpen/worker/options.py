@@ -19,10 +19,10 @@ from bullpen._kernel.keep import Retention
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
+from bullpen.queue.batch import BatchOptions
 from bullpen.queue.codec import Codec
 from bullpen.wire.options import check_retention
 from bullpen.worker.auto import AutoConcurrency, Concurrency, most_of, read_concurrency
-from bullpen.worker.batches import BatchOptions
 from bullpen.worker.children.limits import ChildLimits
 
 __all__ = ["AutoConcurrency", "BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
@@ -146,8 +146,6 @@ class WorkerOptions:
         is_known = isinstance(self.processes, bool | ChildLimits)
         require("processes", is_known, "True, False or ChildLimits", self.processes)
         require("batch", self.batch is None or isinstance(self.batch, BatchOptions), "a BatchOptions", self.batch)
-        is_possible = self.batch is None or self.processes is False
-        require("batch", is_possible, "none with processes: a child runs one job", self.batch)
         require("timeouts", isinstance(self.timeouts, Mapping), "a mapping from job names to times", self.timeouts)
         for name, limit in self.timeouts.items():
             require("timeouts", isinstance(name, str), "names of jobs", name)
