@@ -243,7 +243,7 @@ def test_a_queue_has_one_kind_of_tasks_and_one_size(app: Bullpen) -> None:
         app.task("rows")(single)
     with pytest.raises(InvalidOption, match="as the other tasks of queue 'plain' have"):
         app.task("plain", batch=FIVE)(store)
-    with pytest.raises(InvalidOption, match="said of the task"):
+    with pytest.raises(InvalidOption, match="an option of the task"):
         app.task_queue("fresh", batch=FIVE)
     assert [worker.options.batch for worker in app.workers] == [FIVE, None]
 

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption, require
-from bullpen.queue.arguments import TaskArguments
-from bullpen.queue.batch import BatchOptions
-from bullpen.queue.batch_tasks import BatchTask, BatchTaskSet
-from bullpen.queue.tasks import Task, TaskSet, Unique
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
     from bullpen.outbox import Outbox
+    from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.batch import BatchOptions
+    from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
 
 __all__ = ["TaskQueues"]
 
@@ -58,6 +57,10 @@ class TaskQueues:
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.batch import BatchOptions
+        from bullpen.queue.batch_tasks import BatchTask, BatchTaskSet
+        from bullpen.queue.tasks import Task, TaskSet
+
         check_queue_name(queue)
         require("batch", batch is None or isinstance(batch, BatchOptions), "a BatchOptions", batch)
 
@@ -92,8 +95,10 @@ class TaskQueues:
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
-        require("batch", options.get("batch") is None, "said of the task: app.task(batch=...)", options.get("batch"))
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
+        require(
+            "batch", options.get("batch") is None, "an option of the task: app.task(batch=...)", options.get("batch")
+        )
         self._worker_options[queue] = options
 
     @property

@@ -109,7 +109,7 @@ class ParentActions:
 
     @property
     def changes(self) -> JobChanges:
-        raise BullpenError("a handler in a child process cannot change its own job so; raise DelayJob or the like")
+        raise BullpenError("a handler in a child process cannot do this to its own job; raise DelayJob or the like")
 
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
@@ -180,7 +180,7 @@ class PlainParent:
 
     def _require_running(self) -> None:
         if self._has_ended:
-            raise BullpenError("the job has ended; its handler left a thread behind that still uses it")
+            raise BullpenError("the job has ended; its handler left a thread that still uses the job")
 
     def _note(self, message: Message) -> None:
         if message["job"] is None:
