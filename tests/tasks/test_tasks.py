@@ -400,8 +400,8 @@ async def test_every_way_to_add_takes_replace_finished_and_durability(
     await engine.dispose()
     with pytest.raises(InvalidOption, match="durability"):
         send.options(durability="disk")
+    wrong: Any = {"replace_finished": "yes"}
     with pytest.raises(InvalidOption, match="replace_finished"):
-        wrong: Any = {"replace_finished": "yes"}
         app.task("emails", name="other", **wrong)(lambda: None)
     await app.aclose()
 
