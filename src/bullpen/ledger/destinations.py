@@ -51,8 +51,7 @@ class Destinations:
 
     async def troubled(self) -> dict[str, Destination]:
         """All that are disabled, broken or probing; all others are in order."""
-        async with self._database.statement(reads=True) as connection:
-            rows = (await connection.execute(sa.text(self._sql.troubled))).all()
+        rows = await self._database.fetch(self._sql.troubled, {}, reads=True)
         found = [Destination(row[0], to_datetime(row[1]), row[2], row[3], row[4], int(row[5])) for row in rows]
         return {destination.integration_type: destination for destination in found}
 
