@@ -1,7 +1,7 @@
 """Destinations that somebody switched off, or that are known to be broken. One truth for all processes.
 
 In: an integration type. Out: whether and since when it may not be called. All comparisons use the database's clock.
-Elsewhere: what follows from it (`bullpen.outbox.gates`).
+Elsewhere: what follows from it (`bullpen.delivery.gates`).
 """
 
 from __future__ import annotations

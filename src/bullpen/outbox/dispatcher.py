@@ -31,6 +31,7 @@ from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
+from bullpen.delivery.gates import Gates
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import (
     Died,
@@ -45,7 +46,6 @@ from bullpen.ledger import (
 )
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
 from bullpen.outbox.shares import Shares
