@@ -157,10 +157,12 @@ class Database:
         async with self.statement(reads=reads) as connection:
             return await _fetch(connection, statement, parameters)
 
-    async def fetch_of(self, tenant: str | None, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
+    async def fetch_of(
+        self, tenant: str | None, statement: str, parameters: Mapping[str, Any], *, reads: bool = False
+    ) -> list[Row]:
         """As `fetch`, of what belongs to tenants. A connection that sees one tenant's rows at a time needs its name."""
         if not tenant and not self.tenant_required:
-            return await self.fetch(statement, parameters)
+            return await self.fetch(statement, parameters, reads=reads)
         if tenant and self._driver is not None:
             async with self._errors(self._timeout_s):
                 return await self._driver.fetch(statement, parameters, tenant)
