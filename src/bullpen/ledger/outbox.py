@@ -307,7 +307,8 @@ class SqlOutbox(OutboxRepository):
     ) -> None:
         """Let the next of each line go, where it was not taken along: whoever claims must hear of it."""
         if lines := _ended_lines(ordered, changed):
-            result = await connection.execute(prepared(self.sql.unpark_next), {"rows": encode_rows(lines)})
+            statement = self.sql.unpark_next(most=len(lines))
+            result = await connection.execute(prepared(statement), {"rows": encode_rows(lines)})
             if result.rowcount:
                 await self._notify(connection)
 

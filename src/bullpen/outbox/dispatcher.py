@@ -173,6 +173,8 @@ class Dispatcher:
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
         self._next_unpark = 0.0
+        self._next_plan = 0.0
+        """Until then nobody asks again when something is due next, while places are what is missing."""
         self._is_closing = False
         self._close_timeout_s = self.options.lease_ms / 1000
         for pattern, route in router.items():
@@ -279,6 +281,9 @@ class Dispatcher:
         return pause_s
 
     async def _seconds_until_due(self) -> float | None:
+        if self._starved and time.monotonic() < self._next_plan:
+            return _AGAIN_S  # a place that becomes free comes first, and after each batch one does
+        self._next_plan = time.monotonic() + _AGAIN_S
         left_ms = await self._store.next_due_ms()
         if (until_room_s := self._seconds_until_room()) is not None:
             return until_room_s if not left_ms else min(until_room_s, left_ms / 1000)
