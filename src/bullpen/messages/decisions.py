@@ -77,7 +77,7 @@ def decide(
     if row.status in _ENDED:
         return Skip(f"it is {row.status}")
     if row.status is MessageStatus.CREATED or row.due_at != order.due_at:
-        return Skip("it was planned anew, and has or will have another order")
+        return Skip("it was planned again, and has or gets another order")
     if row.due_at > now:
         return Wait(_ms(row.due_at - now), "it is not due yet")
     is_taken_over = row.status is MessageStatus.SENDING
@@ -90,7 +90,7 @@ def decide(
         return End(MessageStatus.FAILED, "UNKNOWN_CHANNEL", f"no channel {row.channel!r} is registered here")
     step = first_step(route.rule, in_doubt=is_taken_over)
     if step is FirstStep.PARK:
-        reason = f"{row.locked_by} died while sending, or lost the database: nobody knows whether it was sent"
+        reason = f"{row.locked_by} died while sending, or lost the database: it is unknown whether it was sent"
         return End(MessageStatus.PARKED, AMBIGUOUS, reason)
     if row.recipient is None:
         return End(MessageStatus.CANCELLED, "RECIPIENT_GONE", "the recipient was removed")
@@ -99,7 +99,7 @@ def decide(
     kind = occasions.get(row.occasion)
     quiet_ms = kind.quiet_ms(row.zone, now)
     if quiet_ms:
-        return Wait(quiet_ms, "these are quiet hours where the recipient lives")
+        return Wait(quiet_ms, "the recipient is in quiet hours")
     return Send(kind, route, step is FirstStep.LOOK_UP)
 
 

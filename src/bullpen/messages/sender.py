@@ -179,7 +179,7 @@ class Sender:
         if outcome is None:
             # Nobody knows, and the provider can be asked: the row stays SENDING, and after its lease it is.
             telemetry.emit("messages.unknown", **_ids(row), reason="to be looked up")
-            raise DelayJob(self.options.lease_ms, "nobody knows whether it was sent; the provider will be asked")
+            raise DelayJob(self.options.lease_ms, "it is unknown whether it was sent; the provider will be asked")
         is_ours = await self._settle(row, outcome, began + self.options.lease_ms / 1000)
         status = str(outcome.status) if is_ours else "LOST"
         took_s = time.monotonic() - began
@@ -190,7 +190,7 @@ class Sender:
             "messages.settled", **_ids(row), status=status, code=outcome.code, duration_s=took_s, late_s=late_s
         )
         if not is_ours:
-            logger.warning("message %s: another sender took it over before its outcome was written", row.id)
+            logger.warning("message %s: another sender took over before the outcome was written", row.id)
             return
         if outcome.status is not MessageStatus.SENT:
             logger.log(_level(outcome.status), "message %s is %s (%s): %s", row.id, status, outcome.code, outcome.error)

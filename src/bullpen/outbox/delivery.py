@@ -233,7 +233,7 @@ class OutboxDeliveries:
         rule = when_unknown(route.channel)
         step = first_step(rule, in_doubt=is_in_doubt(row))
         if step is FirstStep.PARK:
-            return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
+            return Died(row.last_error or "it is unknown whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
             message = message_of(row, route.timeout_ms, content)
         except (NotJson, TypeError, ValueError) as error:
