@@ -21,6 +21,8 @@ COLUMNS: Final = ", ".join(
 """All columns of a row, in the table's order. jsonb and uuid as text: our own reader is faster than the driver's."""
 
 _WITHOUT_CONTENT: Final = COLUMNS.replace("CAST(payload AS text)", "''").replace("CAST(headers AS text)", "NULL")
+LINE: Final = "line"
+"""What a commit tells that ended a row with an ordering key and took no other one along."""
 _OPEN: Final = "('PENDING', 'FAILED')"
 _UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
 _CLAIMABLE: Final = f"status IN {_OPEN} AND NOT parked"
@@ -140,7 +142,10 @@ WHERE o.id IS NOT NULL OR f.route_key IS NOT NULL"""
     @cached_property
     def notify(self) -> str:
         """Tell dispatchers to look: what a settlement has made ready, or due at a time that nobody knows yet."""
-        return f"SELECT pg_notify('{self.channel}', '')"
+        return f"SELECT {self._notified()}"
+
+    def _notified(self, payload: str = "") -> str:
+        return f"pg_notify('{self.channel}', '{payload}')"
 
     @cached_property
     def next_due_ms(self) -> str:
@@ -317,8 +322,13 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
 RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
         if not self._is_postgres:
             return update
-        told = f"pg_notify('{self.channel}', '')" if notify else "NULL"
-        ended = f"d.id, d.status, d.attempts, CASE WHEN d.status IN {_OPEN} THEN {told} END"
+        # A row that another transaction stores and parks in this very moment is seen by nobody here. It is woken after
+        # the commit; should this process die in between, dispatchers look for it, because the commit itself tells them.
+        left = "d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD')" + (
+            " AND n.id IS NULL" if take_next else ""
+        )
+        told = f"WHEN d.status IN {_OPEN} THEN {self._notified()} WHEN {left} THEN {self._notified(LINE)}"
+        ended = f"d.id, d.status, d.attempts, CASE {told if notify else 'WHEN true THEN NULL'} END"
         statement = f"""\
 WITH done AS ({update}, id AS row_id, fence, tenant_id, s_kind, {counted} AS s_counted, s_error, s_code, s_worker,
     s_receipt, s_started_ms, s_next_ms),
