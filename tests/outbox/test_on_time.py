@@ -6,6 +6,7 @@ Every dispatcher here looks once a minute unless it is woken, and every test wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.ledger._sql import Sql
-from bullpen.outbox import Outbox, Route
+from bullpen.outbox import DispatcherOptions, Outbox, Route
 from bullpen.outbox import dispatcher as dispatcher_module
 from bullpen.ports.channel import Refused, Unavailable
 from bullpen.redis import Connection
@@ -183,7 +184,6 @@ async def test_rows_are_not_counted_where_nobody_notifies(
 async def test_a_row_left_asleep_by_a_process_that_died_is_woken_by_the_commit_before_it(
     postgres_url: str,
     make_ledger: MakeLedger,
-    make_outbox: MakeOutbox,
     told: Told,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,15 +194,20 @@ async def test_a_row_left_asleep_by_a_process_that_died_is_woken_by_the_commit_b
     await ledger.outbox.enqueue_many([item(number, ordering_key="order-1") for number in range(2)])
     (first,) = await ledger.outbox.claim_due_batch("dead", 1, starting=True)
     assert await ledger.outbox.claim_due_batch("w") == []  # which parks the second
-    outbox = make_outbox({"webhook:*": direct(spy)}, ledger=ledger, tick_interval_ms=SELDOM_MS)
+    options = DispatcherOptions(tick_interval_ms=SELDOM_MS)
+    outbox = Outbox(ledger, {"webhook:*": direct(spy)}, options=options)
+    dispatcher = outbox.dispatcher()
+    await dispatcher.reap()  # the next sweep is an hour away
 
-    async with running(outbox, told), asyncio.timeout(SOON_S * 2):
+    await dispatcher.start()
+    async with contextlib.aclosing(outbox), asyncio.timeout(SOON_S * 2):
         outcome = {"s_id": first.id, "s_fence": first.fence, "s_kind": "SENT", "s_worker": "dead"}
         await ledger.database.fetch(
             Sql("postgresql", ledger.database.schema).settle(notify=True), {"rows": json.dumps([outcome])}
         )
         await spy.until(1)
         await until_settled(ledger, 2)
+        await dispatcher.close()
 
     assert spy.numbers == [1]
     assert [fields["count"] for fields in told.of("outbox.unparked")] == [1]
