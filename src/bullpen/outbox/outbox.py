@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Unpack
 
+from bullpen.delivery.gates import Gates
 from bullpen.errors import NotConfigured, require
 from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxFields, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
 from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.replay import ReplayArguments, replay
