@@ -299,7 +299,8 @@ _SHOWN: Final = {"FAILED": "RETRYING"}
 
 
 def _shown(record: Mapping[str, Any]) -> str:
-    return _SHOWN.get(record["status"], record["status"])
+    stored: str = record["status"]
+    return _SHOWN.get(stored, stored)
 
 
 def to_json(row: OutboxRow) -> dict[str, Any]:
