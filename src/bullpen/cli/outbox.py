@@ -182,7 +182,7 @@ async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: 
     """Remove a tenant's settings: weight 1 and no limit apply again."""
     async with at.ledger() as ledger:
         if not await ledger.tenant_limits.remove(tenant, integration_type, by=whoami()):
-            raise Done(f"nothing was decided about {tenant!r} and {integration_type!r}, there was nothing to remove")
+            raise Done(f"{tenant!r} has no settings for {integration_type!r}; nothing was removed")
     at.say({"removed": tenant}, f"removed: {tenant}")
 
 
