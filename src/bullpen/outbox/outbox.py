@@ -18,7 +18,7 @@ from bullpen.errors import NotConfigured, require
 from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxFields, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
-from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
+from bullpen.outbox.enqueue import JOB_CHANNEL, PublishedEvent, PublishFields, make_item, make_job_item
 from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
@@ -135,6 +135,26 @@ class Outbox:
     def enqueue_many_sync(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
         """As `enqueue_many`, for blocking connections."""
         return self._enqueuer.enqueue_many_sync(connection, items)
+
+    async def publish(
+        self, connection: Any, *, tenant_id: str, event_type: str, payload: Any = None, **fields: Unpack[PublishFields]
+    ) -> list[Enqueued]:
+        """Store a message for each endpoint of the tenant that wants this event, in the caller's open transaction.
+
+        With `event_id` a repeated call stores nothing again: a message has the key `<event id>/<route key>`, for each
+        endpoint another one. Endpoints are made and changed by `Endpoints`.
+        """
+        event = PublishedEvent(tenant_id, event_type, payload, fields, is_strict=self._enqueuer.is_strict)
+        wanting = await self._enqueuer.endpoints_of(connection, tenant_id, event_type)
+        return await self._enqueuer.enqueue_many(connection, map(event.item_for, wanting))
+
+    def publish_sync(
+        self, connection: Any, *, tenant_id: str, event_type: str, payload: Any = None, **fields: Unpack[PublishFields]
+    ) -> list[Enqueued]:
+        """As `publish`, for blocking connections."""
+        event = PublishedEvent(tenant_id, event_type, payload, fields, is_strict=self._enqueuer.is_strict)
+        wanting = self._enqueuer.endpoints_of_sync(connection, tenant_id, event_type)
+        return self._enqueuer.enqueue_many_sync(connection, map(event.item_for, wanting))
 
     async def add_in_transaction(
         self,
