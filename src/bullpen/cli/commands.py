@@ -36,6 +36,7 @@ _ROOT: Final = Group(
         "operations": Place("operations:app", "See, stop and resume bulk actions that are stored."),
         "payloads": Place("payloads:app", "Sealed job data: keys in use, and objects without a job."),
         "outbox": Place("outbox:app", "See rows of the outbox; redrive dead ones; switch destinations off and on."),
+        "endpoints": Place("endpoints:app", "See and change where tenants want their events; test; replay."),
         "projector": Place("projector:app", "See how far projectors are; retry or skip parked events; backfill."),
         "workflows": Place("workflows:app", "See, check and draw workflows; see and move their entities."),
         "messages": Place("messages:app", "See scheduled messages and their recipients; retry what failed."),

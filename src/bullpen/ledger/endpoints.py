@@ -47,17 +47,20 @@ class EndpointStore:
 
     # ---- what users decide --------------------------------------------------------------------------------------
 
-    async def add(self, values: Mapping[str, Any], *, by: str, most: int) -> EndpointRow:
-        """Store a new one. Raises InvalidOption where the tenant has `most` already."""
+    async def add(self, values: Mapping[str, Any], *, by: str, most: int) -> tuple[EndpointRow, bool]:
+        """Store a new one; False: its id is there already. Raises InvalidOption where the tenant has `most` already."""
         tenant_id = values["tenant_id"]
         async with self._database.transaction(tenant=tenant_id) as connection:
+            known = await self._get(connection, tenant_id, values["id"])
+            if known is not None:
+                return known, False
             # Two at the same moment may make it one more: a bound against a flood, not a price list.
             query = sa.select(sa.func.count()).select_from(_table).where(_table.c.tenant_id == tenant_id)
             if ((await self._run(connection, query)).scalar() or 0) >= most:
                 raise InvalidOption("tenant_id", f"a tenant with fewer than {most} endpoints", tenant_id)
             await self._audit(connection, by, "endpoint.create", values["id"], tenant_id, {})
             await self._run(connection, _table.insert().values(**values))
-            return await self._must_get(connection, tenant_id, values["id"])
+            return await self._must_get(connection, tenant_id, values["id"]), True
 
     async def change(
         self,

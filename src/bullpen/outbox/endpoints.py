@@ -42,6 +42,8 @@ from bullpen.queue.codec import Codec
 
 __all__ = ["Endpoint", "EndpointChanges", "EndpointFields", "EndpointOptions", "Endpoints", "NewSecret"]
 
+_KEYS: Final = uuid.UUID("5d2f1f0e-8c6b-4b1e-9a56-0b4c1f8a7e21")
+"""Where ids that are made of a caller's key begin; any fixed one."""
 ENDPOINTS: Final = endpoint_type("*")
 TEST_EVENT: Final = "bullpen.test.v1"
 _LONGEST_URL: Final = 2_000
@@ -112,6 +114,7 @@ class NewSecret:
 
     endpoint: Endpoint
     secret: str = field(repr=False)
+    """Empty: the endpoint was made by an earlier call with the same key, which was shown it."""
 
 
 class EndpointFields(TypedDict, total=False):
@@ -122,6 +125,7 @@ class EndpointFields(TypedDict, total=False):
     headers: Mapping[str, str]
     rate: EndpointRate | None
     secret: str | None
+    idempotency_key: str | None
 
 
 class EndpointChanges(TypedDict, total=False):
@@ -178,24 +182,33 @@ class Endpoints:
     # ---- one endpoint -------------------------------------------------------------------------------------------
 
     async def create(self, tenant_id: str, url: str, *, by: str, **fields: Unpack[EndpointFields]) -> NewSecret:
-        """Store a new endpoint, enabled. Without `secret` one is made. This is the only time that it is shown."""
-        endpoint_id, given = str(uuid.uuid4()), {"headers": {}, "description": "", **fields}
+        """Store a new endpoint, enabled. Without `secret` one is made. This is the only time that it is shown.
+
+        With `idempotency_key` a repeated call makes no second one: it gives the first, whose secret is not shown."""
+        given = {"headers": {}, "description": "", **fields}
+        key = given.pop("idempotency_key", None)
+        endpoint_id = str(uuid.uuid4() if key is None else uuid.uuid5(_KEYS, f"{tenant_id}\0{key}"))
         secret = fields.get("secret") or _new_secret()
         given.pop("secret", None)
         given.setdefault("events", ("*",))
         given.setdefault("rate", None)
         values = self._values(check_tenant(tenant_id), endpoint_id, {"url": url, **given}, secret=secret)
         sealed = self._vault.seal_secrets([Secret(secret)], endpoint_id, tenant_id)
-        row = await self._store.add(
+        row, is_new = await self._store.add(
             {**values, "id": endpoint_id, "tenant_id": tenant_id, "secrets": sealed},
             by=by,
             most=self.options.most_per_tenant,
         )
-        return NewSecret(self._show(row), secret)
+        return NewSecret(self._show(row), secret if is_new else "")
 
     async def get(self, tenant_id: str, endpoint_id: str) -> Endpoint:
         """Raises RowNotFound."""
         return self._show(await self._row(tenant_id, endpoint_id))
+
+    async def owner_of(self, endpoint_id: str) -> str | None:
+        """The tenant of an endpoint; None: there is no such one. For the service role."""
+        row = await self._store.get(_need_id(endpoint_id))
+        return None if row is None else row.tenant_id
 
     async def find(
         self,
