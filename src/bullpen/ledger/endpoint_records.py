@@ -18,6 +18,7 @@ from bullpen.ledger.tables import ENDPOINT
 
 __all__ = [
     "DISABLED_EVENT",
+    "ENDPOINT_TYPES",
     "EndpointAttempt",
     "EndpointRate",
     "EndpointRow",
@@ -26,11 +27,14 @@ __all__ = [
     "check_rate",
     "endpoint_id_of",
     "endpoint_type",
+    "type_label",
     "wants",
 ]
 
 DISABLED_EVENT: Final = "outbox.endpoint.disabled.v1"
 """Event type of the message that tells of an endpoint which was switched off."""
+
+ENDPOINT_TYPES: Final = f"{ENDPOINT}:*"
 
 _MOST_PATTERNS: Final = 100
 
@@ -108,6 +112,11 @@ def endpoint_id_of(integration_type: str) -> str | None:
     """The endpoint of an integration type; None for another destination."""
     channel, _, target = integration_type.partition(":")
     return target or None if channel == ENDPOINT else None
+
+
+def type_label(integration_type: str) -> str:
+    """What metrics and alerts call a type: all endpoints are one, or each customer would be a series of its own."""
+    return ENDPOINT_TYPES if endpoint_id_of(integration_type) is not None else integration_type
 
 
 def check_events(events: Sequence[str]) -> tuple[str, ...]:

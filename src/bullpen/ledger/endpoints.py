@@ -145,6 +145,13 @@ class EndpointStore:
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in (await self._run(connection, query)).all()]
 
+    async def counts(self) -> dict[EndpointState, int]:
+        """How many of all tenants are in each state."""
+        query = sa.select(_table.c.state, sa.func.count()).group_by(_table.c.state)
+        async with self._database.statement(reads=True) as connection:
+            found = {EndpointState(state): count for state, count in (await self._run(connection, query)).all()}
+        return {state: found.get(state, 0) for state in EndpointState}
+
     async def switched_off(self, *, within_ms: int) -> list[EndpointRow]:
         """Those that nobody switched off but bullpen itself, lately; the last one first."""
         query = (

@@ -27,6 +27,8 @@ class SymptomLimits:
     """Rows of the outbox were due so long ago, and nobody has claimed them."""
     outbox_claimed_ms: int = option(300_000, at_least(0))
     """The lease of claimed rows ran out so long ago, and nobody has taken them back."""
+    endpoints_off: int = option(1, at_least(0))
+    """So many endpoints of tenants were switched off within a day, because they are gone or take nothing."""
     scheduler_late_ms: int = option(300_000, at_least(0))
     """Messages were due so long ago and are not queued."""
     run_stuck_ms: int = option(900_000, at_least(0))

@@ -30,7 +30,7 @@ from bullpen.ledger import (
     OutboxStatus,
     check_tenant,
 )
-from bullpen.ledger.endpoint_records import check_events, check_rate, endpoint_type
+from bullpen.ledger.endpoint_records import ENDPOINT_TYPES, check_events, check_rate, endpoint_type
 from bullpen.ledger.records import check_text
 from bullpen.outbox.endpoint_channel import EndpointChannel, MakeWebhook
 from bullpen.outbox.gates import Breaker
@@ -44,7 +44,7 @@ __all__ = ["Endpoint", "EndpointChanges", "EndpointFields", "EndpointOptions", "
 
 _KEYS: Final = uuid.UUID("5d2f1f0e-8c6b-4b1e-9a56-0b4c1f8a7e21")
 """Where ids that are made of a caller's key begin; any fixed one."""
-ENDPOINTS: Final = endpoint_type("*")
+ENDPOINTS: Final = ENDPOINT_TYPES
 TEST_EVENT: Final = "bullpen.test.v1"
 _LONGEST_URL: Final = 2_000
 _LONGEST_DESCRIPTION: Final = 200
