@@ -16,9 +16,6 @@ from bullpen._kernel.duration import check_texts
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Queue
-from bullpen.queue.arguments import QueueArguments, TaskArguments
-from bullpen.queue.codec import Codec
-from bullpen.queue.tasks import TaskMaker, Unique
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.wiring.features import AppFeatures
@@ -26,10 +23,8 @@ from bullpen.wiring.resources import Resources
 from bullpen.wiring.running import ROLES, Service
 from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most commands need none of it
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.ops.actions import Actions, Actor
@@ -39,7 +34,10 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue.arguments import QueueArguments, TaskArguments
+    from bullpen.queue.codec import Codec
     from bullpen.queue.schedulers import Reconciled
+    from bullpen.queue.tasks import TaskMaker, Unique
     from bullpen.runs import Runs
     from bullpen.wiring.audit import AuditTrail
     from bullpen.wiring.channels import Channels
@@ -50,6 +48,8 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
         WorkflowOptions,
         Workflows,
     )
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
 
@@ -378,7 +378,7 @@ class Bullpen:
         names = None if queues is None else check_texts("queues", queues)
         opened, features = self._resources, self._features
         ledger = installed_ledger(lambda: self.ledger) if opened.has_ledger else None
-        added = self.other_letters()
+        added = self.other_dead_letters()
         connection = features.connection_in_use() if ledger is not None or added else self.connection
         return await make_console(
             *(connection, self.prefix, ledger, added, tenant_id),
@@ -403,10 +403,10 @@ class Bullpen:
 
         return Actions(self.queue, await self.trail(), actor)
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        return self._features.other_letters()
+        return self._features.other_dead_letters()
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""

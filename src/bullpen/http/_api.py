@@ -123,7 +123,7 @@ async def identify(request: Request, authenticate: Authenticate, *, writes: bool
     if who is None:
         raise HTTPException(401, "a valid bearer token is needed", {"www-authenticate": "Bearer"})
     if writes and not who.may_write:
-        raise HTTPException(403, "this token may look, and nothing else")
+        raise HTTPException(403, "this token may only read")
     return who
 
 
@@ -219,7 +219,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     # A mistake of ours, or a ledger that is not ready. The client learns a number to ask for, and nothing else.
     number = uuid.uuid4().hex[:12]
     _log.error("request %s %s failed (%s)", request.method, request.url.path, number, exc_info=error)
-    return answer_json(Problem(error="internal", message=f"something failed here; quote {number}"), 500)
+    return answer_json(Problem(error="internal", message=f"internal error; quote {number}"), 500)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

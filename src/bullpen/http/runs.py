@@ -81,7 +81,9 @@ def runs_api(
     `poll_ms` is how often a followed run is looked at. `followers` is how many runs a principal may follow at the same
     time, `all_followers` how many all of them may: each holds a connection and asks the database again and again.
     """
-    places = _Places(check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1))
+    places = _FollowSlots(
+        check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1)
+    )
     allowed = None if handlers is None else frozenset(check_texts("handlers", handlers))
     api = _Api(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
@@ -97,7 +99,7 @@ def runs_api(
     return Starlette(routes=routes, exception_handlers=ON_ERRORS)
 
 
-class _Places:
+class _FollowSlots:
     """Who follows how many runs."""
 
     def __init__(self, most_each: int, most: int) -> None:
@@ -110,7 +112,7 @@ class _Places:
         if self._taken[key] >= self._most_each:
             raise HTTPException(429, f"at most {self._most_each} runs can be followed at the same time")
         if self._taken.total() >= self._most:
-            raise HTTPException(429, "too many runs are followed now; try again")
+            raise HTTPException(429, "too many runs are being followed; try again")
         self._taken[key] += 1
 
         def give_back() -> None:
@@ -143,7 +145,7 @@ class _Api:
         price: Callable[[RunPayload], int] | None,
         handlers: frozenset[str] | None,
         poll_s: float,
-        places: _Places,
+        places: _FollowSlots,
     ) -> None:
         self._service, self._authenticate, self._handlers = service, authenticate, handlers
         self._price, self._poll_s, self._places = price, poll_s, places
@@ -259,7 +261,7 @@ class _Api:
         except InvalidOption as error:
             if error.option != "after":
                 raise
-            raise InvalidOption("cursor", "what an earlier page gave as `next`", cursor) from None
+            raise InvalidOption("cursor", "the `next` of an earlier page", cursor) from None
         page = DeadLetterPage(
             dead_letters=[DeadLetterView.of(letter, handler) for letter in found.letters],
             depth=found.depth or 0,
@@ -292,4 +294,4 @@ def _read_cursor(text: str | None) -> tuple[datetime, str] | None:
             raise ValueError(instant)
         return created_at, check_run_id(run_id)
     except (ValueError, UnicodeError, binascii.Error, BullpenError):
-        raise InvalidOption("cursor", "what an earlier page gave as `next`", text) from None
+        raise InvalidOption("cursor", "the `next` of an earlier page", text) from None

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption
-from bullpen.queue.arguments import TaskArguments
-from bullpen.queue.tasks import Task, TaskSet, Unique
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
     from bullpen.outbox import Outbox
+    from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
 
 __all__ = ["TaskQueues"]
 
@@ -54,6 +54,8 @@ class TaskQueues:
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.tasks import Task, TaskSet
+
         check_queue_name(queue)
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
@@ -81,7 +83,7 @@ class TaskQueues:
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
         self._worker_options[queue] = options
 
     @property
