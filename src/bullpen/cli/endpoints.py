@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bullpen.cli.arguments import LimitOption, TenantOption, YesOption, duration, instant, parse_json
 from bullpen.cli.context import Done, OnLedger, WrongCommand, whoami
@@ -144,8 +144,7 @@ async def enable(
     at: OnLedger, endpoint: EndpointArgument, reason: ReasonOption = "", tenant: TenantOption = None
 ) -> None:
     """Send to an endpoint (again); what waits for it goes at once."""
-    async with _one(at, endpoint, tenant) as (endpoints, owner):
-        at.one(ENDPOINTS, await endpoints.enable(owner, endpoint, by=whoami(), reason=reason))
+    await _set_state(at, endpoint, tenant, "enable", reason)
 
 
 @app.command()
@@ -153,8 +152,7 @@ async def pause(
     at: OnLedger, endpoint: EndpointArgument, reason: ReasonOption = "", tenant: TenantOption = None
 ) -> None:
     """Send nothing to an endpoint. Messages are stored for it and wait."""
-    async with _one(at, endpoint, tenant) as (endpoints, owner):
-        at.one(ENDPOINTS, await endpoints.pause(owner, endpoint, by=whoami(), reason=reason))
+    await _set_state(at, endpoint, tenant, "pause", reason)
 
 
 @app.command()
@@ -162,8 +160,15 @@ async def disable(
     at: OnLedger, endpoint: EndpointArgument, reason: ReasonOption = "", tenant: TenantOption = None
 ) -> None:
     """Send nothing to an endpoint and store nothing for it."""
+    await _set_state(at, endpoint, tenant, "disable", reason)
+
+
+async def _set_state(
+    at: OnLedger, endpoint: str, tenant: str | None, deed: Literal["enable", "pause", "disable"], reason: str
+) -> None:
     async with _one(at, endpoint, tenant) as (endpoints, owner):
-        at.one(ENDPOINTS, await endpoints.disable(owner, endpoint, by=whoami(), reason=reason))
+        change = {"enable": endpoints.enable, "pause": endpoints.pause, "disable": endpoints.disable}[deed]
+        at.one(ENDPOINTS, await change(owner, endpoint, by=whoami(), reason=reason))
 
 
 @app.command(destroys=True)

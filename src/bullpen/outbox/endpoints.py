@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets as _secrets
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,11 +32,12 @@ from bullpen.ledger import (
 from bullpen.ledger.endpoint_records import ENDPOINT_TYPES, check_events, check_rate, endpoint_type
 from bullpen.ledger.records import check_text
 from bullpen.outbox.endpoint_channel import EndpointChannel, MakeWebhook
+from bullpen.outbox.enqueue import make_test_message
 from bullpen.outbox.gates import Breaker
 from bullpen.outbox.replay import replay
 from bullpen.outbox.routing import Route
 from bullpen.outbox.vault import Secret, Vault
-from bullpen.ports.channel import Message, SendResult
+from bullpen.ports.channel import SendResult
 from bullpen.queue.codec import Codec
 
 __all__ = ["Endpoint", "EndpointChanges", "EndpointFields", "EndpointOptions", "Endpoints", "NewSecret"]
@@ -45,7 +45,6 @@ __all__ = ["Endpoint", "EndpointChanges", "EndpointFields", "EndpointOptions", "
 _KEYS: Final = uuid.UUID("5d2f1f0e-8c6b-4b1e-9a56-0b4c1f8a7e21")
 """Where ids that are made of a caller's key begin; any fixed one."""
 ENDPOINTS: Final = ENDPOINT_TYPES
-TEST_EVENT: Final = "bullpen.test.v1"
 _LONGEST_URL: Final = 2_000
 _LONGEST_DESCRIPTION: Final = 200
 _MOST_HEADERS: Final = 20
@@ -293,18 +292,7 @@ class Endpoints:
         """Send one message now, past the outbox and whatever its state, and say what it answered. Nothing is stored,
         counted or tried again; its event type is `bullpen.test.v1`. Raises RowNotFound."""
         row = await self._row(tenant_id, endpoint_id)
-        test_id = str(uuid.uuid4())
-        message = Message(
-            id=test_id,
-            integration_type=endpoint_type(row.id),
-            event_type=TEST_EVENT,
-            payload={"test": True} if payload is None else payload,
-            idempotency_key=f"test-{test_id}",
-            source_stream_id="test",
-            source_event_id=test_id,
-            tenant_id=row.tenant_id,
-            created_ms=int(time.time() * 1000),
-        )
+        message = make_test_message(endpoint_type(row.id), payload, row.tenant_id)
         return await self._channel.send_test(row, message)
 
     async def replay(

@@ -6,6 +6,7 @@ In: keyword arguments. Out: a checked `OutboxItem`. Elsewhere: storing it in the
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import InvalidOption
 from bullpen.ledger import OutboxFields, OutboxItem, check_tenant
 from bullpen.ledger.endpoint_records import endpoint_type
+from bullpen.ports.channel import Message
 from bullpen.wire.deferred import options_to_json
 from bullpen.wire.records import check_job_name
 
@@ -97,6 +99,25 @@ class PublishedEvent:
 
     def item_for(self, endpoint_id: str) -> OutboxItem:
         return OutboxItem(integration_type=endpoint_type(endpoint_id), **self._fields)
+
+
+TEST_EVENT: Final = "bullpen.test.v1"
+
+
+def make_test_message(integration_type: str, payload: Any, tenant_id: str | None) -> Message:
+    """A message that says itself that it is a test: no other one has its event type or its key."""
+    test_id = str(uuid.uuid4())
+    return Message(
+        id=test_id,
+        integration_type=integration_type,
+        event_type=TEST_EVENT,
+        payload={"test": True} if payload is None else payload,
+        idempotency_key=f"test-{test_id}",
+        source_stream_id="test",
+        source_event_id=test_id,
+        tenant_id=tenant_id,
+        created_ms=int(time.time() * 1000),
+    )
 
 
 def make_job_item(
