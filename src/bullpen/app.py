@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
     from bullpen.queue.arguments import QueueArguments, TaskArguments
+    from bullpen.queue.batch import BatchOptions
+    from bullpen.queue.batch_tasks import BatchTaskMaker
     from bullpen.queue.codec import Codec
     from bullpen.queue.schedulers import Reconciled
     from bullpen.queue.tasks import TaskMaker, Unique
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
         Workflows,
     )
     from bullpen.worker import Worker
+    from bullpen.worker.auto import Concurrency
     from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -250,6 +253,7 @@ class Bullpen:
 
         return register
 
+    @overload
     def task(
         self,
         queue: str = "default",
@@ -258,8 +262,32 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        batch: None = None,
         **options: Unpack[TaskArguments],
-    ) -> TaskMaker:
+    ) -> TaskMaker: ...
+    @overload
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        batch: BatchOptions,
+        **options: Unpack[TaskArguments],
+    ) -> BatchTaskMaker: ...
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        batch: BatchOptions | None = None,
+        **options: Unpack[TaskArguments],
+    ) -> TaskMaker | BatchTaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
 
             @app.task("emails", attempts=5)
@@ -277,8 +305,15 @@ class Bullpen:
         `unique="pending"` lets runs with the same arguments be one until it has ended, `unique=timedelta(hours=1)` for
         so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
         are one.
+
+        With `batch=BatchOptions(size=50)` the function takes a list: `async def store(rows: list[Row])`. A run is one
+        item, `await store.add(Row(...))`, with its own attempts and result; the function gets up to 50 of them, and
+        returns a list of their results, in which an exception fails that run alone, or nothing. `unique_key` and `lane`
+        get the item.
         """
-        made = self._tasks.maker(queue, name=name, strict=strict, unique=unique, unique_key=unique_key, **options)
+        made = self._tasks.maker(
+            queue, name=name, strict=strict, unique=unique, unique_key=unique_key, batch=batch, **options
+        )
         return cast("TaskMaker", made)
 
     def task_queue(self, queue: str, **worker_options: Unpack[WorkerArguments]) -> None:
@@ -432,15 +467,15 @@ class Bullpen:
         self,
         *,
         signals: bool = True,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
         """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
 
-        `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
-        the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes schedulers that no
-        task declares any more.
+        `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
+        out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
+        schedulers that no task declares any more.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.

@@ -74,6 +74,8 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("dead-letters redrive emails --all --name hi", "name the entries, select them"),
         ("dead-letters discard emails --all", "needs --yes without a terminal to confirm on"),
         ("run", "missing argument 'MODULE:APP'"),
+        ("run shop:app --concurrency many", "--concurrency: a number of at least 1, or auto, not 'many'"),
+        ("run shop:app --concurrency 0", "--concurrency: a number of at least 1, or auto, not '0'"),
         ("run nowhere:app", "there is no module 'nowhere'"),
         ("demo --jobs 0", "invalid value for '--jobs'"),
         ("demo --stay --json", "choose one"),

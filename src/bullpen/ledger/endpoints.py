@@ -20,8 +20,8 @@ from bullpen._kernel import json
 from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict
 from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
-from bullpen.ledger._words import prepared
 from bullpen.ledger.database import Database
+from bullpen.ledger.driver import prepared
 from bullpen.ledger.endpoint_records import (
     DISABLED_EVENT,
     EndpointAttempt,

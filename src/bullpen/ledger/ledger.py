@@ -149,7 +149,7 @@ class Ledger:
         """As `once`, for blocking connections."""
         return self._inbox.once_sync(connection, key, scope=scope)
 
-    def commits(self) -> AsyncGenerator[None, None]:
+    def commits(self) -> AsyncGenerator[str, None]:
         """Yields when new rows may have come; see `wakeups.commits`."""
         return wakeups.commits(self.database)
 

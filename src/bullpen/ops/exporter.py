@@ -127,6 +127,9 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
     workers: list[Sample] = []
     paused: list[Sample] = []
     unreadable: list[Sample] = []
+    cancelled: list[Sample] = []
+    held: list[Sample] = []
+    holding: list[Sample] = []
     for look in looks:
         labels = {"queue": look.queue}
         unreadable.append(Sample(labels, float(look.problem is not None)))
@@ -140,6 +143,9 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
         ages.append(Sample(labels, 0.0 if is_unread else (look.oldest_ms or 0) / 1000))
         letters.append(Sample(labels, look.dead_letters))
         paused.append(Sample(labels, float(look.paused)))
+        cancelled.append(Sample(labels, look.cancelled))
+        held.append(Sample(labels, look.jobs_held))
+        holding.append(Sample(labels, look.lanes_held))
         if look.workers is not None and not is_unread:
             workers.append(Sample(labels, look.workers))
     return [
@@ -153,6 +159,16 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
             "gauge",
             "Connected workers of any client, if the server allows CLIENT LIST.",
             workers,
+        ),
+        Metric(
+            "bullpen_queue_jobs_cancelled_total", "counter", "Jobs that were cancelled before they began.", cancelled
+        ),
+        Metric("bullpen_queue_lanes_holding", "gauge", "Lanes whose limits hold jobs back.", holding),
+        Metric(
+            "bullpen_queue_jobs_held",
+            "gauge",
+            "Delayed jobs that limits of lanes hold back; of the first 100 lanes.",
+            held,
         ),
         Metric("bullpen_queue_paused", "gauge", "1 if the queue is paused, else 0.", paused),
         Metric("bullpen_queue_unreadable", "gauge", "1 if the queue could not be read, else 0.", unreadable),

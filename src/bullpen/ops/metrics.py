@@ -122,10 +122,13 @@ class WorkerMetrics:
                 "bullpen_worker_utilisation",
                 "gauge",
                 "Share of the worker's slots that are taken, 0 to 1.",
-                [
-                    Sample({"queue": worker.queue_name}, worker.running / worker.options.concurrency)
-                    for worker in workers
-                ],
+                [Sample({"queue": worker.queue_name}, worker.utilisation) for worker in workers],
+            ),
+            Metric(
+                "bullpen_worker_concurrency",
+                "gauge",
+                'Jobs, or batches, that the worker runs at the same time at most; changes with concurrency="auto".',
+                [Sample({"queue": worker.queue_name}, worker.concurrency) for worker in workers],
             ),
             Metric(
                 "bullpen_worker_alive",

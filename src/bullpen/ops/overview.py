@@ -29,6 +29,9 @@ _SCORE_PER_MS: Final = 4_096
 """Scores of delayed jobs are their due time times this, plus a sequence."""
 _REST_AFTER_COSTLY: Final = 20
 """A costly question is asked again only after so many times the time that it took."""
+_CANCELLED, _LANE_COUNT, _LANES = 11, 12, 13
+"""Where these stand among the first answers of a queue, see `_counts`."""
+_MOST_LANES: Final = 100
 _SEARCH_EVERY_S: Final = 15.0
 _COUNT_WORKERS_EVERY_S: Final = 5.0
 
@@ -47,6 +50,12 @@ class QueueSnapshot:
     completed: int = 0
     failed: int = 0
     dead_letters: int = 0
+    cancelled: int = 0
+    """Jobs that were cancelled before they began, since there is the queue."""
+    lanes_held: int = 0
+    """Lanes that hold jobs back, because of their limits."""
+    jobs_held: int = 0
+    """Delayed jobs that they hold; those of the first hundred lanes."""
     paused: bool = False
     added: int = 0
     """How many jobs were ever added; the counter of the queue."""
@@ -83,6 +92,9 @@ class QueueSnapshot:
             "completed": self.completed,
             "failed": self.failed,
             "deadLetters": self.dead_letters,
+            "cancelled": self.cancelled,
+            "lanesHeld": self.lanes_held,
+            "jobsHeld": self.jobs_held,
             "paused": self.paused,
             "oldestMs": self.oldest_ms,
             "workers": self.workers,
@@ -166,19 +178,31 @@ class Overview:
             for keys, queue_heads in zip(group, heads, strict=True)
             for head in queue_heads
         ]
-        now, *ages = await door.call_many([("TIME",), *asked])
+        lanes = [part[_LANES] if isinstance(part[_LANES], list) else [] for part in parts]
+        in_lanes = [
+            ("ZCARD", keys.held("").encode() + lane) for keys, names in zip(group, lanes, strict=True) for lane in names
+        ]
+        now, *further = await door.call_many([("TIME",), *asked, *in_lanes])
         if isinstance(now, Exception):
             raise now
-        at_ms, answers = _ms(now), iter(ages)
+        at_ms, answers, held = _ms(now), iter(further[: len(asked)]), iter(further[len(asked) :])
         return at_ms, {
-            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
-            for keys, part, queue_heads in zip(group, parts, heads, strict=True)
+            keys.name: self._look(
+                keys,
+                part,
+                _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]),
+                sum(count for count in [next(held) for _ in names] if isinstance(count, int)),
+            )
+            for keys, part, queue_heads, names in zip(group, parts, heads, lanes, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueSnapshot:
-        if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
+    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None, jobs_held: int) -> QueueSnapshot:
+        # A key of ours that holds something else hides no queue.
+        needed = [reply for number, reply in enumerate(replies) if number not in (_LANE_COUNT, _LANES)]
+        if (problem := next((reply for reply in needed if isinstance(reply, Exception)), None)) is not None:
             return QueueSnapshot(keys.name, problem=str(problem))
         added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]
+        lanes_held = replies[_LANE_COUNT]
         return QueueSnapshot(
             keys.name,
             waiting=wait + held,
@@ -189,6 +213,9 @@ class Overview:
             completed=completed,
             failed=failed,
             dead_letters=dead,
+            cancelled=read_int(replies[_CANCELLED] or b"0"),
+            lanes_held=lanes_held if isinstance(lanes_held, int) else 0,
+            jobs_held=jobs_held,
             paused=bool(paused),
             added=read_int(added or b"0"),
             oldest_ms=oldest_ms,
@@ -234,6 +261,9 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
         *(("ZCARD", key) for key in (keys.prioritized, keys.delayed, keys.waiting_children)),
         *(("ZCARD", key) for key in (keys.completed, keys.failed)),
         ("LLEN", f"{keys.prefix}:{keys.name}-dlq:wait"),
+        ("HGET", keys.meta, "bpcancelled"),
+        ("ZCARD", keys.lanes("held")),
+        ("ZRANGE", keys.lanes("held"), 0, _MOST_LANES - 1),
         ("LINDEX", keys.wait, -1),
         ("LINDEX", keys.paused, -1),
         ("ZRANGE", keys.prioritized, 0, 0),

@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "WorkStatus",
+    "attempt_status",
     "counted",
     "duration_text",
     "job_status",
@@ -53,6 +54,7 @@ _OUTBOX: Final = {
     "FAILED": WorkStatus.RETRYING,
     "DEAD": WorkStatus.DEAD,
 }
+_ATTEMPTS: Final = {"SENT": WorkStatus.DONE, "FAILED": WorkStatus.RETRYING, "DEAD": WorkStatus.DEAD}
 _RUNS: Final = {
     "QUEUED": WorkStatus.WAITING,
     "RUNNING": WorkStatus.ACTIVE,
@@ -82,6 +84,11 @@ def job_status(state: str, *, attempts_made: int = 0, has_failed: bool = False) 
 
 def outbox_status(status: str) -> WorkStatus:
     return _OUTBOX.get(status, WorkStatus.UNKNOWN)
+
+
+def attempt_status(outcome: str) -> WorkStatus:
+    """The word for one delivery of a row."""
+    return _ATTEMPTS.get(outcome, WorkStatus.WAITING)
 
 
 def run_status(status: str) -> WorkStatus:

@@ -1,5 +1,6 @@
 """Messages and jobs that leave if and only if a transaction commits. Needs the extra `postgres` or `sqlite`."""
 
+from bullpen.delivery.gates import Breaker
 from bullpen.ledger import (
     EndpointAttempt,
     EndpointRate,
@@ -18,7 +19,6 @@ from bullpen.outbox.delivery import DEFAULT_BACKOFF
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
 from bullpen.outbox.endpoints import Endpoint, EndpointOptions, Endpoints, NewSecret
 from bullpen.outbox.enqueue import PublishFields
-from bullpen.outbox.gates import Breaker
 from bullpen.outbox.mapping import EventRoute, EventRoutes, IntegrationMessage, items_of
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.outbox import Outbox, OutboxReceipt

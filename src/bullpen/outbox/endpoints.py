@@ -18,6 +18,7 @@ from typing import Any, Final, TypedDict, Unpack
 import msgspec
 
 from bullpen._kernel.duration import check_int
+from bullpen.delivery.gates import Breaker
 from bullpen.errors import BullpenError, InvalidOption, RowNotFound, require
 from bullpen.ledger import (
     EndpointAttempt,
@@ -33,7 +34,6 @@ from bullpen.ledger.endpoint_records import ENDPOINT_TYPES, check_events, check_
 from bullpen.ledger.records import check_text
 from bullpen.outbox.endpoint_channel import EndpointChannel, MakeWebhook
 from bullpen.outbox.enqueue import make_test_message
-from bullpen.outbox.gates import Breaker
 from bullpen.outbox.replay import replay
 from bullpen.outbox.routing import Route
 from bullpen.outbox.vault import Secret, Vault

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Unpack
 
+from bullpen.delivery.gates import Gates
 from bullpen.errors import NotConfigured, require
 from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxFields, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
@@ -24,7 +25,6 @@ from bullpen.outbox.enqueue import (
     make_job_item,
     make_test_message,
 )
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.replay import ReplayArguments, replay

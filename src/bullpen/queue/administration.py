@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
@@ -17,8 +17,6 @@ from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import QueueClosed, require
 from bullpen.queue.browse import Browsing
 from bullpen.queue.codec import Codec, check_codec
-from bullpen.queue.dead_letters.failed_set import FailedSetStore
-from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.queue.durability import Durability
 from bullpen.queue.export import Exporting
 from bullpen.queue.flows import Flows
@@ -30,7 +28,6 @@ from bullpen.queue.limits import Limits
 from bullpen.queue.locate import Locating
 from bullpen.queue.maintain import Maintenance
 from bullpen.queue.packing import ADD_DEADLINE_S, read_add_deadline
-from bullpen.queue.payloads import PayloadReport, SweepReport, report_payloads, sweep_payloads
 from bullpen.queue.schedulers import Scheduling
 from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection
@@ -39,6 +36,11 @@ from bullpen.wire.deduplication import check_deduplication_id
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.links import JobKey
 from bullpen.wire.options import JobOptions
+
+if TYPE_CHECKING:  # loaded where they are used: who adds jobs needs none of them, and a program starts sooner
+    from bullpen.queue.dead_letters.failed_set import FailedSetStore
+    from bullpen.queue.dead_letters.operations import DeadLetters
+    from bullpen.queue.payloads import PayloadReport, SweepReport
 
 _COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
 
@@ -109,6 +111,8 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     async def payload_report(self) -> PayloadReport:
         """Count the sealed payloads of this queue and its dead letters by key: what still needs an old one?"""
+        from bullpen.queue.payloads import report_payloads
+
         return await report_payloads(self._ready(), self._keys, self._dead_letter_keys)
 
     async def sweep_payloads(self, *, older_than: int | timedelta = 86_400_000, dry_run: bool = False) -> SweepReport:
@@ -117,6 +121,8 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         `older_than` (ms or timedelta, a day by default, a minute at least) spares what is being added now. Safe at any
         time, beside producers and workers. `dry_run` removes nothing.
         """
+        from bullpen.queue.payloads import sweep_payloads
+
         return await sweep_payloads(
             self._ready(), self._keys, self._dead_letter_keys, older_than=older_than, dry_run=dry_run
         )
@@ -217,11 +223,15 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
     @property
     def dead_letters(self) -> DeadLetters:
         """The finally failed jobs of this queue that wait for somebody."""
+        from bullpen.queue.dead_letters.operations import DeadLetters
+
         return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     @property
     def failed_set(self) -> FailedSetStore:
         """The failed jobs of this queue as dead letters, for queues that have no dead-letter queue."""
+        from bullpen.queue.dead_letters.failed_set import FailedSetStore
+
         return FailedSetStore(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     @property

@@ -22,6 +22,7 @@ from bullpen.ledger import check_tenant
 from bullpen.queue import Queue
 from bullpen.runs.payload import RunPayload
 from bullpen.runs.providers import Provider
+from bullpen.worker.auto import AutoConcurrency, Concurrency, read_concurrency
 
 __all__ = [
     "MAX_RESULT_BYTES",
@@ -43,6 +44,7 @@ MAX_RESULT_BYTES: Final = 1024 * 1024
 Price = int | Callable[[RunPayload], int]
 
 _is_name = re.compile(r"[a-z0-9][a-z0-9_.-]{0,59}").fullmatch
+_AUTO: Final = AutoConcurrency(most=100)
 _LETTERS: Final = "-dlq"
 _OURS: Final = frozenset({"dead_letters", "retry_owner"})
 
@@ -51,8 +53,9 @@ _OURS: Final = frozenset({"dead_letters", "retry_owner"})
 class RunOptions:
     """How runs are run. A named handler begins with those of the app, at a concurrency of 20 and without a breaker."""
 
-    concurrency: int = 100
-    """Runs handled at the same time by one worker (WORKER_CONCURRENCY; 20 for handlers with a name)."""
+    concurrency: Concurrency = 100
+    """Runs handled at the same time by one worker (WORKER_CONCURRENCY; 20 for handlers with a name). `"auto"`: as many
+    as event loop and memory can take, at most 100; `AutoConcurrency` says another bound."""
     lock: int | timedelta = WORKFLOW_RUN.lock_ms or 300_000
     """How long a run stays with a worker that died. Renewed while a handler works, so a short one is safe."""
     stalled_interval: int | timedelta = 10_000
@@ -86,7 +89,8 @@ class RunOptions:
     """How often maintenance looks."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "heartbeat_ms", "patience_ms", "sweep_every_ms"):
+        read_concurrency(self.concurrency)
+        for name in ("heartbeat_ms", "patience_ms", "sweep_every_ms"):
             check_int(name, getattr(self, name), minimum=1)
         check_int("idle_ms", self.idle_ms, minimum=0)
         check_int("max_payload_bytes", self.max_payload_bytes, minimum=1, maximum=json.MAX_PAYLOAD_BYTES)
@@ -104,13 +108,18 @@ class RunOptions:
         require("retry", not fixed, "attempts, backoff and permanent errors only", ", ".join(fixed))
 
     @property
+    def own_concurrency(self) -> int | AutoConcurrency:
+        """What the worker gets: `"auto"` with a bound that fits the pool of connections that nobody has configured."""
+        return _AUTO if self.concurrency == "auto" else read_concurrency(self.concurrency)
+
+    @property
     def policy(self) -> RetryPolicy:
         """The whole policy: what `retry` names, and what holds for all runs."""
         return self.retry.over(WORKFLOW_RUN.policy)
 
 
 class _Common(TypedDict, total=False):
-    concurrency: int
+    concurrency: Concurrency
     lock: int | timedelta
     stalled_interval: int | timedelta
     timeout: int | timedelta | None

@@ -28,6 +28,7 @@ from bullpen.runs.processor import RunHandler, RunProcessor, placeholder
 from bullpen.runs.providers import ProviderLimits
 from bullpen.runs.service import DEAD_LETTER_QUEUE, RunService, run_queue
 from bullpen.worker import Worker
+from bullpen.worker.auto import most_of
 from bullpen.worker.options import WorkerArguments
 
 __all__ = [
@@ -184,7 +185,7 @@ class Runs:
         options, rpm = route.options, route.options.rate_limit_rpm
         arguments: WorkerArguments = {
             "policy": options.policy,
-            "concurrency": options.concurrency,
+            "concurrency": options.own_concurrency,
             "lock": options.lock,
             "stalled_interval": options.stalled_interval,
             "limit": None if rpm is None else RateLimit(rpm, _MINUTE_MS),
@@ -199,7 +200,7 @@ class Runs:
 
     def _concurrency_beside(self, name: str | None) -> int:
         """Runs at the same time of the other handlers of this process: they share the pool of connections."""
-        return sum(self.routes.get(each).options.concurrency for each in self._handlers if each != name)
+        return sum(most_of(self.routes.get(each).options.own_concurrency) for each in self._handlers if each != name)
 
     def maintenance(self) -> RunMaintenance:
         """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
@@ -240,7 +241,7 @@ class RunWorker(BaseService):
         if not self._ledger.database.is_postgres:
             await self._ledger.check()
             return
-        concurrency = self.worker.options.concurrency + self._beside()
+        concurrency = self.worker.options.most_concurrency + self._beside()
         needed, pool = connections_for(concurrency), self._ledger.database.pool_size
         if needed > pool:
             raise NotConfigured(

@@ -24,6 +24,7 @@ from bullpen.settings.kinds import (
     AMQP,
     AMQP_NAME,
     BROKERS,
+    COUNT_OR_AUTO,
     CRON,
     DATABASE,
     DIRECTORY,
@@ -271,8 +272,9 @@ class SmsSettings:
 class RunSettings:
     """Workers of the workflow-run preset."""
 
-    concurrency: int = option(WORKFLOW_RUN.concurrency, at_least(1), general="WORKER_CONCURRENCY")
-    """Runs handled at the same time by one worker. A change needs a restart."""
+    concurrency: int | Literal["auto"] = option(WORKFLOW_RUN.concurrency, COUNT_OR_AUTO, general="WORKER_CONCURRENCY")
+    """Runs handled at the same time by one worker; `auto`: as many as event loop and memory can take, at most 100. A
+    change needs a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

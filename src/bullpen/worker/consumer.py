@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
@@ -26,6 +26,8 @@ from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.redis.default import connection_for, prefix_for
 from bullpen.wire.keys import QueueKeys
+from bullpen.worker.adapt import Adapter
+from bullpen.worker.auto import Concurrency, Governor, read_concurrency
 from bullpen.worker.engine import CANCEL_GRACE_S, Engine, Setup, dead_letter_writer
 from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerArguments, WorkerOptions
@@ -61,7 +63,9 @@ class JobConsumer:
         self._policy = own if policy is None else policy.over(own)
         self._connection = connection_for(connection, self._keys.base)
         self._dead_letters = dead_letter_writer(self._keys, self._connection, self._policy)
-        self._concurrency = self.options.concurrency
+        self._governor: Governor | None = None
+        self._adapter: Adapter | None = None
+        self._concurrency = self._read_concurrency(self.options.concurrency)
         self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)
         self._reports = Reports(queue, self.name)
         self._engine: Engine | None = None
@@ -85,15 +89,52 @@ class JobConsumer:
     @property
     def concurrency(self) -> int:
         """Jobs handled at the same time. May be set while it runs: a larger number holds at once, a smaller one for
-        what is taken from now on; jobs that run already go on. With `batch` it counts batches."""
+        what is taken from now on; jobs that run already go on. With `batch` it counts batches.
+
+        With `"auto"` it is the number that holds now, and changes. A number ends that, `"auto"` begins it."""
         return self._concurrency
 
     @concurrency.setter
-    def concurrency(self, value: int) -> None:
-        self._concurrency = check_int("concurrency", value, minimum=1)
-        self._runner.resize(value)
+    def concurrency(self, value: Concurrency) -> None:
+        self._resize(self._read_concurrency(value))
+        self._adapt()
+
+    @property
+    def adapts_concurrency(self) -> bool:
+        """Whether it finds its concurrency itself: `concurrency="auto"`."""
+        return self._governor is not None
+
+    @property
+    def utilisation(self) -> float:
+        """The share of its slots that is in use now, 0 to 1; above after the concurrency was lowered."""
+        return 0.0 if self._engine is None else self._engine.driver.places_in_use / self._slots
+
+    def _read_concurrency(self, value: Concurrency) -> int:
+        """The number to begin with."""
+        given = read_concurrency(value)
+        if isinstance(given, int):
+            self._governor = None
+            return given
+        self._governor = Governor(given, processes=bool(self.options.processes))
+        return self._governor.size
+
+    def _resize(self, slots: int) -> None:
+        self._concurrency = slots
+        self._runner.resize(slots)
         if self._engine is not None and not self._is_closing:
             self._engine.driver.resize(self._slots)
+
+    def _adapt(self) -> None:
+        """Measure as long as the number is ours to find."""
+        if self._adapter is not None:
+            self._adapter.close()
+            self._adapter = None
+        if self._governor is None or self._engine is None or self._is_closing:
+            return
+        driver, per_slot = self._engine.driver, self.options.jobs_per_slot
+        self._adapter = Adapter(
+            self.queue_name, self._governor, lambda: -(-driver.places_in_use // per_slot), self._resize
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -236,6 +277,7 @@ class JobConsumer:
         if self._is_paused:
             self._engine.driver.pause()
         self._engine.start()
+        self._adapt()
 
     @property
     def _slots(self) -> int:
@@ -251,6 +293,7 @@ class JobConsumer:
         if self._engine is None:  # what runs the jobs could not be started
             return
         self._is_closing = True
+        self._adapt()
         self._reports.tell("closing")
         await self._engine.stop(self._close_timeout_s)
         await self._runner.aclose()

@@ -19,12 +19,13 @@ from bullpen._kernel.keep import Retention
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
+from bullpen.queue.batch import BatchOptions
 from bullpen.queue.codec import Codec
 from bullpen.wire.options import check_retention
-from bullpen.worker.batches import BatchOptions
+from bullpen.worker.auto import AutoConcurrency, Concurrency, most_of, read_concurrency
 from bullpen.worker.children.limits import ChildLimits
 
-__all__ = ["BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
+__all__ = ["AutoConcurrency", "BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
 
 
 class WorkerArguments(TypedDict, total=False):
@@ -45,7 +46,7 @@ class WorkerArguments(TypedDict, total=False):
     """Short for a policy with a dead-letter queue."""
     backoff: Mapping[str, BackoffStrategy | Backoff]
     """Short for a policy with these strategies: how long to wait, by the type of a job's backoff."""
-    concurrency: int
+    concurrency: Concurrency
     batch: BatchOptions | None
     processes: bool | ChildLimits
     lock: int | timedelta
@@ -73,8 +74,9 @@ class WorkerArguments(TypedDict, total=False):
 class WorkerOptions:
     """All durations in milliseconds."""
 
-    concurrency: int = 1
-    """Jobs handled at the same time by this worker; with `batch` so many batches."""
+    concurrency: Concurrency = 1
+    """Jobs handled at the same time by this worker; with `batch` so many batches. `"auto"`, or an
+    `AutoConcurrency` with bounds of your own: as many as event loop and memory can take."""
     batch: BatchOptions | None = None
     """Give the handler several jobs at once: it takes a `JobBatch`."""
     lock_ms: int = 30_000
@@ -137,7 +139,7 @@ class WorkerOptions:
         return cls(**values)
 
     def __post_init__(self) -> None:
-        check_int("concurrency", self.concurrency, minimum=1)
+        read_concurrency(self.concurrency)
         check_int("lock", self.lock_ms, minimum=100)
         check_int("stalled_interval", self.stalled_interval_ms, minimum=1)
         # Redis 6.2 blocks for ever when asked to block for less.
@@ -145,8 +147,6 @@ class WorkerOptions:
         is_known = isinstance(self.processes, bool | ChildLimits)
         require("processes", is_known, "True, False or ChildLimits", self.processes)
         require("batch", self.batch is None or isinstance(self.batch, BatchOptions), "a BatchOptions", self.batch)
-        is_possible = self.batch is None or self.processes is False
-        require("batch", is_possible, "none with processes: a child runs one job", self.batch)
         require("timeouts", isinstance(self.timeouts, Mapping), "a mapping from job names to times", self.timeouts)
         for name, limit in self.timeouts.items():
             require("timeouts", isinstance(name, str), "names of jobs", name)
@@ -176,6 +176,11 @@ class WorkerOptions:
         counts = self.count_stalls_as_attempts
         require("count_stalls_as_attempts", isinstance(counts, bool), "True or False", counts)
         require("limit", self.limit is None or isinstance(self.limit, RateLimit), "a RateLimit", self.limit)
+
+    @property
+    def most_concurrency(self) -> int:
+        """What `concurrency` may come to."""
+        return most_of(self.concurrency, processes=bool(self.processes))
 
     @property
     def jobs_per_slot(self) -> int:

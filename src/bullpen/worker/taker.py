@@ -30,6 +30,7 @@ from bullpen._kernel.outcome import (
 from bullpen.errors import InvalidOption, JobLockLost, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
+from bullpen.worker.auto import read_concurrency
 from bullpen.worker.batches import BatchRuns
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import OnEnd, Run
@@ -113,6 +114,9 @@ class Taker(JobConsumer):
         for name in _OF_HANDLERS:
             if name in given:
                 raise InvalidOption(name, "an option that needs no handler", given[name])
+        # How much a taker holds is for whoever settles it to know.
+        slots = options.get("concurrency", 1)
+        require("concurrency", isinstance(read_concurrency(slots), int), "a number", slots)
         options.setdefault("close_timeout", 0)
         super().__init__(queue, connection, prefix, options)
         self._runner = _HandOut(self._run, self._on_end)

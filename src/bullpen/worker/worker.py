@@ -12,10 +12,10 @@ from typing import Unpack
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption
+from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.redis.client import Connection
 from bullpen.worker import signals as _signals
-from bullpen.worker.batches import BatchHandler
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import runner_of
 from bullpen.worker.options import WorkerArguments
