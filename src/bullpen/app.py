@@ -1,7 +1,7 @@
 """The composition root: one object that holds settings, connection, queues and everything that runs.
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
-closed in the right order. This is the face that programs see; what is behind it stands in `bullpen.wiring`: what the
+closed in the right order. This is the public face; the parts behind it are in `bullpen.wiring`: what the
 app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`observing`), how it runs (`running`).
 """
 
@@ -196,7 +196,7 @@ class Bullpen:
         return _used(self._features.watcher, "alerts")
 
     def use_alerts(self) -> Watcher:
-        """Tell people when work is stuck, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+        """Send alerts when work is stuck, configured by `BULLPEN_ALERTS_…`; add targets with `add_target`.
 
         An app with a configured target does so when it runs. Safe to call twice.
         """
@@ -471,7 +471,7 @@ class Bullpen:
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
-        """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
+        """Run everything until it is stopped. When one part cannot continue, all stop and its error is raised.
 
         `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
         out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
@@ -492,7 +492,7 @@ class Bullpen:
             await self.aclose()
 
     def choose(self, only: Collection[str] = ()) -> tuple[Service, ...]:
-        """Keep the parts that this process is to run, all if none is named, and tell which services they are.
+        """Keep the parts that this process runs, all if none is named, and return their services.
 
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
@@ -526,7 +526,7 @@ class Bullpen:
 
 
 def _used(part: T | None, name: str) -> T:
-    """Reading a property starts nothing: what an app runs stands in the program as a call."""
+    """Reading a property starts nothing: a program calls what its app runs."""
     if part is None:
         raise NotConfigured(f"this app does not use {name}; call app.use_{name}() where the app is made")
     return part

@@ -182,7 +182,7 @@ async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: 
     """Remove a tenant's settings: weight 1 and no limit apply again."""
     async with at.ledger() as ledger:
         if not await ledger.tenant_limits.remove(tenant, integration_type, by=whoami()):
-            raise Done(f"nothing was decided about {tenant!r} and {integration_type!r}, there was nothing to remove")
+            raise Done(f"{tenant!r} has no settings for {integration_type!r}; nothing was removed")
     at.say({"removed": tenant}, f"removed: {tenant}")
 
 
@@ -299,7 +299,8 @@ _SHOWN: Final = {"FAILED": "RETRYING"}
 
 
 def _shown(record: Mapping[str, Any]) -> str:
-    return _SHOWN.get(record["status"], record["status"])
+    status: str = record["status"]
+    return _SHOWN.get(status, status)
 
 
 def to_json(row: OutboxRow) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Watcher:
         """One message per rule and kind of news: a server that restarts must not send two hundred text messages."""
         items = []
         for (rule, what), incidents in news.items():
-            told = self._told(rule, what, sorted(incidents, key=lambda incident: incident.subject))
+            told = self._alert_payload(rule, what, sorted(incidents, key=lambda incident: incident.subject))
             items += [self._item(target, told, rule, f"{turn}/{what}") for target in self._targets]
         return items
 
@@ -167,7 +167,7 @@ class Watcher:
             ordering_key=rule,  # nobody reads that it is over before reading that it began
         )
 
-    def _told(self, rule: str, what: IncidentChange, incidents: Sequence[Incident]) -> dict[str, Any]:
+    def _alert_payload(self, rule: str, what: IncidentChange, incidents: Sequence[Incident]) -> dict[str, Any]:
         named = incidents[:_MOST_NAMED]
         lines = [f"{each.subject}: {each.message}" for each in named]
         if more := len(incidents) - len(named):

@@ -139,7 +139,7 @@ class DeadLetterConsole:
         if not is_noted:
             await self._write_down("redrive", store, found.letter, by)
         identity = await self._store(store).redrive(entry_id, by=by)
-        self._tell("redrive", found, by)
+        self._log_progress("redrive", found, by)
         return identity
 
     async def get_editable(self, store: str, entry_id: str) -> Found:
@@ -172,7 +172,7 @@ class DeadLetterConsole:
         make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
         await self._write_down("edit", store, found.letter, _actor(by), edit.note())
         identity = await target.redrive_edited(entry_id, edit, by=by)
-        self._tell(f"edit ({edit.before} to {edit.after})", found, by)
+        self._log_progress(f"edit ({edit.before} to {edit.after})", found, by)
         return identity
 
     async def discard(self, store: str, entry_id: str, *, by: str, is_noted: bool = False) -> None:
@@ -183,7 +183,7 @@ class DeadLetterConsole:
             await self._write_down("discard", store, found.letter, by)
         if not await self._store(store).discard(entry_id, by=by):
             raise DeadLetterNotFound(store, entry_id)
-        self._tell("discard", found, by)
+        self._log_progress("discard", found, by)
 
     async def redrive_many(
         self,
@@ -329,7 +329,7 @@ class DeadLetterConsole:
         if self._audit is not None:
             await self._audit(action, store, letter, by, detail)
 
-    def _tell(self, action: str, found: Found, by: str) -> None:
+    def _log_progress(self, action: str, found: Found, by: str) -> None:
         logger.warning(
             "dead letter %s of %s: %s by %s",
             *(found.letter.id, found.store, action, by),

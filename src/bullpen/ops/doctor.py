@@ -202,7 +202,7 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, workers = await queue.counts(), await queue.workers()
     waiting = counts.waiting + counts.prioritized
     if workers is None:
-        text = "the server does not let us list connections (CLIENT LIST)"
+        text = "the server refuses CLIENT LIST, so workers cannot be counted"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
     elif not workers and queue.name in ANNOUNCEMENTS:
         text = f"no worker is connected: it has {_count(waiting, 'announcement')} of dead rows, for your own consumer"

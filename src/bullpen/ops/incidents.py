@@ -49,10 +49,10 @@ def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: 
     seen = replace(known, seen_at=now, value=sign.value, message=sign.message, fix=sign.fix)
     if known.told_at is None:
         is_due = now - known.opened_at >= _ms(telling.hold_ms)
-        return _tell(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
+        return _report(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
     has_grown = sign.rule in _GROWING and sign.value >= (known.told_value or 0) + telling.growth
     if has_grown or now - known.told_at >= _ms(telling.repeat_ms):
-        return _tell(seen, IncidentChange.REPEATED, now)
+        return _report(seen, IncidentChange.REPEATED, now)
     return Judged(seen)
 
 
@@ -71,7 +71,7 @@ def _begin(sign: Symptom, number: int, now: datetime, telling: AlertTiming) -> J
         fix=sign.fix,
     )
     is_held = sign.rule in _HELD and telling.hold_ms > 0
-    return Judged(made) if is_held else _tell(made, IncidentChange.OPEN, now)
+    return Judged(made) if is_held else _report(made, IncidentChange.OPEN, now)
 
 
 def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
@@ -79,10 +79,10 @@ def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
         return Judged(None)
     if now - known.seen_at < _ms(telling.resolve_after_ms):
         return Judged(known)
-    return _tell(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
+    return _report(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
 
 
-def _tell(incident: Incident, news: IncidentChange, now: datetime) -> Judged:
+def _report(incident: Incident, news: IncidentChange, now: datetime) -> Judged:
     return Judged(replace(incident, told_at=now, told_value=incident.value), news)
 
 

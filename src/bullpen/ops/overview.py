@@ -187,7 +187,7 @@ class Overview:
             raise now
         at_ms, answers, held = _ms(now), iter(further[: len(asked)]), iter(further[len(asked) :])
         return at_ms, {
-            keys.name: self._look(
+            keys.name: self._snapshot(
                 keys,
                 part,
                 _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]),
@@ -196,7 +196,7 @@ class Overview:
             for keys, part, queue_heads, names in zip(group, parts, heads, lanes, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None, jobs_held: int) -> QueueSnapshot:
+    def _snapshot(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None, jobs_held: int) -> QueueSnapshot:
         # A key of ours that holds something else hides no queue.
         needed = [reply for number, reply in enumerate(replies) if number not in (_LANE_COUNT, _LANES)]
         if (problem := next((reply for reply in needed if isinstance(reply, Exception)), None)) is not None:

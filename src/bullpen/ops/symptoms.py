@@ -289,7 +289,7 @@ async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterat
     parked = await ledger.parked.count()
     if limits.dead_letters and parked >= limits.dead_letters:
         events = counted(parked, "event is", "events are")
-        text = f"{events} parked, and no message has come of {'it' if parked == 1 else 'them'}"
+        text = f"{events} parked; no message was made from {'it' if parked == 1 else 'them'}"
         line = command_line("projectors parked list")
         yield Symptom("parked_events", "projector", parked, text, line, line)
 
@@ -300,7 +300,7 @@ async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator
     late_ms, _ = await SqlMessages(ledger.database).lags_ms()
     if limits.scheduler_late_ms and late_ms >= limits.scheduler_late_ms:
         text = f"the oldest message that is due has waited {duration_text(late_ms)} to be queued"
-        fix = f"start an app with messages: {_RUN}; bullpen messages check says more"
+        fix = f"start an app with messages: {_RUN}; bullpen messages check shows more"
         yield Symptom("scheduler_late", "messages", late_ms, text, fix, _RUN)
 
 
@@ -329,5 +329,5 @@ async def is_away(connection: Connection) -> Symptom | None:
     except BullpenError:
         pass
     address = str(connection.address)
-    fix = "start the server, or check the connection to it; bullpen doctor says more"
+    fix = "start the server, or check the connection to it; bullpen doctor shows more"
     return Symptom("redis_down", address, 1, f"{address} does not answer", fix, "bullpen doctor")

@@ -86,7 +86,7 @@ class DispatcherOptions:
     claim_batch_size: int = 100
     """Rows claimed by one tick, over all channels."""
     tick_interval_ms: int = 1_000
-    """How often to look although nobody told of new rows."""
+    """How often to poll without a notification of new rows."""
     lease_ms: int = 60_000
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
     fair_tenants: bool = True

@@ -223,7 +223,9 @@ class DeliveryWorkers:
         status = (await self._store.statuses([row_id], tenant_id=tenant_id)).get(row_id)
         if status is None:
             log("OUTBOX_DELIVER", "ERROR", source=_SOURCE, level=logging.ERROR, outboxId=row_id, error="UNKNOWN_ROW")
-            raise PermanentError(f"outbox row {row_id} does not exist, or belongs to another tenant than the job says")
+            raise PermanentError(
+                f"outbox row {row_id} does not exist, or its tenant differs from the tenant of the job"
+            )
         return f"SKIPPED_{status.value}"
 
 

@@ -25,7 +25,7 @@ _TAKEN: Final = Accepted()
 
 
 def answer_of(returned: object) -> SendResult:
-    """The answer of a channel. What is none is an answer that nobody understands: the target may have the message."""
+    """The answer of a channel. Any other value is not understood: the target may have the message."""
     match returned:
         case Accepted(detail):
             return Accepted(_text(detail)) if detail else _TAKEN
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
     try:
         text = value if isinstance(value, str) else "" if value is None else str(value)
     except Exception:  # noqa: BLE001 - an object of the user's own
-        text = f"({type(value).__name__} that cannot be told)"
+        text = f"({type(value).__name__} that cannot be shown)"
     return scrub(storable(text[:_MOST_CHARACTERS]))
 
 

@@ -27,7 +27,7 @@ class Cancelled(StrEnum):
     DONE = "done"
     """It did not run: it is failed now."""
     REQUESTED = "requested"
-    """It runs, and its worker is asked to end it. It ends as cancelled, unless it ends by itself before."""
+    """It runs, and its worker is asked to stop it. It ends as cancelled, unless it ends before that."""
 
 
 def check_reason(reason: str | None) -> str:

@@ -39,12 +39,12 @@ class Leftovers:
         while True:
             settled = self._settled()
             try:
-                await self._look()
+                await self._poll()
             except BullpenError as error:
                 logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
             await until_worth_looking(self._settled, -1 if self._had_lanes else settled, _EVERY_S)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if await self._actions.command("HEXISTS", self._keys.meta, "bplanes"):
             self._had_lanes = True
         elif self._had_lanes:

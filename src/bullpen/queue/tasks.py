@@ -75,7 +75,7 @@ _MOST_THREADS: Final = 1_000
 
 Unique = Literal["pending"] | int | timedelta
 """Which runs of a task are one. "pending": those with the same key, until the first of them has ended. A duration (ms
-or timedelta): those with the same key that are added within it, whatever becomes of the first."""
+or timedelta): those with the same key that are added within it, whatever the result of the first."""
 
 
 class TaskMaker(Protocol):
@@ -107,7 +107,7 @@ class TaskJob(Job[dict[str, Any]], Generic[R]):
 
 
 class StoredInTransaction(Protocol):
-    """What became of a run that is added once a transaction commits."""
+    """The handle of a run that is added when a transaction commits."""
 
     @property
     def id(self) -> str | None:
@@ -476,7 +476,7 @@ def deduplication_of(task: str, key: str, unique: Unique) -> Deduplication:
 
 
 class TaskSet:
-    """All tasks of one queue, as the handler of its worker. A name that nobody registered is a permanent failure."""
+    """All tasks of one queue, as the handler of its worker. An unregistered name is a permanent failure."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue

@@ -190,7 +190,7 @@ def payload_of(raw: bytes | None, *, payloads: bool) -> Payload | None:
     if not payloads:
         return Payload(len(raw), hidden="You may not see payloads.")
     if len(raw) > _MOST_SHOWN_BYTES:
-        return Payload(len(raw), hidden="It is too large to be shown here. Download it.")
+        return Payload(len(raw), hidden="It is too large to show here. Download it.")
     try:
         return Payload(len(raw), value=hide_secrets(json.decode(raw)))
     except NotJson:

@@ -368,12 +368,12 @@ class DeadLetters:
         base = self._entries.base.encode()
         hashes = await self._actions.commands([("HGETALL", base + raw) for raw in ids], or_none=is_wrong_type)
         return [
-            self._letter(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
+            self._entry(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
             for raw, flat in zip(ids, hashes, strict=True)
             if flat
         ]
 
-    def _letter(self, record: JobRecord) -> DeadLetter:
+    def _entry(self, record: JobRecord) -> DeadLetter:
         try:
             stored = record.data
         except NotJson:
