@@ -3,11 +3,11 @@
     make soak            an hour
     make soak SOAK=180   three minutes, to see that it runs
 
-Two worker processes under `bullpen run` work on a mixed queue (plain, delayed, prioritized, retried, flows, lanes), on
-a schedule and on an outbox in PostgreSQL. Every minute something dies, stands still or forgets. Every few seconds
-memory, descriptors, keys, stream lengths and table sizes are written down. At the end nothing accepted may be missing, and the
-last third of each curve may not lie above the middle third by more than what is allowed. (The first third is left out:
-what is kept on purpose fills up to its bound.)
+Two worker processes under `bullpen run` work on a mixed queue (plain, delayed, prioritized, retried, flows, lanes),
+on a schedule and on an outbox in PostgreSQL. Every minute something dies, stands still or forgets. Every few seconds
+memory, descriptors, keys, stream lengths and table sizes are written down. At the end nothing accepted may be
+missing, and the last third of each curve may not lie above the middle third by more than what is allowed. (The first
+third is left out: what is kept on purpose fills up to its bound.)
 Elsewhere: the app (`soak_app`), single faults in all their forms (`schedules`).
 """
 
