@@ -77,7 +77,7 @@ class AdministrationSettings(TypedDict):
 
 
 class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
-    """A named queue in Redis, as one who looks after it sees it."""
+    """A named queue in Redis, with everything that administrates it."""
 
     def __init__(self, name: str, **settings: Unpack[AdministrationSettings]) -> None:
         connection = settings["connection"]
@@ -168,22 +168,25 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         return None if owner is None else owner.decode("utf-8", "surrogateescape")
 
     async def remove_deduplication(self, deduplication_id: str) -> bool:
-        """Free a deduplication id, whoever owns it, so that the next add with it makes a job. False: it was free."""
+        """Free a deduplication id, whatever job owns it, so that the next add with it makes a job. False: it was
+        free."""
         return bool(
             await self._ready().command("DEL", self._keys.deduplication(check_deduplication_id(deduplication_id)))
         )
 
     async def lock_holder(self, job_id: str) -> str | None:
-        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when it is not
+        locked."""
         token = await self._ready().command("GET", self._keys.lock(job_id))
         return None if token is None else token.decode("utf-8", "surrogateescape")
 
     async def note_cancelled(self, job_id: str) -> None:
-        """Write the event `cancelled` of a job whose owner has ended the work itself: whoever waits looks again."""
+        """Write the event `cancelled` of a job whose owner has ended the work itself: waiting callers read its state
+        again."""
         await self._ready().command("XADD", self._keys.events, "*", "event", "cancelled", "jobId", job_id)
 
     async def note_late_run(self, run_id: str) -> None:
-        """No event told whoever waits for this run that it has ended."""
+        """No event reported the end of this run to a waiting caller."""
         await note_late_run(self._ready(), self._keys, run_id)
 
     async def note_user(
@@ -191,7 +194,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
     ) -> list[str]:
         """Write down that `user` uses this queue now, and return the others of its kind that did within `keep_ms`.
 
-        `unless_new`: a queue that nobody has added a job to stays as if it were not there.
+        `unless_new`: a queue without any added job is not created.
         """
         (seconds, micros), is_used = await self._ready().commands([("TIME",), ("EXISTS", self._keys.meta)])
         if unless_new and not is_used:
@@ -222,7 +225,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The finally failed jobs of this queue that wait for somebody."""
+        """The dead letters of this queue: finally failed jobs that need a person."""
         from bullpen.queue.dead_letters.operations import DeadLetters
 
         return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-from bullpen._kernel.memory import give_back
+from bullpen._kernel.heap import give_back
 from bullpen.errors import ConnectionLost, OutOfMemory, ServerRefused
 from bullpen.redis.address import Command, Endpoint
 from bullpen.redis.discovery import ServerUnavailable
@@ -205,21 +205,27 @@ class Wire(asyncio.Protocol):
         self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
 
     def data_received(self, data: bytes) -> None:
-        gets, next_waiting = self._gets, self._waiting.popleft
+        gets, waiting = self._gets, self._waiting
         self._feed(data)
-        reply = gets()
-        if reply is NOT_YET:
-            self._is_large = True  # a piece of one
-        while reply is not NOT_YET:
-            receiver = next_waiting()[0]
-            if not receiver.done():
-                if type(reply) is ReplyError:
-                    receiver.set_exception(reply)
-                else:
-                    receiver.set_result(reply)
-                if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
-                    return
+        try:
             reply = gets()
+            if reply is NOT_YET:
+                self._is_large = True  # a piece of one
+            while reply is not NOT_YET:
+                if not waiting:
+                    self.close(f"{self.endpoint} answers what nobody asked: is it a Redis server?")
+                    return
+                receiver = waiting.popleft()[0]
+                if not receiver.done():
+                    if type(reply) is ReplyError:
+                        receiver.set_exception(reply)
+                    else:
+                        receiver.set_result(reply)
+                    if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
+                        return
+                reply = gets()
+        except UNREADABLE as error:
+            self.close(f"{self.endpoint} sends what is no reply: is it a Redis server? ({error})")
 
     def pause_writing(self) -> None:
         """More was written than the system takes at once."""

@@ -153,7 +153,12 @@ class Driver:
 
     @property
     def is_full(self) -> bool:
-        return len(self._running) >= self.state.slots
+        return self.places_in_use >= self.state.slots
+
+    @property
+    def places_in_use(self) -> int:
+        """Jobs that run; a batch that runs counts as a full one."""
+        return len(self._running)
 
     def may_take(self) -> bool:
         return self.state.may_take(self._load())
