@@ -30,13 +30,18 @@ from bullpen.ledger import OutboxItem, OutboxStatus
 from bullpen.ledger.messages import SqlMessages
 from bullpen.ledger.records import Died, Retried, Sent, Settlement
 from bullpen.messages import Messages, Recipient
+from bullpen.ops.marks import add_mark
 from bullpen.ops.pauses import pause_queue
+from bullpen.ops.recorder import Recorder
+from bullpen.ops.views.queues import OPERATIONS
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
 from bullpen.ports.channel import ChannelHealth
 from bullpen.queue.flows import Flow
+from bullpen.queue.history import DONE, FAILED, RETRIED, RUN, SAMPLED, WAIT, add_history, bucket_of
 from bullpen.runs import RunPayload, Runs
 from bullpen.settings import DashboardSettings, Settings
 from bullpen.testing import RedisServer
+from bullpen.wire.keys import QueueKeys
 from bullpen.workflow import BullMQ, BullMQEvent, Definition, SqlEntities, States, Transition
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -81,6 +86,9 @@ PAGES: Final = {
     "calendar": "/messages/calendar",
     "schedules": "/schedules",
     "workers": "/workers",
+    "charts": "/charts?range=24h",
+    "chart": "/charts?queue=invoices&range=24h",
+    "mark": "/charts/mark",
     "live": "/live",
     "operations": "/operations",
     "health": "/health",
@@ -133,12 +141,37 @@ async def shop(app: Bullpen, url: str) -> AsyncIterator[None]:
     for number in range(1, 9):
         await queues["images"].add("thumbnail", {"picture": number}, job_id=f"thumb-{number}")
     await queues["images"].set_global_concurrency(3)
-    async with Worker("images", paint, connection=url, concurrency=4, name="web-2") as worker:
+    await _past(app)
+    images = Worker("images", paint, connection=url, concurrency=4, name="web-2")
+    recorder = Recorder(lambda: [images])
+    async with images as worker:
         task = asyncio.create_task(worker.run(signals=False))
         await running.wait()
+        telling = asyncio.create_task(recorder.run())
         yield
         await worker.close(0)
-        await task
+        await recorder.close()
+        await asyncio.gather(task, telling)
+
+
+async def _past(app: Bullpen) -> None:
+    """A day of invoices and mails, with a deploy after which the partner failed."""
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    marks = QueueKeys(app.prefix, OPERATIONS)
+    await add_mark(app.connection, marks, "version 2.1", "ci")
+    for queue, busy in (("invoices", 40), ("emails", 90), ("images", 12)):
+        for step in range(96):
+            at_ms = now_ms - step * 900_000
+            hour = at_ms // 3_600_000 % 24
+            done = busy * (2 + abs(hour - 12)) + (step * 37) % (busy // 2)
+            failed = done // 6 if queue == "invoices" and step < 14 else step % 5 // 4
+            slow = 12 if queue == "invoices" and step < 14 else 1
+            counts = {DONE: done, FAILED: failed, RETRIED: 2 * failed, SAMPLED: 40}
+            for number, ms in enumerate((4, 6, 9, 14, 22, 60, 180)):
+                counts[WAIT + bucket_of(ms + step % 7)] = 20 - 2 * number
+                counts[RUN + bucket_of((ms + 30 + step % 11) * slow)] = 20 - 2 * number
+            names = {"": counts, "send": {**counts, DONE: done // 3}, "create": {**counts, DONE: done * 2 // 3}}
+            await add_history(app.connection, QueueKeys(app.prefix, queue), names, at_ms)
 
 
 async def _fail(queue: Queue, url: str) -> None:

@@ -28,6 +28,7 @@ _ROOT: Final = Group(
         "dashboard": Place("dashboard:dashboard", "Serve the web dashboard.", False),
         "exporter": Place("exporter:exporter", "Serve numbers for Prometheus.", False),
         "top": Place("top:top", "Watch all queues.", False),
+        "mark": Place("mark:mark", "Set a mark in the charts of the dashboard: a deploy.", False),
         "queues": Place("queues:app", "See, pause and limit queues; delete jobs of one state."),
         "jobs": Place("jobs:app", "See, add, change, retry, cancel and remove jobs."),
         "workers": Place("workers:app", "See who is connected to work."),
