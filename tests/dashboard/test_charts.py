@@ -32,7 +32,9 @@ async def test_a_day_of_a_queue_is_drawn_with_its_marks(redis_url: str, queue_na
         now_ms = int(time.time() * 1000)
         counts = {DONE: 30, FAILED: 2, SAMPLED: 32, WAIT + bucket_of(8): 32, RUN + bucket_of(500): 32}
         for step in range(5):
-            await add_history(app.connection, queue.keys, {"": counts, "pay": counts, "send": counts}, now_ms - step * 900_000)
+            await add_history(
+                app.connection, queue.keys, {"": counts, "pay": counts, "send": counts}, now_ms - step * 900_000
+            )
         admin = Visitor("ada", Role.ADMIN)
         await visit(app, admin, "/charts/mark", data={"text": HOSTILE[0]})
 

@@ -12,8 +12,10 @@ import pytest
 
 from bullpen import Bullpen, Queue
 from bullpen.errors import InvalidOption
+from bullpen.ops.estimates import Estimator
 from bullpen.ops.history import RANGES, history_view
 from bullpen.ops.marks import add_mark, read_marks
+from bullpen.ops.overview import Overview
 from bullpen.ops.recorder import Recorder
 from bullpen.queue.beats import read_beats
 from bullpen.queue.history import RUN, SAMPLED, TIERS, add_history, bucket_of, percentile, read_history
@@ -117,7 +119,7 @@ async def test_a_busy_queue_keeps_at_most_4_kb_an_hour_for_a_name(
         stored = list(client.scan_iter(f"{keys.base}bp:history:*"))
         used = sum(client.memory_usage(key, samples=0) for key in stored)
         assert used / (2 * hours) <= 4_096, used
-        assert all(0 < client.ttl(key) <= 32 * 24 * 3_600 for key in stored)
+        assert all(0 < (client.ttl(key) or 0) <= 32 * 24 * 3_600 for key in stored)
         found, names = await read_history(queue.connection, keys, TIERS[2], hour, hour + 2 * 3_600_000, "send")
         assert names == ["send"]
         assert [each[0] for each in found.values()] == [90_000 * 30] * 3
@@ -235,3 +237,68 @@ async def test_marks_are_read_in_order_and_end(redis_url: str, redis_server: Red
         for wrong in ("", "  ", "x" * 201, "a\nb"):
             with pytest.raises(InvalidOption, match="text"):
                 await add_mark(queue.connection, queue.keys, wrong, "ada")
+
+
+@pytest.mark.requirement("D-79")
+async def test_jobs_of_other_clients_are_estimated_from_a_sample(redis_url: str, queue_name: str) -> None:
+    """Their workers tell nothing: how many ended follows from the counters, times come from jobs that are there."""
+    async with opened(redis_url, queue_name) as queue:
+        own = QueueKeys("bull", "bullpen-operations")
+        overview = Overview(queue.connection, "bull", [queue_name])
+        estimator = Estimator(queue.connection, "bull", own, overview.read)
+        await queue.add("first", {})
+        await estimator.estimate()
+
+        async def work(job: Any) -> None:
+            if job.name == "bad":
+                raise ValueError("no")
+
+        await queue.add_many([("good", {})] * 80)
+        await queue.add("bad", {}, attempts=1)
+        async with Worker(queue_name, work, connection=queue.connection, concurrency=10):
+
+            async def ended() -> bool:
+                counts = await queue.counts()
+                return counts.completed + counts.failed == 82
+
+            await until(ended)
+        await estimator.estimate()
+        assert (await history_view(queue.connection, queue.keys, own)).done == 0, "another process estimates now"
+        await queue.connection.shared_door(own.base).call("UNLINK", own.once("estimates"))
+        await estimator.estimate()
+        view = await history_view(queue.connection, queue.keys, own)
+        assert (view.done, view.failed) == (81, 1)
+        assert view.estimated_from == 51
+        assert view.run.p95 is not None
+        named = await history_view(queue.connection, queue.keys, own, name="bad")
+        assert named.failed == 1 and named.estimated_from == 1
+
+
+@pytest.mark.requirement("D-79")
+async def test_what_workers_record_is_not_estimated_again(redis_url: str, queue_name: str) -> None:
+    async with opened(redis_url, queue_name) as queue:
+        own = QueueKeys("bull", "bullpen-operations")
+        overview = Overview(queue.connection, "bull", [queue_name])
+        estimator = Estimator(queue.connection, "bull", own, overview.read)
+        await queue.add("a", {})
+        worker = Worker(queue_name, _nothing, connection=queue.connection)
+        recorder = Recorder(lambda: [worker])
+        async with worker:
+
+            async def done() -> bool:
+                return (await queue.counts()).completed == 1
+
+            await until(done)
+            await estimator.estimate()
+            await recorder.beat()
+            await queue.add("a", {})
+
+            async def twice() -> bool:
+                return (await queue.counts()).completed == 2
+
+            await until(twice)
+            await recorder.beat()
+            await queue.connection.shared_door(own.base).call("UNLINK", own.once("estimates"))
+            await estimator.estimate()
+        view = await history_view(queue.connection, queue.keys, own)
+        assert (view.done, view.estimated_from) == (2, None)

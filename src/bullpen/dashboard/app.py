@@ -95,6 +95,8 @@ class Dashboard:
         process runs only what is asked for here. Safe to call twice."""
         if not self.settings.read_only:
             self.desk.operations.start()
+            if self.desk.app.settings.dashboard.history:
+                self.desk.estimator.start()
 
     async def __aenter__(self) -> Self:
         await self.start()

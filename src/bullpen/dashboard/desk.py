@@ -20,6 +20,7 @@ from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
 from bullpen.ops.actions import Actions, Actor, AuditRecord
 from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.estimates import Estimator
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
 from bullpen.ops.overview import Picture, QueueLook
@@ -56,6 +57,7 @@ class Desk:
         self._sampler: Sampler | None = None
         self._hub: Hub | None = None
         self._operations: Operations | None = None
+        self._estimator: Estimator | None = None
         self.patience_s = _PATIENCE_S
         """How long a page waits for a store before it says that it does not answer."""
         self.away_since: dict[str, float] = {}
@@ -72,6 +74,14 @@ class Desk:
         if self._hub is None:
             self._hub = Hub(self.app.connection, self.app.prefix, self.sampler)
         return self._hub
+
+    @property
+    def estimator(self) -> Estimator:
+        """What other clients did, for the charts."""
+        if self._estimator is None:
+            own = QueueKeys(self.app.prefix, OPERATIONS)
+            self._estimator = Estimator(self.app.connection, self.app.prefix, own, self.sampler.snapshot)
+        return self._estimator
 
     @property
     def do_once(self) -> Once:
@@ -210,6 +220,8 @@ class Desk:
         return await self.within(self.once(("pause", name), lambda: read_pause(self.queue(name)), for_s=2.0))
 
     async def aclose(self) -> None:
+        if self._estimator is not None:
+            await self._estimator.aclose()
         if self._operations is not None:
             await self._operations.aclose()
         if self._hub is not None:
