@@ -85,6 +85,8 @@ PAGES: Final = {
     "message": "/messages/{message}",
     "calendar": "/messages/calendar",
     "schedules": "/schedules",
+    "schedule": "/queues/reports/schedules/payment%2Fs-reminder",
+    "schedule-edit": "/queues/reports/schedules/nightly/edit",
     "workers": "/workers",
     "charts": "/charts?range=24h",
     "chart": "/charts?queue=invoices&range=24h",

@@ -64,6 +64,8 @@ async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
         "charts": "/charts",
         "chart": f"/charts?queue={name}",
         "mark": "/charts/mark",
+        "schedule": f"/queues/{name}/schedules/nightly",
+        "schedule-edit": f"/queues/{name}/schedules/nightly/edit",
         "health": "/health",
         "audit": "/audit",
         "operations": "/operations",

@@ -18,6 +18,7 @@ from bullpen._kernel.duration import written_ms
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, JobNotFound, SchedulerNotFound
 from bullpen.ops.pauses import pause_queue, resume_queue
+from bullpen.ops.schedules import template_options
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
@@ -292,6 +293,14 @@ async def _run_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> st
     return f"Job {await queue.run_scheduler(schedule)} of {schedule} runs now."
 
 
+async def _run_schedule_once(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
+    found = await queue.get_scheduler(schedule)
+    if found is None:
+        raise SchedulerNotFound(queue.name, schedule)
+    job = await queue.add(found.name, found.data, **template_options(found))
+    return f"Job {job.id} was added; the firings of {schedule} stay where they are."
+
+
 async def _pause_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
     await queue.pause_scheduler(schedule)
     return f"{schedule} makes no jobs until it is resumed."
@@ -477,11 +486,19 @@ ACTIONS: Final = {
         ),
         Action(
             name="schedule.run",
-            title="Run now",
+            title="Run the next one now",
             says="The next job of this schedule runs now. The firing after it comes at its own time.",
             undo="Cannot be undone.",
             perform=_run_schedule,
             command=_on_schedule("run"),
+        ),
+        Action(
+            name="schedule.once",
+            title="Run now",
+            says="One more job with the name, data and options of this schedule runs now. Its firings stay.",
+            undo="Cannot be undone once a worker has taken it; until then the job can be removed.",
+            perform=_run_schedule_once,
+            command=lambda deed: command_line("schedules run", deed.queue, deed.subject, extra=True),
         ),
         Action(
             name="schedule.pause",
