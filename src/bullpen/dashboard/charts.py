@@ -14,8 +14,6 @@ from markupsafe import Markup
 
 from bullpen._kernel.printable import printable
 
-__all__ = ["Chart", "Series", "make_chart"]
-
 _HEIGHT = 100
 _ROUND = (1, 2, 2.5, 5, 10)
 
@@ -46,7 +44,7 @@ class Chart:
 def make_chart(
     title: str,
     series: Sequence[Series],
-    titles: Sequence[str],
+    titles: list[str],
     *,
     text_of: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from bullpen.errors import InvalidOption
-from bullpen.ops.marks import Mark, read_marks
+from bullpen.ops.marks import ChartMark, read_marks
 from bullpen.queue.history import (
     DONE,
     ESTIMATED,
@@ -30,7 +30,7 @@ from bullpen.queue.history import (
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 
-__all__ = ["RANGES", "HistoryPoint", "HistoryView", "history_view", "range_of"]
+__all__ = ["RANGES", "HistoryPoint", "HistoryView", "Times", "history_view", "range_of"]
 
 _HOUR_MS: Final = 3_600_000
 RANGES: Final[dict[str, tuple[int, Tier, int]]] = {
@@ -83,7 +83,7 @@ class HistoryView(msgspec.Struct, rename="camel", frozen=True):
     run: Times
     estimated_from: int | None
     """Of how many jobs the numbers were made; None: all were counted."""
-    marks: tuple[Mark, ...]
+    marks: tuple[ChartMark, ...]
 
 
 def range_of(text: str) -> str:

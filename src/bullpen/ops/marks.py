@@ -15,7 +15,7 @@ from bullpen.queue.actor import check_actor
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 
-__all__ = ["LONGEST_MARK", "Mark", "add_mark", "read_marks"]
+__all__ = ["LONGEST_MARK", "ChartMark", "add_mark", "read_marks"]
 
 LONGEST_MARK: Final = 200
 _MOST: Final = 500
@@ -23,7 +23,7 @@ _TTL_S: Final = 40 * 24 * 3_600
 _MOST_READ: Final = 100
 
 
-class Mark(msgspec.Struct, rename="camel", frozen=True):
+class ChartMark(msgspec.Struct, rename="camel", frozen=True):
     """One event."""
 
     at_ms: int
@@ -31,7 +31,7 @@ class Mark(msgspec.Struct, rename="camel", frozen=True):
     by: str
 
 
-async def add_mark(connection: Connection, keys: QueueKeys, text: str, by: str) -> Mark:
+async def add_mark(connection: Connection, keys: QueueKeys, text: str, by: str) -> ChartMark:
     """Set one now. `keys` are those of the queue of operations."""
     text = text.strip()
     require("text", 0 < len(text) <= LONGEST_MARK and text.isprintable(), f"1 to {LONGEST_MARK} characters", text)
@@ -39,17 +39,17 @@ async def add_mark(connection: Connection, keys: QueueKeys, text: str, by: str) 
     door = connection.shared_door(keys.base)
     entry_id = await door.call("XADD", keys.marks, "MAXLEN", "~", _MOST, "*", "text", text, "by", by)
     await door.call("EXPIRE", keys.marks, _TTL_S)
-    return Mark(_ms(entry_id), text, by)
+    return ChartMark(_ms(entry_id), text, by)
 
 
-async def read_marks(connection: Connection, keys: QueueKeys, since_ms: int) -> tuple[Mark, ...]:
+async def read_marks(connection: Connection, keys: QueueKeys, since_ms: int) -> tuple[ChartMark, ...]:
     """Those since an instant; of very many the newest hundred."""
     found = await connection.shared_door(keys.base).call("XREVRANGE", keys.marks, "+", since_ms, "COUNT", _MOST_READ)
     marks = []
     for entry_id, flat in reversed(found):
         fields = dict(zip(flat[::2], flat[1::2], strict=False))
         texts = (fields.get(name, b"").decode("utf-8", "replace")[:LONGEST_MARK] for name in (b"text", b"by"))
-        marks.append(Mark(_ms(entry_id), *texts))
+        marks.append(ChartMark(_ms(entry_id), *texts))
     return tuple(marks)
 
 

@@ -18,8 +18,6 @@ from bullpen.wire.cancels import reason_in
 from bullpen.worker.exchange import DONE as IS_DONE
 from bullpen.worker.exchange import Settlement
 
-__all__ = ["Tally"]
-
 BUDGET: Final = 500
 """Jobs that are looked at between two calls of `take`."""
 _MOST_NAMES: Final = 20

@@ -16,7 +16,7 @@ from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.render import clock, number
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.history import RANGES, HistoryView, history_view
-from bullpen.ops.marks import Mark, add_mark
+from bullpen.ops.marks import ChartMark, add_mark
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.ops.words import duration_text
 from bullpen.wire.keys import QueueKeys
@@ -47,7 +47,7 @@ class ChartsView(msgspec.Struct, rename="camel", frozen=True):
     queues: tuple[ChartsRow, ...]
     total: int
     """How many queues there are."""
-    marks: tuple[Mark, ...]
+    marks: tuple[ChartMark, ...]
 
 
 async def charts(context: Context) -> Page:
