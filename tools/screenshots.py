@@ -58,6 +58,8 @@ PAGES: Final = {
     "queue-failed": "/queues/invoices?state=failed",
     "queue-active": "/queues/images?state=active",
     "job": "/queues/invoices/jobs/late",
+    "job-edit": "/queues/invoices/jobs/1/edit",
+    "job-test": "/queues/invoices/jobs/late/test",
     "job-active": "/queues/images/jobs/thumb-1",
     "limits": "/queues/images/limits",
     "add": "/queues/emails/add",

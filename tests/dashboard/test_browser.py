@@ -54,6 +54,8 @@ async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
         "queue": f"/queues/{name}",
         "failed": f"/queues/{name}?state=failed",
         "job": f"/queues/{name}/jobs/{failed.id}",
+        "edit-job": f"/queues/{name}/jobs/{failed.id}/edit",
+        "test": f"/queues/{name}/jobs/{failed.id}/test",
         "delayed": f"/queues/{name}/jobs/later",
         "letters": "/dead-letters",
         "redrive": f"/dead-letters/act/redrive?store={name}-dlq",

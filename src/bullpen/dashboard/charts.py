@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.printable import printable
 
 _HEIGHT = 100
@@ -44,13 +45,14 @@ class Chart:
 def make_chart(
     title: str,
     series: Sequence[Series],
-    titles: list[str],
+    titles: Sequence[str],
     *,
     text_of: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
     least: float = 1.0,
 ) -> Chart:
     """`titles` name the steps; `marks` stand at parts of the width, from 0 to 1; the scale ends at `least` or above."""
+    titles = check_texts("titles", titles)
     steps = max(1, len(titles))
     most = max([least, *(value for each in series for value in each.values if value is not None)])
     top = _rounded(most)
