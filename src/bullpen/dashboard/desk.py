@@ -18,7 +18,7 @@ from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
-from bullpen.ops.actions import Actions, Actor, AuditRecord
+from bullpen.ops.actions import EVERY_ENTRY, Actions, Actor, AuditRecord, AuditSearch
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.estimates import Estimator
 from bullpen.ops.hub import Hub, Sampler
@@ -206,14 +206,19 @@ class Desk:
         return Actions(self.queue, await self.trail(), actor)
 
     async def audit(
-        self, *, queues: list[str] | None = None, subject: str | None = None, limit: int = 100
+        self,
+        *,
+        queues: list[str] | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        search: AuditSearch = EVERY_ENTRY,
     ) -> list[AuditRecord]:
         """Who did what, newest first: to these queues, else to all that are known."""
         trail = await self.trail()
         if queues is None:
             looks = (await self.snapshot()).looks[:100]
             queues = ["dashboard", *(each.queue for each in looks), *(f"{each.queue}-dlq" for each in looks)]
-        return await self.within(trail.read(queues, subject=subject, limit=limit))
+        return await self.within(trail.read(queues, tenant_id=tenant_id, limit=limit, search=search))
 
     async def pause(self, name: str) -> PauseNote | None:
         """Who paused a queue; None: it is not paused."""

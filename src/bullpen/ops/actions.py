@@ -22,7 +22,10 @@ from bullpen.ops.schedules import template_options
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
-__all__ = ["ACTIONS", "Action", "Actions", "Actor", "AuditRecord", "Deed", "Parameter", "Trail", "find_action"]
+__all__ = [
+    "ACTIONS", "EVERY_ENTRY", "Action", "Actions", "Actor", "AuditRecord", "AuditSearch", "Deed", "Parameter", "Trail",
+    "find_action",
+]  # fmt: skip
 
 logger = get_logger("bullpen.actions")
 
@@ -41,6 +44,30 @@ class AuditRecord:
     detail: Any
     login: str | None = None
     """Who was logged in, by PostgreSQL's own word; `actor` is whom that login named, and can be wrong."""
+    cursor: str = ""
+    """Where a page that begins behind this entry begins; empty where there are no pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSearch:
+    """Which entries are wanted. Texts are parts of what stands there, in any case of letters."""
+
+    actor: str = ""
+    action: str = ""
+    subject: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    before: str = ""
+    """The cursor of the last entry of the page before."""
+
+    def fits(self, entry: AuditRecord) -> bool:
+        """Whether an entry is wanted, but for the page."""
+        texts = ((self.actor, entry.actor), (self.action, entry.action), (self.subject, entry.subject))
+        in_time = (self.since is None or entry.at >= self.since) and (self.until is None or entry.at < self.until)
+        return in_time and all(part.casefold() in text.casefold() for part, text in texts)
+
+
+EVERY_ENTRY: Final = AuditSearch()
 
 
 class Trail(Protocol):
@@ -56,7 +83,13 @@ class Trail(Protocol):
         ...
 
     async def read(
-        self, stores: list[str], *, subject: str | None = None, tenant_id: str | None = None, limit: int = 100
+        self,
+        stores: list[str],
+        *,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        search: AuditSearch = EVERY_ENTRY,
     ) -> list[AuditRecord]:
         """The newest entries about these stores first."""
         ...
