@@ -92,7 +92,12 @@ class Desk:
         """Bulk actions, which this process runs while there are any."""
         if self._operations is None:
             self._operations = Operations(
-                self.app.connection, self.app.prefix, self.actions, self.app.dead_letters, self.forget
+                self.app.connection,
+                self.app.prefix,
+                self.actions,
+                self.app.dead_letters,
+                self.forget,
+                ledger=self.ledger,
             )
         return self._operations
 
