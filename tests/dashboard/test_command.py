@@ -109,12 +109,12 @@ def test_it_is_served_beside_workers(redis_url: str, tmp_path: Path) -> None:
         assert stream.status == 200
 
         until = time.monotonic() + 30
-        workers: list[dict[str, str]] = []
-        while not workers and time.monotonic() < until:  # its connection is named when it first waits
-            workers = json.loads(get(f"{url}/api/v1/workers")[1])["workers"]
+        workers: list[dict[str, list[str]]] = []
+        while not workers and time.monotonic() < until:  # it tells of itself when it has begun
+            workers = json.loads(get(f"{url}/api/v1/workers")[1])["processes"]
             time.sleep(0.1)
 
-        assert [each["queue"] for each in workers] == ["mails"]
+        assert [each["queues"] for each in workers] == [["mails"]]
         process.terminate()  # with the stream open
         assert process.wait(20) == 0
         stream.close()
