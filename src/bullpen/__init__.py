@@ -146,12 +146,13 @@ if TYPE_CHECKING:
     from bullpen.settings import Settings
     from bullpen.wire.events import QueueEvent
     from bullpen.wire.options import JobMeta
-    from bullpen.worker import BatchOptions, ChildLimits, JobBatch, Taker, Worker
+    from bullpen.worker import AutoConcurrency, BatchOptions, ChildLimits, JobBatch, Taker, Worker
     from bullpen.worker.options import WorkerArguments
 
 __all__ = [
     "AddArguments",
     "Added",
+    "AutoConcurrency",
     "Backoff",
     "BatchOptions",
     "Bullpen",
@@ -358,7 +359,7 @@ _HOMES: Final = {
     "bullpen.settings": ("Settings",),
     "bullpen.wire.events": ("QueueEvent",),
     "bullpen.wire.options": ("JobMeta",),
-    "bullpen.worker": ("BatchOptions", "ChildLimits", "JobBatch", "Taker", "Worker"),
+    "bullpen.worker": ("AutoConcurrency", "BatchOptions", "ChildLimits", "JobBatch", "Taker", "Worker"),
     "bullpen.worker.options": ("WorkerArguments",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

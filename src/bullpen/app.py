@@ -1,7 +1,7 @@
 """The composition root: one object that holds settings, connection, queues and everything that runs.
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
-closed in the right order. This is the face that programs see; what is behind it stands in `bullpen.wiring`: what the
+closed in the right order. This is the public face; the parts behind it are in `bullpen.wiring`: what the
 app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`observing`), how it runs (`running`).
 """
 
@@ -16,9 +16,6 @@ from bullpen._kernel.duration import check_texts
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Queue
-from bullpen.queue.arguments import QueueArguments, TaskArguments
-from bullpen.queue.codec import Codec
-from bullpen.queue.tasks import TaskMaker, Unique
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.wiring.features import AppFeatures
@@ -26,10 +23,8 @@ from bullpen.wiring.resources import Resources
 from bullpen.wiring.running import ROLES, Service
 from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most commands need none of it
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.ops.actions import Actions, Actor
@@ -39,7 +34,12 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue.arguments import QueueArguments, TaskArguments
+    from bullpen.queue.batch import BatchOptions
+    from bullpen.queue.batch_tasks import BatchTaskMaker
+    from bullpen.queue.codec import Codec
     from bullpen.queue.schedulers import Reconciled
+    from bullpen.queue.tasks import TaskMaker, Unique
     from bullpen.runs import Runs
     from bullpen.wiring.audit import AuditTrail
     from bullpen.wiring.channels import Channels
@@ -50,6 +50,9 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
         WorkflowOptions,
         Workflows,
     )
+    from bullpen.worker import Worker
+    from bullpen.worker.auto import Concurrency
+    from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
 
@@ -185,7 +188,7 @@ class Bullpen:
         return _used(self._features.watcher, "alerts")
 
     def use_alerts(self) -> Watcher:
-        """Tell people when work is stuck, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+        """Send alerts when work is stuck, configured by `BULLPEN_ALERTS_…`; add targets with `add_target`.
 
         An app with a configured target does so when it runs. Safe to call twice.
         """
@@ -242,6 +245,7 @@ class Bullpen:
 
         return register
 
+    @overload
     def task(
         self,
         queue: str = "default",
@@ -250,8 +254,32 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        batch: None = None,
         **options: Unpack[TaskArguments],
-    ) -> TaskMaker:
+    ) -> TaskMaker: ...
+    @overload
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        batch: BatchOptions,
+        **options: Unpack[TaskArguments],
+    ) -> BatchTaskMaker: ...
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        batch: BatchOptions | None = None,
+        **options: Unpack[TaskArguments],
+    ) -> TaskMaker | BatchTaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
 
             @app.task("emails", attempts=5)
@@ -269,8 +297,15 @@ class Bullpen:
         `unique="pending"` lets runs with the same arguments be one until it has ended, `unique=timedelta(hours=1)` for
         so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
         are one.
+
+        With `batch=BatchOptions(size=50)` the function takes a list: `async def store(rows: list[Row])`. A run is one
+        item, `await store.add(Row(...))`, with its own attempts and result; the function gets up to 50 of them, and
+        returns a list of their results, in which an exception fails that run alone, or nothing. `unique_key` and `lane`
+        get the item.
         """
-        made = self._tasks.maker(queue, name=name, strict=strict, unique=unique, unique_key=unique_key, **options)
+        made = self._tasks.maker(
+            queue, name=name, strict=strict, unique=unique, unique_key=unique_key, batch=batch, **options
+        )
         return cast("TaskMaker", made)
 
     def task_queue(self, queue: str, **worker_options: Unpack[WorkerArguments]) -> None:
@@ -370,7 +405,7 @@ class Bullpen:
         names = None if queues is None else check_texts("queues", queues)
         opened, features = self._resources, self._features
         ledger = installed_ledger(lambda: self.ledger) if opened.has_ledger else None
-        added = self.other_letters()
+        added = self.other_dead_letters()
         connection = features.connection_in_use() if ledger is not None or added else self.connection
         return await make_console(
             *(connection, self.prefix, ledger, added, tenant_id),
@@ -395,10 +430,10 @@ class Bullpen:
 
         return Actions(self.queue, await self.trail(), actor)
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        return self._features.other_letters()
+        return self._features.other_dead_letters()
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""
@@ -424,15 +459,15 @@ class Bullpen:
         self,
         *,
         signals: bool = True,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
-        """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
+        """Run everything until it is stopped. When one part cannot continue, all stop and its error is raised.
 
-        `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
-        the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes schedulers that no
-        task declares any more.
+        `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
+        out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
+        schedulers that no task declares any more.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
@@ -449,7 +484,7 @@ class Bullpen:
             await self.aclose()
 
     def choose(self, only: Collection[str] = ()) -> tuple[Service, ...]:
-        """Keep the parts that this process is to run, all if none is named, and tell which services they are.
+        """Keep the parts that this process runs, all if none is named, and return their services.
 
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
@@ -484,7 +519,7 @@ class Bullpen:
 
 
 def _used(part: T | None, name: str) -> T:
-    """Reading a property starts nothing: what an app runs stands in the program as a call."""
+    """Reading a property starts nothing: a program calls what its app runs."""
     if part is None:
         raise NotConfigured(f"this app does not use {name}; call app.use_{name}() where the app is made")
     return part

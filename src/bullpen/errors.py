@@ -33,7 +33,7 @@ BullpenError
 │   ├── JobStateConflict       the job is not in the state that the operation needs
 │   ├── JobLockLost            the lock ran out before the outcome was written
 │   ├── JobFailed              `job.result()` of a job that failed finally
-│   │   └── JobCancelled       the same of one that somebody cancelled
+│   │   └── JobCancelled       the same for a cancelled job
 │   ├── ResultTimeout          `job.result(timeout=…)` ran out                               (also a TimeoutError)
 │   ├── EventsLost             the event stream was trimmed before we could read it
 │   └── CorruptJob             a stored job that no reader can take
@@ -41,7 +41,7 @@ BullpenError
 │   ├── DatabaseUnavailable    the database did not answer; what was open is rolled back     (also a ConnectionError)
 │   ├── LedgerNotReady         tables are missing or older than this program: run `bullpen migrate`
 │   ├── UnsafeDatabaseRole     a role for which row-level security means nothing
-│   ├── NotInTransaction       enqueue on a connection that commits every statement by itself
+│   ├── NotInTransaction       enqueue on a connection in autocommit mode
 │   ├── RowNotFound            no row has this id, or this tenant may not see it
 │   ├── RowStateConflict       the row is not in the state that the operation needs
 │   └── InsufficientCredits    the tenant has fewer credits than the run costs; nothing was stored
@@ -49,17 +49,17 @@ BullpenError
 ├── DeadLetterNotFound         the entry was redriven or discarded already, or never existed
 ├── DeadLetterChanged          the entry is another than the one that was edited; nothing was sent
 ├── DeadLetterNotEditable      the entry may go back or be discarded, but not be changed
-├── DeliveryLost               a delivery is no longer ours; the event comes again
+├── DeliveryLost               a delivery is no longer ours; the event is delivered again
 ├── PublishFailed              the broker did not take a message
-├── SourceUnavailable          the event store is away, or the subscription ended            (also a ConnectionError)
+├── SourceUnavailable          the event store is unreachable, or the subscription ended (also a ConnectionError)
 ├── UnreadableEvent            a stored event that no reader takes
-├── WrongVersion               somebody else appended to the stream; nothing was written
+├── WrongVersion               another process appended to the stream; nothing was written
 ├── EventIdTaken               another event has this id; nothing was written
 ├── Overtaken                  another projector of the same name moved the checkpoint
 ├── MessageNotSent             the provider did not take a message this time
 ├── MissingValue               a template names a value that the recipient lacks
 ├── EntityNotFound             no entity has this urn; it may exist later
-├── EntityChanged              somebody else changed the entity; nothing was stored
+├── EntityChanged              another process changed the entity; nothing was stored
 ├── EntityBusy                 another event of the entity did not end in time
 ├── NoTransition               an event leads nowhere from the entity's status
 ├── EndlessSteps               automatic steps run in a circle; nothing was stored           (also a PermanentError)
@@ -121,7 +121,7 @@ class PayloadTooLarge(BullpenError, ValueError):
 
 
 class PayloadUnavailable(BullpenError):
-    """A sealed payload cannot be opened here now: its key or its object store is not configured, or the store is away.
+    """A sealed payload cannot be opened here now: its key or object store is not configured or not reachable.
 
     Nothing is wrong with the job. A worker gives it back, with no attempt counted.
     """
@@ -215,7 +215,7 @@ class LaneFull(QueueError):
 
     def __init__(self, queue: str, lane: str, job_id: str | None = None) -> None:
         super().__init__(
-            f"lane {lane!r} of queue {queue!r} is full: a job of it must start before another can be added",
+            f"lane {lane!r} of queue {queue!r} is full: one of its jobs must start before another can be added",
             queue=queue,
             job_id=job_id,
         )
@@ -243,7 +243,7 @@ class SchedulerNotFound(QueueError):
     def __init__(self, queue: str, scheduler_id: str) -> None:
         super().__init__(
             f"there is no scheduler {scheduler_id!r} in {queue!r}; "
-            f"`bullpen schedules list {shlex.quote(queue)}` lists what there is",
+            f"`bullpen schedules list {shlex.quote(queue)}` lists them",
             queue=queue,
         )
         self.scheduler_id = scheduler_id
@@ -261,7 +261,7 @@ class JobLockLost(QueueError):
         what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         what += "; another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler"
         if is_gone:
-            what = "outcome not written, the job is gone: somebody removed it, or emptied the queue, while it ran"
+            what = "outcome not written, the job is gone: it was removed, or the queue was emptied, while it ran"
         super().__init__(f"job {job_id!r} of queue {queue!r}: {what}", queue=queue, job_id=job_id)
         self.held_ms, self.is_gone = held_ms, is_gone
 
@@ -275,7 +275,7 @@ class JobFailed(QueueError):
 
 
 class JobCancelled(JobFailed):
-    """The job whose result was awaited was cancelled. `reason` is what whoever did it said, or empty."""
+    """The job whose result was awaited was cancelled. `reason` is the reason that was given, or empty."""
 
     def __init__(self, queue: str, job_id: str, reason: str) -> None:
         super().__init__(queue, job_id, reason)
@@ -286,7 +286,7 @@ class ResultTimeout(QueueError, TimeoutError):
     """The job did not finish within the time given. The job itself is untouched.
 
     The message says in which state it is and whether a worker is connected; `state`, `has_worker` and `is_paused` say
-    the same, None where the server could not tell.
+    the same, None where the server could not report it.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class EventsLost(QueueError):
 
 
 class CorruptJob(QueueError):
-    """A stored job cannot be read: its data is no JSON, or a field has a shape that nobody writes."""
+    """A stored job cannot be read: its data is not JSON, or a field has a shape that nobody writes."""
 
 
 class LedgerError(BullpenError):
@@ -332,7 +332,7 @@ class UnsafeDatabaseRole(LedgerError):
 
 
 class NotInTransaction(LedgerError):
-    """The connection commits every statement by itself, so the row could not be part of a transaction."""
+    """The connection is in autocommit mode, so the row could not be part of a transaction."""
 
 
 class RowNotFound(LedgerError):
@@ -397,12 +397,12 @@ class DeadLetterNotFound(BullpenError):
 
 
 class DeadLetterChanged(BullpenError):
-    """The stored payload is another than the one that was edited. Nothing was sent; look at it again."""
+    """The stored payload was changed after it was read for editing. Nothing was sent; read it again."""
 
     def __init__(self, store: str, entry_id: str) -> None:
         super().__init__(
-            f"dead letter {entry_id!r} of {store!r} has another payload than the one that was edited, so nothing was "
-            "sent; look at it again and edit that"
+            f"dead letter {entry_id!r} of {store!r} was changed after it was read for editing, so nothing was "
+            "sent; read it again and edit the new payload"
         )
         self.store, self.entry_id = store, entry_id
 
@@ -416,11 +416,11 @@ class DeadLetterNotEditable(BullpenError):
 
 
 class DeliveryLost(BullpenError):
-    """The delivery is no longer ours: its lock ran out, its channel broke, its partition moved. The outcome was not
+    """The delivery is no longer ours: its lock expired, its channel broke, its partition moved. The outcome was not
     written; the event is or will be delivered again, with the same attempt number."""
 
     def __init__(self, source: str, event_id: str, why: str) -> None:
-        super().__init__(f"delivery of {event_id!r} from {source!r} was lost, its outcome is not written: {why}")
+        super().__init__(f"delivery of {event_id!r} from {source!r} was lost; its outcome was not written: {why}")
         self.source, self.event_id, self.why = source, event_id, why
 
 
@@ -442,11 +442,11 @@ class SourceUnavailable(BullpenError, ConnectionError):
 
 
 class UnreadableEvent(BullpenError):
-    """A stored event that no reader takes: its data is no JSON, or its metadata lacks what every event must carry."""
+    """A stored event that no reader takes: its data is not JSON, or its metadata lacks what every event must carry."""
 
 
 class WrongVersion(BullpenError):
-    """The stream is not at the version that was expected: somebody else appended. Nothing was written."""
+    """The stream is not at the expected version: another process appended. Nothing was written."""
 
     def __init__(self, stream: str, expected: int | None, actual: int) -> None:
         def show(version: int | None) -> str:
@@ -539,11 +539,11 @@ class EntityNotFound(BullpenError):
 
 
 class EntityChanged(BullpenError):
-    """Somebody else changed the entity since it was read, so this change was not stored. Read it and decide anew."""
+    """Another process changed the entity after it was read, so this change was not stored. Read it and decide again."""
 
     def __init__(self, urn: str, *, exists: bool = False) -> None:
         """`exists`: it was to be created, and is there already."""
-        told = "exists already" if exists else "was changed by somebody else meanwhile"
+        told = "exists already" if exists else "was changed in the meantime by another process"
         super().__init__(f"entity {urn!r} {told}; nothing was stored")
         self.urn = urn
 
@@ -578,7 +578,7 @@ class EndlessSteps(BullpenError, PermanentError):
     def __init__(self, event: object, status: object, max_steps: int) -> None:
         super().__init__(
             f"event {word(event)} caused more than {max_steps} automatic steps and was still at {word(status)}; let a "
-            "state of the circle be idle, or give its transitions conditions that end it"
+            "state in the circle be idle, or give its transitions conditions that end the circle"
         )
         self.event, self.status, self.max_steps = event, status, max_steps
 
@@ -617,6 +617,6 @@ class EmitsToItself(BullpenError, PermanentError):
 
 
 def require(option: str, holds: bool, expected: str, value: Any) -> None:
-    """Refuse a value at the door: raise InvalidOption unless `holds`."""
+    """Check a value where it enters: raise InvalidOption unless `holds`."""
     if not holds:
         raise InvalidOption(option, expected, value)

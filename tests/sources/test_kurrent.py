@@ -20,7 +20,7 @@ from kurrentdbclient.protos.v1 import shared_pb2, streams_pb2
 from bullpen.errors import InvalidOption, SourceUnavailable, WrongVersion
 from bullpen.ledger import Ledger
 from bullpen.outbox import EventRoutes, Projector, ProjectorOptions
-from bullpen.plugins.sources.kurrent import KurrentSource, _event, _mended
+from bullpen.plugins.sources.kurrent import KurrentSource, _event, _repaired
 from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent
 from bullpen.testing.contracts.source import an_event, take
 from bullpen.testing.kurrent import KurrentServer
@@ -196,9 +196,9 @@ async def test_events_of_others_are_parked_in_sight_and_nothing_stops_for_them(
 
     reasons = [parked.error for parked in await ledger.parked.find()]
     assert [reason.partition(":")[0] for reason in reasons] == ["UnreadableEvent"] * 3
-    assert "data is no JSON" in reasons[0]
+    assert "data is not JSON" in reasons[0]
     assert "lacks correlationId, source, occurredAt" in reasons[1]
-    assert "metadata is no JSON" in reasons[2]
+    assert "metadata is not JSON" in reasons[2]
 
 
 # Persistent subscriptions -------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_whatever_the_server_sends_becomes_an_event(
     position: dict[str, Any] = {"commit_position": 7} if has_position else {"no_position": shared_pb2.Empty()}
     response = streams_pb2.ReadResp(event=streams_pb2.ReadResp.ReadEvent(event=recorded, **position))
 
-    decoded = construct_recorded_event(_mended(response).event)
+    decoded = construct_recorded_event(_repaired(response).event)
     assert decoded is not None
     event = _event(decoded)
 

@@ -9,14 +9,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import click
 
 from bullpen._kernel.logs import get_logger
 from bullpen.cli.arguments import AppArgument
 from bullpen.cli.completion import words
-from bullpen.cli.context import ServiceOnServer
+from bullpen.cli.context import ServiceOnServer, WrongCommand
 from bullpen.cli.programs import load_app
 from bullpen.cli.tree import Option
 
@@ -34,19 +34,20 @@ _PARTS: Final = ("worker", "outbox", "projector", "messages", "alerts")
 def run(
     at: ServiceOnServer,
     target: AppArgument,
-    processes: Annotated[int, Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
+    processes: Annotated[int, Option(min=1, help="Number of worker processes; one that dies is restarted.")] = 1,
     concurrency: Annotated[
-        int | None, Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
+        str | None,
+        Option(metavar="N|auto", help="Jobs at a time per worker; overrides the code. auto: as many as fit."),
     ] = None,
     http: Annotated[
         str | None,
         Option(
             metavar="HOST:PORT",
-            help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
+            help="Serve /livez, /readyz and /metrics at this address; each further process uses the next port.",
         ),
     ] = None,
     dashboard: Annotated[
-        str | None, Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
+        str | None, Option(metavar="HOST:PORT", help="Serve the web dashboard at this address too.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -65,10 +66,11 @@ def run(
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
-    The first signal lets running jobs finish, a second one gives them back, a third one ends at once (exit code 143).
+    The first signal waits for running jobs, a second one gives them back, a third one stops at once (exit code 143).
     """
     from bullpen.wiring.servers import CommandLine, obeying
 
+    most = _read_concurrency(concurrency)
     at.start_logging()
     # Through the environment as well: for queues that the module makes itself, and for child processes, whose command
     # lines everybody on the machine may read. They are `--told` which of the two came from ours.
@@ -80,7 +82,7 @@ def run(
         from bullpen.cli.supervisor import Supervisor
 
         options = ["--log-level", at.log_level, "--log-format", at.log_format]
-        options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
+        options += [*(["--concurrency", concurrency] if concurrency else [])]
         options += ["--http", http] if http else []
         options += ["--http-public"] if at.http_public else []
         options += ["--dashboard", dashboard] if dashboard else []
@@ -101,7 +103,17 @@ def run(
         from bullpen.cli.dashboard import make_service
 
         app.add(make_service(app, dashboard, public=at.http_public))
-    _run_here(app, concurrency, lifeline, only or [], prune_schedules=prune_schedules)
+    _run_here(app, most, lifeline, only or [], prune_schedules=prune_schedules)
+
+
+def _read_concurrency(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise WrongCommand(f"--concurrency: a number of at least 1, or auto, not {text!r}")
+    return int(text)
 
 
 def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
@@ -115,7 +127,12 @@ def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
 
 
 def _run_here(
-    app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str], *, prune_schedules: bool
+    app: Bullpen,
+    concurrency: int | Literal["auto"] | None,
+    lifeline: int | None,
+    only: list[str],
+    *,
+    prune_schedules: bool,
 ) -> None:
     from bullpen.settings import misspelt_variables
 
@@ -124,7 +141,7 @@ def _run_here(
             _stop_without(lifeline, app)
         told = _what_runs(app, only)
         for name, meant in misspelt_variables().items():
-            logger.warning("%s is no setting and does nothing; did you mean %s?", name, meant)
+            logger.warning("%s is not a setting and has no effect; did you mean %s?", name, meant)
         # In a thread: the embedded server may have to be started before it has an address.
         logger.info("%s%s", told, await asyncio.to_thread(_where, app))
         await app.run(concurrency=concurrency, only=only, prune_schedules=prune_schedules)
@@ -198,7 +215,7 @@ def _stop_without(lifeline: int, app: Bullpen) -> None:
 
     def on_end() -> None:
         loop.remove_reader(lifeline)
-        logger.warning("the supervisor is gone; stopping")
+        logger.warning("the supervisor has died; stopping")
         stopping.append(loop.create_task(app.stop()))
 
     stopping: list[asyncio.Task[None]] = []
@@ -225,6 +242,6 @@ def _leave_behind_stuck_threads() -> None:
             if each.is_alive():
                 stuck.append(each)
     if stuck:
-        logger.warning("leaving without %d handler threads that do not stop", len(stuck))
+        logger.warning("exiting although %d handler threads do not stop", len(stuck))
         logging.shutdown()
         os._exit(0)

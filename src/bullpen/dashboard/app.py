@@ -38,7 +38,7 @@ from bullpen.dashboard.render import STATIC, render
 from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
 from bullpen.errors import BullpenError, InvalidOption
 from bullpen.ops.doctor import Advice
-from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.symptoms import DEAD_SUFFIX
 from bullpen.settings import DashboardSettings
 
 __all__ = ["Dashboard", "make_access", "make_dashboard"]
@@ -85,7 +85,7 @@ class Dashboard:
             answer = self._problem(context, problem)
         except Exception:  # the page says that it was our mistake, the log says which
             logger.exception("dashboard: request %s to %s failed", request_id, request.path[:200])
-            told = PageProblem(500, "This page could not be made. The log of the dashboard says why.")
+            told = PageProblem(500, "This page could not be rendered. The log of the dashboard has the reason.")
             answer = self._problem(context, told)
         headers = {**self.headers, "x-request-id": request_id}
         await pack(answer, request).send(send, headers, head_only=request.method == "HEAD", receive=receive)
@@ -152,7 +152,7 @@ class Dashboard:
                 others.add(route.method)
         if others:
             raise PageProblem(
-                405, f"This address takes {', '.join(sorted(others))}.", headers={"allow": ", ".join(others)}
+                405, f"This address accepts {', '.join(sorted(others))}.", headers={"allow": ", ".join(others)}
             )
         raise PageProblem(404, "There is no such page.")
 

@@ -226,7 +226,7 @@ WHERE e.id = f.id""")
             highest, waiting = (await connection.execute(query)).one()
         return BEGINNING if highest is None and not waiting else (highest or 0) + waiting
 
-    def commits(self) -> AsyncGenerator[None, None]:
+    def commits(self) -> AsyncGenerator[str, None]:
         """Yields when new events may have come; see `wakeups.commits`."""
         return wakeups.commits(self._database, self.channel)
 
@@ -249,7 +249,12 @@ def _records(stream: str, events: Sequence[NewEvent], expected: int | None) -> l
             raise InvalidOption("events", "NewEvent objects", event)
         check_text("event id", event.id, MAX_LENGTHS["id"], required=True)
         check_text("event type", event.type, MAX_LENGTHS["type"], required=True)
-        require("event type", not event.type.startswith("$"), "a type of your own; $ is for event stores", event.type)
+        require(
+            "event type",
+            not event.type.startswith("$"),
+            "your own event type; names with $ belong to event stores",
+            event.type,
+        )
         data, metadata = _json_text(event.data, "data"), _json_text(event.metadata.to_wire(), "metadata")
         json.check_payload_size(len(data.encode()), len(metadata.encode()))
         records.append(

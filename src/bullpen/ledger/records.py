@@ -135,7 +135,7 @@ class OutboxItem:
         require(
             "source_stream_id",
             self.source_stream_id != RESERVED_STREAM,
-            "another stream: this one is for the outbox's own announcements",
+            "another stream: the outbox uses this one for its own announcements",
             self.source_stream_id,
         )
         object.__setattr__(self, "_record", self._make_record())
@@ -315,8 +315,7 @@ class Released:
 RowOutcome = Sent | Retried | Died | Released
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """A claimed row and what became of it. It is written only if the claim still holds (same fence, still CLAIMED)."""
 
     row: OutboxRow
@@ -326,8 +325,7 @@ class Settlement:
     """Take the next row of the same ordering key for so long, if this one has ended and that is due. 0: leave it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettledRow:
+class SettledRow(NamedTuple):
     """What a settlement did. `status` None: the claim no longer held, and nothing was written."""
 
     id: str
@@ -412,7 +410,9 @@ def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> N
     if not isinstance(value, str) or (required and not value):
         raise InvalidOption(name, "non-empty text" if required else "text or None", value)
     if len(value) > limit:
-        raise InvalidOption(name, f"at most {limit} characters (it is never cut: that would break the fence)", value)
+        raise InvalidOption(
+            name, f"at most {limit} characters (it is never shortened: that would break duplicate detection)", value
+        )
     if _unwanted(value):
         raise InvalidOption(name, "text without control characters or lone surrogates", value)
 

@@ -59,9 +59,20 @@ class ChannelRoute:
         known = self.after_crash in ("same_key", "resend", "look_up", "park")
         require("after_crash", known, "'same_key', 'resend', 'look_up' or 'park'", self.after_crash)
         able = self.after_crash != "look_up" or isinstance(self.channel, LooksUp)
-        require("after_crash", able, "something else than 'look_up' for a channel that cannot be asked", self.channel)
+        require("after_crash", able, "another value than 'look_up', because the channel has no look_up", self.channel)
         if self.timeout_ms is not None:
             check_int("timeout_ms", self.timeout_ms, minimum=1)
+
+    @property
+    def rule(self) -> WhenUnknown:
+        """`after_crash` as channels say it: a key that the provider knows makes sending again harmless."""
+        match self.after_crash:
+            case "same_key" | "resend":
+                return WhenUnknown.RESEND
+            case "look_up":
+                return WhenUnknown.LOOK_UP
+            case "park":
+                return WhenUnknown.PARK
 
     @property
     def limit_ms(self) -> int:

@@ -139,7 +139,7 @@ class DeadLetterConsole:
         if not is_noted:
             await self._write_down("redrive", store, found.letter, by)
         identity = await self._store(store).redrive(entry_id, by=by)
-        self._tell("redrive", found, by)
+        self._log_progress("redrive", found, by)
         return identity
 
     async def get_editable(self, store: str, entry_id: str) -> Found:
@@ -172,7 +172,7 @@ class DeadLetterConsole:
         make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
         await self._write_down("edit", store, found.letter, _actor(by), edit.note())
         identity = await target.redrive_edited(entry_id, edit, by=by)
-        self._tell(f"edit ({edit.before} to {edit.after})", found, by)
+        self._log_progress(f"edit ({edit.before} to {edit.after})", found, by)
         return identity
 
     async def discard(self, store: str, entry_id: str, *, by: str, is_noted: bool = False) -> None:
@@ -183,7 +183,7 @@ class DeadLetterConsole:
             await self._write_down("discard", store, found.letter, by)
         if not await self._store(store).discard(entry_id, by=by):
             raise DeadLetterNotFound(store, entry_id)
-        self._tell("discard", found, by)
+        self._log_progress("discard", found, by)
 
     async def redrive_many(
         self,
@@ -242,7 +242,7 @@ class DeadLetterConsole:
             ids = check_texts("ids", ids)
         _actor(by)
         is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
-        require("rate", is_rate, "letters per second, more than 0", rate)
+        require("rate", is_rate, "dead letters per second, more than 0", rate)
         require("limit", limit is None or limit >= 1, "at least 1", limit)
         # Decided before the first is touched: a letter that fails again at once must not be met a second time.
         chosen, report = await self._chosen(where, store, ids, limit)
@@ -283,7 +283,7 @@ class DeadLetterConsole:
             fitting = [Found(each.store, _bare(each.letter)) async for each in self.find(where, store=store)]
             chosen = fitting[::-1][:limit]
             return chosen, RedriveReport(examined=len(chosen), matched=len(chosen))
-        require("store", store is not None, "the name of the store of these ids", store)
+        require("store", store is not None, "the name of the store that has these ids", store)
         chosen, missing = list[Found](), list[tuple[str, str]]()
         for entry_id in dict.fromkeys(ids):
             try:
@@ -320,7 +320,7 @@ class DeadLetterConsole:
         target = self._store(store)
         if isinstance(target, EditableDeadLetters):
             return target
-        reason = target.reason if isinstance(target, FixedDeadLetters) else "its store sends letters back as they are"
+        reason = target.reason if isinstance(target, FixedDeadLetters) else "its store cannot edit a payload"
         raise DeadLetterNotEditable(store, entry_id, reason)
 
     async def _write_down(
@@ -329,7 +329,7 @@ class DeadLetterConsole:
         if self._audit is not None:
             await self._audit(action, store, letter, by, detail)
 
-    def _tell(self, action: str, found: Found, by: str) -> None:
+    def _log_progress(self, action: str, found: Found, by: str) -> None:
         logger.warning(
             "dead letter %s of %s: %s by %s",
             *(found.letter.id, found.store, action, by),
@@ -342,5 +342,5 @@ def _bare(letter: DeadLetter) -> DeadLetter:
 
 
 def _actor(by: str) -> str:
-    require("by", isinstance(by, str) and bool(by.strip()), "the name of who asks", by)
+    require("by", isinstance(by, str) and bool(by.strip()), "the name of the person or program that acts", by)
     return by

@@ -18,7 +18,7 @@ import msgspec
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError
-from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.overview import QueueSnapshot, Snapshot
 from bullpen.queue.beats import read_beats
 from bullpen.queue.history import DONE, ESTIMATED, FAILED, RUN, SAMPLED, WAIT, add_history, bucket_of
 from bullpen.redis import Connection
@@ -51,7 +51,7 @@ class Estimator:
     """Runs between `start` and `aclose`. `own` are the keys of the queue of operations."""
 
     def __init__(
-        self, connection: Connection, prefix: str, own: QueueKeys, snapshot: Callable[[], Awaitable[Picture]]
+        self, connection: Connection, prefix: str, own: QueueKeys, snapshot: Callable[[], Awaitable[Snapshot]]
     ) -> None:
         self._connection, self._prefix, self._own, self._snapshot = connection, prefix, own, snapshot
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class Estimator:
         for ended, look in sorted(grown, key=lambda each: -each[0])[:_MOST_QUEUES]:
             await self._add(look, ended, seen.at_ms, now.at_ms)
 
-    async def _add(self, look: QueueLook, ended: int, since_ms: int, now_ms: int) -> None:
+    async def _add(self, look: QueueSnapshot, ended: int, since_ms: int, now_ms: int) -> None:
         keys = QueueKeys(self._prefix, look.queue)
         door = self._connection.shared_door(keys.base)
         beats = (await read_beats(door, [keys])).get(look.queue, [])

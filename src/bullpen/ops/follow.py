@@ -141,13 +141,13 @@ class _Stream:
             for event in events
             if (not wanted.events or event.event in wanted.events) and (not wanted.jobs or event.job_id in wanted.jobs)
         ]
-        await self._look_up(event.job_id for event in events)
+        await self._fetch(event.job_id for event in events)
         found = [Happening(self.name, event, self._names.get(event.job_id or "")) for event in events]
         if wanted.names:
             found = [happening for happening in found if happening.name in wanted.names]
         return [Happening(self.name, None), *found] if lost else found
 
-    async def _look_up(self, ids: Iterable[str | None]) -> None:
+    async def _fetch(self, ids: Iterable[str | None]) -> None:
         unknown = [job_id for job_id in dict.fromkeys(ids) if job_id is not None and job_id not in self._names]
         if not unknown:
             return
@@ -204,14 +204,14 @@ class Waited:
         for job_id in asked:
             job = await self._queue.get_job(job_id)
             if job is None:
-                await self._look_for_trace(job_id)
+                await self._find_trace(job_id)
             elif (state := await job.state()) is JobState.COMPLETED:
                 self._end(job_id, True, job.return_value)
             elif state is JobState.FAILED:
                 self._end(job_id, False, job.failed_reason)
         return {job_id: self.outcomes[job_id] for job_id in asked if job_id in self.outcomes}
 
-    async def _look_for_trace(self, job_id: str) -> None:
+    async def _find_trace(self, job_id: str) -> None:
         """A job that removes itself when it ends leaves its last event."""
         keys = self._queue.keys
         door = self._queue.connection.shared_door(keys.base)

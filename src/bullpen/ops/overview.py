@@ -22,19 +22,22 @@ from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int, read_score
 
-__all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "grouped_by_place", "workers_by_queue"]
+__all__ = ["ConnectedWorker", "Overview", "QueueSnapshot", "Snapshot", "grouped_by_place", "workers_by_queue"]
 
 _QUEUES_PER_CALL: Final = 100
 _SCORE_PER_MS: Final = 4_096
 """Scores of delayed jobs are their due time times this, plus a sequence."""
 _REST_AFTER_COSTLY: Final = 20
 """A costly question is asked again only after so many times the time that it took."""
+_CANCELLED, _LANE_COUNT, _LANES = 11, 12, 13
+"""Where these stand among the first answers of a queue, see `_counts`."""
+_MOST_LANES: Final = 100
 _SEARCH_EVERY_S: Final = 15.0
 _COUNT_WORKERS_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLook:
+class QueueSnapshot:
     """One queue at one moment."""
 
     queue: str
@@ -47,6 +50,12 @@ class QueueLook:
     completed: int = 0
     failed: int = 0
     dead_letters: int = 0
+    cancelled: int = 0
+    """Jobs that were cancelled before they began, since there is the queue."""
+    lanes_held: int = 0
+    """Lanes that hold jobs back, because of their limits."""
+    jobs_held: int = 0
+    """Delayed jobs that they hold; those of the first hundred lanes."""
     paused: bool = False
     added: int = 0
     """How many jobs were ever added; the counter of the queue."""
@@ -83,6 +92,9 @@ class QueueLook:
             "completed": self.completed,
             "failed": self.failed,
             "deadLetters": self.dead_letters,
+            "cancelled": self.cancelled,
+            "lanesHeld": self.lanes_held,
+            "jobsHeld": self.jobs_held,
             "paused": self.paused,
             "oldestMs": self.oldest_ms,
             "workers": self.workers,
@@ -93,14 +105,14 @@ class QueueLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Snapshot:
     """All queues at one moment."""
 
     at_ms: int
     """By the server's clock."""
     taken_at: float
     """By the monotonic clock of this process."""
-    looks: tuple[QueueLook, ...]
+    looks: tuple[QueueSnapshot, ...]
 
 
 class Overview:
@@ -117,7 +129,7 @@ class Overview:
         """Whether it is known which queues there are."""
         self._workers: dict[str, list[int]] | None = {}
         """Of each queue, for how many seconds each worker has not asked for anything."""
-        self._before: Picture | None = None
+        self._before: Snapshot | None = None
 
     @property
     def search_due_s(self) -> float | None:
@@ -138,11 +150,11 @@ class Overview:
         self._keys = [QueueKeys(self._prefix, name) for name in shown]
         self.is_complete = True
 
-    async def read(self) -> Picture:
+    async def read(self) -> Snapshot:
         """Take a picture now. Raises ConnectionLost while the server is away."""
         await self._connection.locate()
         await self._count_workers()
-        looks: dict[str, QueueLook] = {}
+        looks: dict[str, QueueSnapshot] = {}
         wanted, at_ms = self._keys, 0  # a search may end meanwhile
         for group in grouped_by_place(self._connection, wanted):
             at_ms, found = await self._read_group(group)
@@ -150,11 +162,11 @@ class Overview:
         if not wanted:
             at_ms = _ms(await self._connection.shared_door(f"{self._prefix}:").call("TIME"))
         ordered = tuple(looks[keys.name] for keys in wanted)
-        picture = _with_rates(Picture(at_ms, time.monotonic(), ordered), self._before)
+        picture = _with_rates(Snapshot(at_ms, time.monotonic(), ordered), self._before)
         self._before = picture
         return picture
 
-    async def _read_group(self, group: Sequence[QueueKeys]) -> tuple[int, dict[str, QueueLook]]:
+    async def _read_group(self, group: Sequence[QueueKeys]) -> tuple[int, dict[str, QueueSnapshot]]:
         """Queues that one server holds, in two writes."""
         door = self._connection.shared_door(group[0].base)
         replies = await door.call_many([command for keys in group for command in _counts(keys)])
@@ -166,20 +178,32 @@ class Overview:
             for keys, queue_heads in zip(group, heads, strict=True)
             for head in queue_heads
         ]
-        now, *ages = await door.call_many([("TIME",), *asked])
+        lanes = [part[_LANES] if isinstance(part[_LANES], list) else [] for part in parts]
+        in_lanes = [
+            ("ZCARD", keys.held("").encode() + lane) for keys, names in zip(group, lanes, strict=True) for lane in names
+        ]
+        now, *further = await door.call_many([("TIME",), *asked, *in_lanes])
         if isinstance(now, Exception):
             raise now
-        at_ms, answers = _ms(now), iter(ages)
+        at_ms, answers, held = _ms(now), iter(further[: len(asked)]), iter(further[len(asked) :])
         return at_ms, {
-            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
-            for keys, part, queue_heads in zip(group, parts, heads, strict=True)
+            keys.name: self._snapshot(
+                keys,
+                part,
+                _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]),
+                sum(count for count in [next(held) for _ in names] if isinstance(count, int)),
+            )
+            for keys, part, queue_heads, names in zip(group, parts, heads, lanes, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueLook:
-        if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
-            return QueueLook(keys.name, problem=str(problem))
+    def _snapshot(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None, jobs_held: int) -> QueueSnapshot:
+        # A key of ours that holds something else hides no queue.
+        needed = [reply for number, reply in enumerate(replies) if number not in (_LANE_COUNT, _LANES)]
+        if (problem := next((reply for reply in needed if isinstance(reply, Exception)), None)) is not None:
+            return QueueSnapshot(keys.name, problem=str(problem))
         added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]
-        return QueueLook(
+        lanes_held = replies[_LANE_COUNT]
+        return QueueSnapshot(
             keys.name,
             waiting=wait + held,
             prioritized=prioritized,
@@ -189,6 +213,9 @@ class Overview:
             completed=completed,
             failed=failed,
             dead_letters=dead,
+            cancelled=read_int(replies[_CANCELLED] or b"0"),
+            lanes_held=lanes_held if isinstance(lanes_held, int) else 0,
+            jobs_held=jobs_held,
             paused=bool(paused),
             added=read_int(added or b"0"),
             oldest_ms=oldest_ms,
@@ -234,6 +261,9 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
         *(("ZCARD", key) for key in (keys.prioritized, keys.delayed, keys.waiting_children)),
         *(("ZCARD", key) for key in (keys.completed, keys.failed)),
         ("LLEN", f"{keys.prefix}:{keys.name}-dlq:wait"),
+        ("HGET", keys.meta, "bpcancelled"),
+        ("ZCARD", keys.lanes("held")),
+        ("ZRANGE", keys.lanes("held"), 0, _MOST_LANES - 1),
         ("LINDEX", keys.wait, -1),
         ("LINDEX", keys.paused, -1),
         ("ZRANGE", keys.prioritized, 0, 0),
@@ -252,19 +282,19 @@ def _oldest(at_ms: int, answers: list[Any], delayed: Any) -> int | None:
     return max(0, at_ms - min(since)) if since else None
 
 
-def _with_rates(picture: Picture, before: Picture | None) -> Picture:
+def _with_rates(picture: Snapshot, before: Snapshot | None) -> Snapshot:
     """Rates need no counter that anybody must keep: jobs that were added and are not unfinished have left."""
     if before is None or (seconds := picture.taken_at - before.taken_at) <= 0:
         return picture
     earlier = {look.queue: look for look in before.looks if look.problem is None}
-    return Picture(
+    return Snapshot(
         picture.at_ms,
         picture.taken_at,
         tuple(_with_rate(look, earlier.get(look.queue), seconds) for look in picture.looks),
     )
 
 
-def _with_rate(look: QueueLook, before: QueueLook | None, seconds: float) -> QueueLook:
+def _with_rate(look: QueueSnapshot, before: QueueSnapshot | None, seconds: float) -> QueueSnapshot:
     if before is None or look.problem is not None or look.added < before.added:  # the last: it was deleted meanwhile
         return look
     added = look.added - before.added

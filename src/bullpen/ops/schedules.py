@@ -15,7 +15,7 @@ import msgspec
 from bullpen._kernel.cron import LOCAL, find_zone, machine_zone
 from bullpen._kernel.keep import KeepJobs, Retention
 from bullpen.errors import InvalidOption
-from bullpen.ops.words import duration_text
+from bullpen.ops.status import duration_text
 from bullpen.queue import SchedulerRecord, next_runs
 from bullpen.queue.arguments import AddArguments
 

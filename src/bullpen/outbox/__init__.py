@@ -1,11 +1,11 @@
 """Messages and jobs that leave if and only if a transaction commits. Needs the extra `postgres` or `sqlite`."""
 
+from bullpen.delivery.gates import Breaker
 from bullpen.ledger import Enqueued, Ledger, OutboxFields, OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
 from bullpen.outbox.backfill import Backfilled
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.delivery import DEFAULT_BACKOFF
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
-from bullpen.outbox.gates import Breaker
 from bullpen.outbox.mapping import EventRoute, EventRoutes, IntegrationMessage, items_of
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.outbox import Outbox, OutboxReceipt

@@ -31,6 +31,7 @@ from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
+from bullpen.delivery.gates import Gates
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import (
     Died,
@@ -43,9 +44,9 @@ from bullpen.ledger import (
     Settlement,
     TenantLimits,
 )
+from bullpen.ledger.wakeups import LINE
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
 from bullpen.outbox.shares import Shares
@@ -64,6 +65,9 @@ _OVERLOOKED_S: Final = 0.1
 _AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
+_TIMERS_MAY_BE_EARLY_S: Final = 0.02
+_LEFT_BEHIND_S: Final = 1.0
+"""Until a dispatcher looks whether a settlement left a row of its ordering key asleep."""
 _UNSETTLED_BATCHES: Final = 2
 _REFILL_PARTS: Final = 4
 _GIVE_UP_S: Final = 0.01
@@ -82,7 +86,7 @@ class DispatcherOptions:
     claim_batch_size: int = 100
     """Rows claimed by one tick, over all channels."""
     tick_interval_ms: int = 1_000
-    """How often to look although nobody told of new rows."""
+    """How often to poll without a notification of new rows."""
     lease_ms: int = 60_000
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
     fair_tenants: bool = True
@@ -127,7 +131,7 @@ class Dispatcher:
         gates: Gates | None = None,
         limits: TenantLimits | None = None,
         options: DispatcherOptions | None = None,
-        commits: Callable[[], AsyncGenerator[None, None]] | None = None,
+        commits: Callable[[], AsyncGenerator[str, None]] | None = None,
         is_notified: bool = True,
         name: str | None = None,
     ) -> None:
@@ -173,6 +177,8 @@ class Dispatcher:
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
         self._next_unpark = 0.0
+        self._next_plan = 0.0
+        """Until then nobody asks again when something is due next, while places are what is missing."""
         self._is_closing = False
         self._close_timeout_s = self.options.lease_ms / 1000
         for pattern, route in router.items():
@@ -256,10 +262,21 @@ class Dispatcher:
         if self._commits is None:
             return
         async with contextlib.aclosing(self._commits()) as commits:
-            async for _ in commits:
+            async for what in commits:
+                if what == LINE:
+                    self._plan_unpark()
+                    continue
                 self._notified += 1
                 self._notified_at = time.monotonic()
                 self._ticker.wake()
+
+    def _plan_unpark(self) -> None:
+        """Some row was the last of its ordering key as far as its settlement saw. One that came meanwhile is woken by
+        whoever settled it; if that process died before it could, here."""
+        soon = time.monotonic() + _LEFT_BEHIND_S
+        if self._next_unpark > soon:
+            self._next_unpark = soon
+            self._reaper.wake_in(_LEFT_BEHIND_S)
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 
@@ -279,6 +296,9 @@ class Dispatcher:
         return pause_s
 
     async def _seconds_until_due(self) -> float | None:
+        if self._starved and time.monotonic() < self._next_plan:
+            return _AGAIN_S  # a place that becomes free comes first, and after each batch one does
+        self._next_plan = time.monotonic() + _AGAIN_S
         left_ms = await self._store.next_due_ms()
         if (until_room_s := self._seconds_until_room()) is not None:
             return until_room_s if not left_ms else min(until_room_s, left_ms / 1000)
@@ -455,7 +475,7 @@ class Dispatcher:
             self._tasks.discard(done)
             self._under_way.subtract(types)
             if not done.cancelled() and (error := done.exception()) is not None:
-                _log.error("dispatching failed; its rows come back when their lease ends", exc_info=error)
+                _log.error("dispatching failed; its rows become due again when their lease ends", exc_info=error)
             if self._starved & set(types):
                 self._ticker.wake()
 
@@ -487,7 +507,7 @@ class Dispatcher:
             self._senders[integration_type] -= 1
             if not done.cancelled():
                 if (error := done.exception()) is not None:
-                    _log.error("dispatching failed; its row comes back when its lease ends", exc_info=error)
+                    _log.error("dispatching failed; its row becomes due again when its lease ends", exc_info=error)
                 self._add_sender(integration_type)
 
         task.add_done_callback(over)
@@ -598,9 +618,11 @@ class Dispatcher:
                 )
                 log("OUTBOX_REAP", "SUCCESS", row, source=_SOURCE, level=logging.WARNING, outcome=status)
             self._ticker.wake()
-        if time.monotonic() >= self._next_unpark:
+        if time.monotonic() >= self._next_unpark - _TIMERS_MAY_BE_EARLY_S:
             self._next_unpark = time.monotonic() + _UNPARK_EVERY_S
-            if await self._store.unpark():
+            if woken := await self._store.unpark():
+                telemetry.emit("outbox.unparked", count=woken)
+                log("OUTBOX_REAP", "SUCCESS", source=_SOURCE, level=logging.WARNING, outcome="UNPARKED", count=woken)
                 self._ticker.wake()
         return len(rows) == _REAP_BATCH
 

@@ -40,10 +40,11 @@ BUCKETS_MS: Final = (
 _COUNTED: Final = {"SENT": "outbox_sent_total", "FAILED": "outbox_failed_total", "DEAD": "outbox_dead_total"}
 _HELP: Final = {
     "outbox_pending_total": "Rows that wait for delivery, retries included (a gauge).",
-    "outbox_claimed_total": "Rows that are claimed or queued and not settled (a gauge).",
+    "outbox_claimed_total": "Rows that are claimed or queued but not settled (a gauge).",
     "outbox_sent_total": "Deliveries that succeeded.",
     "outbox_failed_total": "Deliveries that failed and will be tried again.",
     "outbox_dead_total": "Rows that failed finally.",
+    "outbox_unparked_total": "Rows of ordering keys that a process left asleep when it died, and that were woken.",
     "outbox_claim_duration_ms": "Time of one claim, in milliseconds.",
     "outbox_delivery_duration_ms": "Time of one delivery, in milliseconds.",
 }
@@ -60,6 +61,7 @@ class OutboxMetrics:
         self._store, self._types = store, types
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
+        self._unparked = 0
         self._claims = Histogram(BUCKETS_MS)
         self._deliveries: dict[str, Histogram] = defaultdict(partial(Histogram, BUCKETS_MS))
         self._unsubscribe = telemetry.subscribe(self._on_event)
@@ -78,6 +80,9 @@ class OutboxMetrics:
                 self._deliveries[integration_type].observe(fields["took_ms"])
                 if fields["status"] in _COUNTED:
                     self._counts[_COUNTED[fields["status"]]][integration_type] += 1
+        elif event == "outbox.unparked":
+            with self._lock:
+                self._unparked += fields["count"]
 
     async def collect(self) -> list[Metric]:
         """All metrics now; the gauges are asked of the database."""
@@ -90,6 +95,7 @@ class OutboxMetrics:
                 ]
                 for name, counts in self._counts.items()
             }
+            unparked = [Sample({}, self._unparked)]
             claims = [_sample(self._claims, {})]
             deliveries = [
                 _sample(histogram, {"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
@@ -97,14 +103,15 @@ class OutboxMetrics:
         found: list[tuple[str, Kind, list[Sample]]] = [
             *((name, "gauge", [Sample({}, value) for value in values]) for name, values in gauges.items()),
             *((name, "counter", samples) for name, samples in counters.items()),
+            ("outbox_unparked_total", "counter", unparked),
             ("outbox_claim_duration_ms", "histogram", claims),
             ("outbox_delivery_duration_ms", "histogram", deliveries),
         ]
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
 
     async def _gauges(self) -> tuple[dict[str, list[int]], set[str]]:
-        """And the types that have rows. Without values while the database is away: what this process counted is shown
-        all the same."""
+        """And the types that have rows. Without values while the database does not answer; the counters of this process
+        are shown all the same."""
         try:
             stats = [] if self._store is None else await self._store.stats()
         except DatabaseUnavailable:

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypedDict
 from urllib.parse import quote, unquote
 
 from bullpen._kernel.duration import check_int
+from bullpen.delivery.gates import Breaker
 from bullpen.errors import InvalidOption, require
-from bullpen.outbox.gates import Breaker
 from bullpen.ports.channel import Channel
 from bullpen.queue import RateLimit
 

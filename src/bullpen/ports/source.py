@@ -97,7 +97,7 @@ class EventMetadata:
     def from_wire(cls, stored: Any) -> EventMetadata:
         """Read the stored form. Raises UnreadableEvent that names what is missing or wrong."""
         if not isinstance(stored, Mapping):
-            raise UnreadableEvent("the event's metadata is no JSON object; it must carry correlationId and source")
+            raise UnreadableEvent("the event's metadata is not a JSON object; it needs correlationId and source")
         missing = [name for name in ("correlationId", "source", "occurredAt") if not stored.get(name)]
         if missing:
             raise UnreadableEvent(f"the event's metadata lacks {', '.join(missing)}")
@@ -151,7 +151,7 @@ class SourceEvent:
 
     @cached_property
     def data(self) -> Any:
-        """The content. Raises UnreadableEvent when it is no JSON."""
+        """The content. Raises UnreadableEvent when it is not JSON."""
         return _decode(self.data_bytes, "data")
 
     @cached_property
@@ -161,7 +161,7 @@ class SourceEvent:
 
     @cached_property
     def raw_metadata(self) -> Any:
-        """The metadata as it is stored, whatever it holds. Raises UnreadableEvent when it is no JSON."""
+        """The metadata as it is stored, whatever it holds. Raises UnreadableEvent when it is not JSON."""
         return _decode(self.metadata_bytes, "metadata") if self.metadata_bytes else {}
 
 
@@ -169,7 +169,7 @@ def _decode(content: bytes, what: str) -> Any:
     try:
         return json.decode(content)
     except ValueError as error:
-        raise UnreadableEvent(f"the event's {what} is no JSON: {error}") from error
+        raise UnreadableEvent(f"the event's {what} is not JSON: {error}") from error
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class EventFilter:
         require("prefixes", not (self.prefixes and self.regex), "prefixes or a regex, not both", self.prefixes)
         given = isinstance(self.prefixes, tuple)
         fits = given and all(isinstance(each, str) and each and not each.startswith("$") for each in self.prefixes)
-        require("prefixes", fits, "beginnings of event types, such as 'payment.'", self.prefixes)
+        require("prefixes", fits, "prefixes of event types, such as 'payment.'", self.prefixes)
         if self.regex is not None:
             try:
                 re.compile(self.regex)
@@ -206,7 +206,8 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """What came at once. It may hold no events: then only the position has moved, over events that nobody wants."""
+    """What came at once. It may be without events: then only the position has moved past events that were not asked
+    for."""
 
     events: tuple[SourceEvent, ...]
     position: int | None
@@ -229,7 +230,7 @@ class EventSource(Protocol):
     """Gives every event behind a position, in the order of positions, at least once.
 
     An event is never passed over because it was committed later than one with a higher position. An outage ends the
-    subscription with SourceUnavailable; whoever reads subscribes again from its own checkpoint.
+    subscription with SourceUnavailable; the reader subscribes again from its own checkpoint.
     """
 
     @property

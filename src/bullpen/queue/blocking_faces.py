@@ -32,7 +32,7 @@ from bullpen.queue.job import Added, BlockedBy, DataT_co, Progress
 from bullpen.queue.job import Job as AsyncJob
 from bullpen.queue.lanes import LaneInfo, LaneSettings, Nothing, Rate
 from bullpen.queue.lanes import Lanes as AsyncLanes
-from bullpen.queue.locate import Place
+from bullpen.queue.locate import JobPosition
 from bullpen.queue.maintain import _PER_STEP
 from bullpen.queue.payloads import PayloadReport, SweepReport
 from bullpen.queue.schedulers import DeclaredScheduler, Reconciled
@@ -122,7 +122,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def key(self) -> JobKey:
-        """Its key, for `parent=`. `str(job.key)` is what stands in `children_values()` of its parent."""
+        """Its key, for `parent=`. `str(job.key)` is the job's key in `children_values()` of its parent."""
         return self._inner.key
 
     @property
@@ -196,7 +196,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def cancel_reason(self) -> str | None:
-        """What whoever cancelled the job said, empty when nothing; None when nobody did."""
+        """The reason given when the job was cancelled, empty without one; None when it was not cancelled."""
         return self._inner.cancel_reason
 
     @property
@@ -272,7 +272,7 @@ class Job(Generic[DataT_co]):
         return self._run(self._inner.children_values())
 
     def ignored_children(self) -> dict[str, str]:
-        """Why children failed whose failure this job goes on without (`ignore`, `continue_parent`), by their keys."""
+        """Reasons of failed children that do not stop this job (`ignore`, `continue_parent`), by their keys."""
         return self._run(self._inner.ignored_children())
 
     def failed_children(self) -> dict[str, str]:
@@ -285,7 +285,7 @@ class Job(Generic[DataT_co]):
         return self._run(self._inner.children_counts())
 
     def leave_parent(self) -> bool:
-        """Be nobody's child any more, while the parent still waits for this job; the parent is released when it waits
+        """Stop being a child while the parent still waits for this job; the parent is released when it waits
         for nothing else. False: no parent waits for it. Raises JobNotFound."""
         return self._run(self._inner.leave_parent())
 
@@ -298,7 +298,7 @@ class Job(Generic[DataT_co]):
         """Delete the children that this job still waits for, with all below them; those that run, and those that failed
         and hold it up, stay. Returns how many.
 
-        For a parent that goes on after a child failed (`continueParentOnFailure`): it cannot complete while children
+        For a parent that continues after a child failed (`continueParentOnFailure`): it cannot complete while children
         are pending.
         """
         return self._run(self._inner.remove_unprocessed_children())
@@ -316,7 +316,7 @@ class Job(Generic[DataT_co]):
         self._run(self._inner.promote())
 
     def retry(self, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or completed) job back in line; see `Queue.retry`."""
+        """Run a failed (or completed) job again; see `Queue.retry`."""
         self._run(self._inner.retry(state=state, reset_attempts=reset_attempts))
 
     def change_delay(self, delay: int | timedelta) -> None:
@@ -373,7 +373,7 @@ class Lanes:
         self._run(self._inner.resume(lane))
 
     def remove(self, lane: str | None) -> None:
-        """Forget what was set for a lane. Its jobs stay, and go on as those of any other."""
+        """Remove the settings of a lane. Its jobs stay and are treated like those of any other."""
         self._run(self._inner.remove(lane))
 
     def get(self, lane: str | None) -> LaneSettings:
@@ -381,7 +381,7 @@ class Lanes:
         return self._run(self._inner.get(lane))
 
     def list(self) -> list[LaneInfo]:
-        """Lanes that have settings, or jobs that wait or run, by name. Looks at each of those jobs."""
+        """Lanes that have settings, or jobs that wait or run, by name. Reads each of those jobs."""
         return self._run(self._inner.list())
 
 
@@ -578,7 +578,7 @@ class QueueFace:
         """A job and those below it in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
         job lists as its children.
         """
         return _node_or_none(
@@ -600,8 +600,8 @@ class QueueFace:
     def blocked_parents(self) -> Iterator[BlockedParent[Job]]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
-        Such a parent waits until somebody retries or removes the child. Of each parent the first 1000 pending children
-        are looked at. Reads in pages; nothing is changed.
+        Such a parent waits until the child is retried or removed. Of each parent the first 1000 pending children
+        are checked. Reads in pages; nothing is changed.
         """
         return (_blocked(one, self._run) for one in iterate(self._inner.blocked_parents()))
 
@@ -635,7 +635,7 @@ class QueueFace:
         return self._run(self._inner.change_scheduler(scheduler_id, every=every, cron=cron, tz=tz, data=data))
 
     def remove_scheduler(self, scheduler_id: str) -> bool:
-        """End a scheduler and its job to come; False when there was none. A job of it that is in line or runs already
+        """End a scheduler and its job to come; False when there was none. A job of it that already waits or runs
         is the last."""
         return self._run(self._inner.remove_scheduler(scheduler_id))
 
@@ -660,7 +660,8 @@ class QueueFace:
         return self._run(self._inner.run_scheduler(scheduler_id))
 
     def pause_scheduler(self, scheduler_id: str) -> bool:
-        """Let a scheduler make no job until it is resumed; False when it was paused already. One that runs goes on.
+        """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job
+        continues.
 
         It stays listed, without a job to come: no client finds anything to run. Raises SchedulerNotFound, and
         JobStateConflict for one that a client before 5.20 made, which has no record.
@@ -668,7 +669,7 @@ class QueueFace:
         return self._run(self._inner.pause_scheduler(scheduler_id))
 
     def resume_scheduler(self, scheduler_id: str) -> bool:
-        """Let a paused scheduler go on, at its next time; what it has missed is not made up for. False when it was not
+        """Resume a paused scheduler at its next time; missed runs are not repeated. False when it was not
         paused. Raises SchedulerNotFound."""
         return self._run(self._inner.resume_scheduler(scheduler_id))
 
@@ -685,7 +686,7 @@ class QueueFace:
         return self._run(self._inner.reconcile_schedulers(declared, prune=prune))
 
     def set_global_concurrency(self, most: int) -> None:
-        """Let at most so many jobs run at the same time, over all workers of all clients."""
+        """Limit how many jobs run at the same time, over all workers of all clients."""
         self._run(self._inner.set_global_concurrency(most))
 
     def remove_global_concurrency(self) -> None:
@@ -705,7 +706,7 @@ class QueueFace:
         self._run(self._inner.set_global_rate_limit(most, duration))
 
     def remove_global_rate_limit(self) -> None:
-        """Remove the limit. Workers of ours that wait for the end of a window go on at once."""
+        """Remove the limit. Bullpen workers that wait for the end of a window continue at once."""
         self._run(self._inner.remove_global_rate_limit())
 
     def global_rate_limit(self) -> RateLimit | None:
@@ -721,7 +722,7 @@ class QueueFace:
         self._run(self._inner.rate_limit(duration))
 
     def lift_rate_limit(self) -> None:
-        """End the current window or pause now. Workers of ours that wait for its end go on at once."""
+        """End the current window or pause now. Bullpen workers that wait for its end continue at once."""
         self._run(self._inner.lift_rate_limit())
 
     def rate_limit_ttl(self, most: int | None = None) -> int:
@@ -761,7 +762,7 @@ class QueueFace:
         self._run(self._inner.promote(_plain(job)))
 
     def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
+        """Run a failed (or, with `state`, a completed) job again. Its dead letter is removed.
 
         Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
         JobStateConflict when it is not in that state (any more).
@@ -769,7 +770,7 @@ class QueueFace:
         self._run(self._inner.retry(_plain(job), state=state, reset_attempts=reset_attempts))
 
     def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job wherever it is, with a reason for whoever waits for its result.
+        """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
         and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
@@ -813,7 +814,7 @@ class QueueFace:
     def promote_all(self, *, count: int | None = None) -> int:
         """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
 
-        With `count` at most so many, those that would be due first.
+        With `count`, at most this many: those that are due first.
         """
         return self._run(self._inner.promote_all(count=count))
 
@@ -825,7 +826,7 @@ class QueueFace:
         until: datetime | None = None,
         reset_attempts: bool = False,
     ) -> int:
-        """Put failed (or completed) jobs back in line, oldest first. Their dead letters go. Returns how many.
+        """Run failed (or completed) jobs again, oldest first. Their dead letters are removed. Returns how many.
 
         Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
         at most `count`.
@@ -835,7 +836,7 @@ class QueueFace:
     def drain(self, *, delayed: bool = False) -> int:
         """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
 
-        The job that a scheduler made last stays, so that the scheduler goes on. Parents of this queue that lose
+        The newest job of a scheduler stays, so that the scheduler continues. Parents of this queue that lose
         their last pending child go with it; parents in other queues are released.
         """
         return self._run(self._inner.drain(delayed=delayed))
@@ -866,8 +867,8 @@ class QueueFace:
     def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
-        A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too. With `limit` at most so many.
+        A job that has not finished is left, because `restore_orphans` can put it back into the queue; with `restorable`
+        it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
         server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
@@ -876,7 +877,7 @@ class QueueFace:
         return self._run(self._inner.remove_orphans(restorable=restorable, limit=limit))
 
     def restore_orphans(self) -> int:
-        """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
+        """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
         They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
         `remove_orphans` does.
@@ -887,7 +888,7 @@ class QueueFace:
         """Ids of jobs that no state lists, among the first `count` jobs that a scan meets. Changes nothing."""
         return self._run(self._inner.find_orphans(count=count))
 
-    def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, Place]:
+    def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
         A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
@@ -1103,7 +1104,8 @@ class QueueFace:
         return self._run(self._inner.deduplication_owner(deduplication_id))
 
     def remove_deduplication(self, deduplication_id: str) -> bool:
-        """Free a deduplication id, whoever owns it, so that the next add with it makes a job. False: it was free."""
+        """Free a deduplication id, whatever job owns it, so that the next add with it makes a job. False: it was
+        free."""
         return self._run(self._inner.remove_deduplication(deduplication_id))
 
     def lock_holder(self, job_id: str) -> str | None:
@@ -1111,17 +1113,18 @@ class QueueFace:
         return self._run(self._inner.lock_holder(job_id))
 
     def note_cancelled(self, job_id: str) -> None:
-        """Write the event `cancelled` of a job whose owner has ended the work itself: whoever waits looks again."""
+        """Write the event `cancelled` of a job whose owner has ended the work itself: waiting callers read its state
+        again."""
         self._run(self._inner.note_cancelled(job_id))
 
     def note_late_run(self, run_id: str) -> None:
-        """No event told whoever waits for this run that it has ended."""
+        """No event reported the end of this run to a waiting caller."""
         self._run(self._inner.note_late_run(run_id))
 
     def note_user(self, kind: str, user: str, *, keep_ms: int = 86400000, unless_new: bool = False) -> list[str]:
         """Write down that `user` uses this queue now, and return the others of its kind that did within `keep_ms`.
 
-        `unless_new`: a queue that nobody has added a job to stays as if it were not there.
+        `unless_new`: a queue without any added job is not created.
         """
         return self._run(self._inner.note_user(kind, user, keep_ms=keep_ms, unless_new=unless_new))
 
@@ -1134,7 +1137,7 @@ class QueueFace:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The finally failed jobs of this queue that wait for somebody."""
+        """The dead letters of this queue: finally failed jobs that need a person."""
         return DeadLetters(self._inner.dead_letters, self._run)
 
     @property
@@ -1152,7 +1155,7 @@ class QueueFace:
         self._run(self._inner.pause())
 
     def resume(self) -> None:
-        """Let workers take again."""
+        """Resume the queue: workers take jobs again."""
         self._run(self._inner.resume())
 
     def set_pause_layout(self, layout: Literal["list", "field"] | None) -> None:

@@ -27,7 +27,7 @@ class Cancelled(StrEnum):
     DONE = "done"
     """It did not run: it is failed now."""
     REQUESTED = "requested"
-    """It runs, and its worker is asked to end it. It ends as cancelled, unless it ends by itself before."""
+    """It runs, and its worker is asked to stop it. It ends as cancelled, unless it ends before that."""
 
 
 def check_reason(reason: str | None) -> str:
@@ -61,5 +61,5 @@ def read_reply(queue: str, job_id: str, reply: int, *, was_repeated: bool) -> Ca
         raise JobNotFound(queue, job_id)
     why = "has finished already"
     if reply == _CURRENT_ITERATION:
-        why = "was made last by a job scheduler, which would stop without it; remove the scheduler"
+        why = "is the next job of a job scheduler, which would stop without it; remove the scheduler"
     raise JobStateConflict(f"job {job_id!r} of queue {queue!r} {why}", queue=queue, job_id=job_id)

@@ -142,7 +142,7 @@ class ChildrenPage:
 
 @dataclass(frozen=True, slots=True)
 class BlockedParent(Generic[JobT_co]):
-    """A job that waits for children of which some will not end by themselves."""
+    """A job that waits for children, some of which cannot end without help."""
 
     job: JobT_co
     failed: tuple[str, ...]
@@ -180,10 +180,10 @@ def _pack_node(
     given = cast("NewJobArguments", dict(node.options))
     require("deduplication", given.get("deduplication") is None, "none in a flow", given.get("deduplication"))
     require("replace_finished", not given.get("replace_finished"), "none in a flow", given.get("replace_finished"))
-    require("at", not (node.children and given.get("at")), "a delay, which begins when the children are done", node)
+    require("at", not (node.children and given.get("at")), "a delay, which starts when the children are done", node)
     given["job_id"] = given.get("job_id") or random_id()
     if parent is not None:
-        require("parent", given.get("parent") is None, "none inside of a flow", given.get("parent"))
+        require("parent", given.get("parent") is None, "none inside a flow", given.get("parent"))
         given["parent"] = JobKey(parent.packed.job_id, parent.keys.base[:-1])
     return FlowEntry(own, pack_job(node.name, node.data, own_defaults, given), place, bool(node.children))
 
@@ -191,7 +191,7 @@ def _pack_node(
 def _place_of(node: Flow, above: QueueKeys, keys: QueueKeys, defaults: JobOptions) -> tuple[QueueKeys, JobOptions]:
     """The queue of a node and its default options."""
     if node.queue is not None and not isinstance(node.queue, str):
-        require("prefix", node.prefix is None, "none beside a Queue, which has its own", node.prefix)
+        require("prefix", node.prefix is None, "none together with a Queue, which has its own", node.prefix)
         return node.queue.keys, node.queue.defaults
     if node.queue is None and node.prefix is None:
         own = above
@@ -312,7 +312,7 @@ class Flows(QueuePart):
         """A job and those below it in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
         job lists as its children.
         """
         check_int("depth", depth, minimum=1)
@@ -367,18 +367,18 @@ class Flows(QueuePart):
     async def blocked_parents(self) -> AsyncIterator[BlockedParent]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
-        Such a parent waits until somebody retries or removes the child. Of each parent the first 1000 pending children
-        are looked at. Reads in pages; nothing is changed.
+        Such a parent waits until the child is retried or removed. Of each parent the first 1000 pending children
+        are checked. Reads in pages; nothing is changed.
         """
         actions, start = self._ready(), 0
         while ids := await actions.command("ZRANGE", self._keys.waiting_children, start, start + _PARENTS_PER_PAGE - 1):
             start += len(ids)
             for raw in ids:
-                blocked = await self._look_at_parent(actions, raw.decode("utf-8", "surrogateescape"))
+                blocked = await self._read_parent(actions, raw.decode("utf-8", "surrogateescape"))
                 if blocked is not None:
                     yield blocked
 
-    async def _look_at_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
+    async def _read_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
         scan = ("SSCAN", self._keys.dependencies(job_id), "0", "COUNT", _CHILDREN_LOOKED_AT)
         (page,) = await actions.commands([scan], or_none=is_wrong_type)
         keys = [raw.decode("utf-8", "surrogateescape") for raw in (page[1][:_CHILDREN_LOOKED_AT] if page else ())]

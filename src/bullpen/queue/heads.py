@@ -121,7 +121,7 @@ class Heads(QueuePart):
             [
                 self._keys.base,
                 wanted.name,
-                _small_letters(wanted.text),
+                _lower_case(wanted.text),
                 PREVIEW_BYTES,
                 *("" if each is None else each for each in bounds),
                 *(each.encode("utf-8", "surrogateescape") for each in ids),
@@ -173,6 +173,6 @@ class Heads(QueuePart):
         return int(await actions.command("ZCOUNT", getattr(keys, state.name.lower()), *bounds))
 
 
-def _small_letters(text: str) -> str:
+def _lower_case(text: str) -> str:
     """As the script makes them: of A to Z only."""
     return "".join(char.lower() if char.isascii() else char for char in text)

@@ -46,7 +46,7 @@ async def note_late_result(actions: SendsScripts, keys: QueueKeys, job_id: str) 
 
 
 async def note_late_run(actions: SendsScripts, keys: QueueKeys, run_id: str) -> None:
-    """No event told whoever waits for this run that it has ended."""
+    """No event reported the end of this run to a waiting caller."""
     telemetry.late_wakeup("runs", queue=keys.name, run_id=run_id)
     await _note_one(actions, keys, "runs")
 

@@ -1,4 +1,4 @@
-"""Look after a queue and its jobs: drain, clean, obliterate, and what is done to one job (`changes`) by its id.
+"""Maintain a queue and its jobs: drain, clean, obliterate, and what is done to one job (`changes`) by its id.
 
 In: a queue and what shall happen. Out: how many jobs it happened to, or an error that says why not. Each change is
 one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
@@ -68,7 +68,7 @@ class Maintenance(QueuePart):
         await self._ready().changes.promote(id_of(job))
 
     async def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
+        """Run a failed (or, with `state`, a completed) job again. Its dead letter is removed.
 
         Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
         JobStateConflict when it is not in that state (any more).
@@ -76,7 +76,7 @@ class Maintenance(QueuePart):
         await self._ready().changes.retry(id_of(job), state=state, reset_attempts=reset_attempts)
 
     async def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job wherever it is, with a reason for whoever waits for its result.
+        """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
         and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
@@ -128,7 +128,7 @@ class Maintenance(QueuePart):
     async def promote_all(self, *, count: int | None = None) -> int:
         """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
 
-        With `count` at most so many, those that would be due first.
+        With `count`, at most this many: those that are due first.
         """
         keys, promoted = self._keys, 0
         left = math.inf if count is None else check_int("count", count, minimum=1)
@@ -151,7 +151,7 @@ class Maintenance(QueuePart):
         until: datetime | None = None,
         reset_attempts: bool = False,
     ) -> int:
-        """Put failed (or completed) jobs back in line, oldest first. Their dead letters go. Returns how many.
+        """Run failed (or completed) jobs again, oldest first. Their dead letters are removed. Returns how many.
 
         Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
         at most `count`.
@@ -176,7 +176,7 @@ class Maintenance(QueuePart):
     async def drain(self, *, delayed: bool = False) -> int:
         """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
 
-        The job that a scheduler made last stays, so that the scheduler goes on. Parents of this queue that lose
+        The newest job of a scheduler stays, so that the scheduler continues. Parents of this queue that lose
         their last pending child go with it; parents in other queues are released.
         """
         structures = [("wait", True), ("paused", True), ("prioritized", False), *([("delayed", False)] * delayed)]
@@ -237,7 +237,7 @@ class Maintenance(QueuePart):
                 [keys.base, self._clock_offset_ms, "1" if force else "", count],
             )
             if reply in (_NOT_PAUSED, _HAS_ACTIVE):
-                why = "was resumed by somebody meanwhile" if reply == _NOT_PAUSED else "has running jobs"
+                why = "was resumed in the meantime" if reply == _NOT_PAUSED else "has running jobs"
                 raise JobStateConflict(
                     f"queue {keys.name!r} {why}, so it was not obliterated; wait for them, or use force=True",
                     queue=keys.name,
@@ -255,8 +255,8 @@ class Maintenance(QueuePart):
     async def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
-        A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too. With `limit` at most so many.
+        A job that has not finished is left, because `restore_orphans` can put it back into the queue; with `restorable`
+        it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
         server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
@@ -272,7 +272,7 @@ class Maintenance(QueuePart):
         )
 
     async def restore_orphans(self) -> int:
-        """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
+        """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
         They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
         `remove_orphans` does.

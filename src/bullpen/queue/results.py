@@ -172,7 +172,7 @@ class ResultListener:
             return await self._actions.read_result(job_id)
         except JobNotFound:
             # It may have ended, and gone by its own retention, since we began to listen.
-            await self._look_behind_position()
+            await self._read_behind_position()
             if not future.done():
                 raise
             return False, None
@@ -284,7 +284,7 @@ class ResultListener:
         for job_id, futures in self._waits.items():
             for future in futures:
                 if not future.done():
-                    why = f"queue {self._keys.name!r} was closed while the result of job {job_id!r} was waited for"
+                    why = f"queue {self._keys.name!r} was closed before the result of job {job_id!r} came"
                     future.set_exception(QueueClosed(why, queue=self._keys.name, job_id=job_id))
 
     async def _begin(self) -> bool:
@@ -389,14 +389,14 @@ class ResultListener:
         if said is not None and b"cancelled" in fields:
             failure = JobCancelled(self._keys.name, job_id, said)
         elif said is not None and futures:  # another client wrote it, or a handler chose these words: the job knows
-            asking = futures[0].get_loop().create_task(self._tell_stored(job_id, futures, failure))
+            asking = futures[0].get_loop().create_task(self._resolve_stored(job_id, futures, failure))
             self._noting.add(asking)
             asking.add_done_callback(self._noting.discard)
             return
         for future in futures:
             future.set_exception(failure)
 
-    async def _tell_stored(self, job_id: str, futures: list[asyncio.Future[Any]], failure: JobFailed) -> None:
+    async def _resolve_stored(self, job_id: str, futures: list[asyncio.Future[Any]], failure: JobFailed) -> None:
         try:
             await self._actions.read_result(job_id)
         except JobFailed as stored:
@@ -407,7 +407,7 @@ class ResultListener:
             if not future.done():
                 future.set_exception(failure)
 
-    async def _look_behind_position(self) -> None:
+    async def _read_behind_position(self) -> None:
         """Resolve from events that were not read yet. Not through our own door, which may be blocked."""
         after = f"({self._stream.position}"
         entries = await self._actions.command("XRANGE", self._keys.events, after, "+", "COUNT", PAGE)

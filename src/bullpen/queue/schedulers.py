@@ -1,4 +1,4 @@
-"""Make job schedulers, change, pause and remove them, look at them.
+"""Make, change, pause, remove and read job schedulers.
 
 In: an id, a rule (`every` or `cron`), and what the jobs are made of; checked before anything is sent. Out: the stored
 record. A scheduler always has exactly one job to come, however many clients change it at once.
@@ -99,7 +99,7 @@ class Upsert:
         """`after_ms`: a time that a stored job has already. Raises InvalidOption when there is none left."""
         schedule = self.schedule
         if schedule.end_ms is not None and schedule.end_ms <= now_ms:
-            raise InvalidOption("end", "an instant to come", schedule.end_ms)
+            raise InvalidOption("end", "a time in the future", schedule.end_ms)
         first_ms = schedule.first_ms(self.id, now_ms, after_ms=after_ms)
         fields = {**schedule.fields, "name": self._name, "opts": json.encode_checked(self._opts)}
         return [
@@ -118,8 +118,8 @@ class Upsert:
 
     def refuse(self, taken_ms: int) -> JobStateConflict:
         return JobStateConflict(
-            f"scheduler {self.id!r} of queue {self._keys.name!r}: its next {MOST_TRIES} times belong to jobs that are "
-            "stored already; remove them, or use another id",
+            f"scheduler {self.id!r} of queue {self._keys.name!r}: its next {MOST_TRIES} times belong to jobs that "
+            "exist already; remove them, or use another id",
             queue=self._keys.name,
             job_id=f"repeat:{self.id}:{taken_ms}",
         )
@@ -129,7 +129,7 @@ def split_options(options: Mapping[str, Any], defaults: JobOptions) -> tuple[Sch
     """The rule, and the options of the jobs. Raises InvalidOption."""
     for name in _PER_JOB:
         if options.get(name) is not None:
-            raise InvalidOption(name, "an option of one job, not of all that a scheduler makes", options[name])
+            raise InvalidOption(name, "an option of a single job, not of a scheduler", options[name])
     rule = {name: value for name, value in options.items() if name in SCHEDULE_NAMES}
     rest = {name: value for name, value in options.items() if name not in SCHEDULE_NAMES}
     return make_schedule(rule), make_options(defaults, **rest)
@@ -241,7 +241,7 @@ class DeclaredScheduler:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What became of the schedulers that the code declares."""
+    """The result of storing the schedulers that the code declares."""
 
     changed: tuple[str, ...]
     """Made or changed now; the others were stored already."""
@@ -304,7 +304,7 @@ class Scheduling(QueuePart):
         raise upsert.refuse(after_ms or 0)
 
     async def remove_scheduler(self, scheduler_id: str) -> bool:
-        """End a scheduler and its job to come; False when there was none. A job of it that is in line or runs already
+        """End a scheduler and its job to come; False when there was none. A job of it that already waits or runs
         is the last."""
         reply, was_repeated = await self._ready().evaluate_noting_repeats(
             "remove_scheduler", *removal(self._keys, scheduler_id)
@@ -336,14 +336,15 @@ class Scheduling(QueuePart):
         if found.is_paused:
             raise self._conflict(found, "is paused; resume it first")
         if (ended := await self.why_ended(found)) is not None:
-            raise self._conflict(found, f"has ended ({ended}) and fires no more; upsert it again where it is made")
+            raise self._conflict(found, f"has ended ({ended}); upsert it again in the program that makes it")
         keys, job_id = self._keys, found.job_id
         reply, was_repeated = await self._ready().evaluate_noting_repeats(
             "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
         )
         if reply == -1:
             raise self._conflict(
-                found, "has no job in line: it has ended, or its chain was cut; upsert it again where it is made"
+                found,
+                "has no next job: it has ended, or that job was deleted; upsert it again in the program that makes it",
             )
         if reply == -3 and not was_repeated:
             raise JobStateConflict(
@@ -352,7 +353,8 @@ class Scheduling(QueuePart):
         return job_id
 
     async def pause_scheduler(self, scheduler_id: str) -> bool:
-        """Let a scheduler make no job until it is resumed; False when it was paused already. One that runs goes on.
+        """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job
+        continues.
 
         It stays listed, without a job to come: no client finds anything to run. Raises SchedulerNotFound, and
         JobStateConflict for one that a client before 5.20 made, which has no record.
@@ -374,7 +376,7 @@ class Scheduling(QueuePart):
         return bool(reply == 1 or was_repeated)
 
     async def resume_scheduler(self, scheduler_id: str) -> bool:
-        """Let a paused scheduler go on, at its next time; what it has missed is not made up for. False when it was not
+        """Resume a paused scheduler at its next time; missed runs are not repeated. False when it was not
         paused. Raises SchedulerNotFound."""
         keys, actions = self._keys, self._ready()
         for _ in range(MOST_TRIES):
@@ -390,7 +392,8 @@ class Scheduling(QueuePart):
             if reply in (1, 2):
                 return bool(reply == 1)
         raise JobStateConflict(
-            f"scheduler {scheduler_id!r} of queue {keys.name!r} is changed again and again; try later", queue=keys.name
+            f"scheduler {scheduler_id!r} of queue {keys.name!r} is being changed all the time; try later",
+            queue=keys.name,
         )
 
     async def why_ended(self, record: SchedulerRecord) -> str | None:

@@ -116,9 +116,9 @@ def translate(error: BaseException) -> Exception:
     """Map an error reply to our own error. The server's text is kept."""
     text = _WRAPPED_BY_SCRIPT.sub("", str(error))
     if text.startswith(_TRANSIENT):
-        return ServerUnavailable(f"the server cannot serve now: {text}")
+        return ServerUnavailable(f"the server cannot serve commands now: {text}")
     if text.startswith("OOM") or "OOM command not allowed" in text:
-        return OutOfMemory(f"the server is out of memory and took nothing: {text}")
+        return OutOfMemory(f"the server is out of memory and stored nothing: {text}")
     if text.startswith("MOVED "):
         return ServerRefused(
             f"the server is part of a cluster, give its address as redis+cluster://… and its queues {ONE_SLOT}: {text}"
@@ -202,18 +202,24 @@ class Wire(asyncio.Protocol):
         self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
 
     def data_received(self, data: bytes) -> None:
-        gets, next_waiting = self._gets, self._waiting.popleft
+        gets, waiting = self._gets, self._waiting
         self._feed(data)
-        while (reply := gets()) is not NOT_YET:
-            receiver = next_waiting()[0]
-            if receiver.done():
-                continue
-            if type(reply) is ReplyError:
-                receiver.set_exception(reply)
-            else:
-                receiver.set_result(reply)
-            if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
-                return
+        try:
+            while (reply := gets()) is not NOT_YET:
+                if not waiting:
+                    self.close(f"{self.endpoint} answers what nobody asked: is it a Redis server?")
+                    return
+                receiver = waiting.popleft()[0]
+                if receiver.done():
+                    continue
+                if type(reply) is ReplyError:
+                    receiver.set_exception(reply)
+                else:
+                    receiver.set_result(reply)
+                if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
+                    return
+        except UNREADABLE as error:
+            self.close(f"{self.endpoint} sends what is no reply: is it a Redis server? ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"{self.endpoint}: {exc or 'closed by the server'}")
@@ -260,9 +266,11 @@ class Wire(asyncio.Protocol):
             for receiver, _, _ in sendings:
                 receiver.set_exception(ConnectionLost(f"connection to {self.endpoint} is closed"))
             return
-        now = monotonic()
-        self._waiting.extend((receiver, now + within_s) for receiver, _, within_s in sendings)
-        self._transport.write(b"".join([packed for _, packed, _ in sendings]))
+        now, wait, parts = monotonic(), self._waiting.append, []
+        for receiver, packed, within_s in sendings:
+            wait((receiver, now + within_s))
+            parts.append(packed)
+        self._transport.write(b"".join(parts))
 
     async def converse(self, commands: Iterable[Command], *, within_s: float) -> list[Any]:
         """Several commands in one write. Error replies are returned in place, as they came."""

@@ -75,7 +75,7 @@ class Run:
 
     @property
     def is_test_run(self) -> bool:
-        """True when nothing may be charged: call the provider's sandbox, or nobody."""
+        """True when nothing may be charged: call the provider's sandbox, or no provider."""
         return self._row.is_test_run
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
         `work` may be `async def`, a plain `def`, which runs in a thread, or a lambda, which runs on the event loop.
         `name` is unique in a run; the result is JSON of at most 1 MiB. `price` is the part of the run's cost that is
-        spent when the result is stored, whatever becomes of the run afterwards. Raises PermanentError for what no other
+        spent when the result is stored, whatever happens to the run afterwards. Raises PermanentError for what no other
         attempt can do better, before `work` is called where that is possible: the run fails at once. Raises
         RunInterrupted when the run is no longer ours: before `work` is called when another worker has the job's lock;
         afterwards the result is not stored, and the next attempt asks the provider again with the same key.
@@ -134,8 +134,8 @@ class Run:
         left = self._row.cost - self._spent
         if price > left and not self.is_test_run:
             raise PermanentError(
-                f"step {step!r} has the price {price}, and of the cost of the run, {self._row.cost}, {left} are left: "
-                "submit runs with a cost that is the sum of their steps"
+                f"step {step!r} has the price {price}, but only {left} of the run's cost {self._row.cost} are left: "
+                "submit runs with the sum of the prices of their steps"
             )
         self._spent += price
 
@@ -152,7 +152,7 @@ class Run:
                 if holder == self.job.token:
                     return
                 if holder is not None:
-                    raise RunInterrupted(f"step {step!r} of run {self.id} was not begun: another worker has its job")
+                    raise RunInterrupted(f"step {step!r} of run {self.id} was not started: another worker has its job")
             await asyncio.sleep(_FIRST_PAUSE_S)
 
     async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ class Run:
         When there is no room the run goes back to the queue until there is; no attempt is counted.
         """
         if self._providers is None:
-            raise InvalidOption("provider", "one that is configured", name)
+            raise InvalidOption("provider", "a configured provider", name)
         async with self._providers.call(name):
             yield
 
@@ -195,7 +195,7 @@ class Run:
                 return await run(self.tenant_id, fn)
             except DatabaseUnavailable as error:
                 if not await patience.pause():
-                    raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
+                    raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database does not answer") from error
 
 
 def _check_step(name: str, work: object) -> None:

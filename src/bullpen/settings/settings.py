@@ -160,7 +160,7 @@ class Settings:
 
 
 def misspelt_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that look like ours and that nobody reads, and what each was probably meant to be."""
+    """Variables that look like settings of bullpen but are unknown, and what each was probably meant to be."""
     return misspelt(os.environ if environ is None else environ, _all_options())
 
 

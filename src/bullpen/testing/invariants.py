@@ -134,18 +134,18 @@ def check_queue(
     then accepted (the next stalled check will mark it), and only what a second and third look confirm is reported,
     because the structures are read one after the other. `at_rest=True` demands that nothing is active at all.
     """
-    found = _Look(client, prefix, name, in_flight=in_flight, at_rest=at_rest).violations()
+    found = _QueueReading(client, prefix, name, in_flight=in_flight, at_rest=at_rest).violations()
     for _ in range(2 if in_flight else 0):
         if not found:
             break
         time.sleep(0.05)
-        again = set(_Look(client, prefix, name, in_flight=True, at_rest=at_rest).violations())
+        again = set(_QueueReading(client, prefix, name, in_flight=True, at_rest=at_rest).violations())
         found = [violation for violation in found if violation in again]
     return found
 
 
 @dataclass
-class _Look:
+class _QueueReading:
     """One reading of a queue: everything is fetched first and judged afterwards."""
 
     client: redis.Redis
@@ -272,7 +272,7 @@ class _Look:
                 continue
             owner = self._owner_of(rest)
             if owner is None:
-                yield "unknown key", f"{self.base + rest!r} ({kind}) has a name that nobody writes"
+                yield "unknown key", f"{self.base + rest!r} ({kind}) has a name that no client writes"
             elif owner not in self.job_hashes:
                 yield "orphan", f"{self.base + rest!r} is left of job {owner!r}, which does not exist"
             elif kind != _JOB_KEYS[rest.rpartition(":")[2]]:
@@ -295,7 +295,7 @@ class _Look:
         ready = len(self.states.get("wait", [])) + len(self.states.get("prioritized", []))
         # A worker that has active jobs, or waits for the limiter, looks for more by itself.
         if ready and "0" not in members and not self.states.get("active") and not self._is_stopped():
-            yield "missing marker", f"{ready} jobs are ready, nobody is told"
+            yield "missing marker", f"{ready} jobs are ready, but no marker is set"
 
     def _is_stopped(self) -> bool:
         if self.keys.get("meta", "hash") != "hash" or self.keys.get("limiter", "string") != "string":

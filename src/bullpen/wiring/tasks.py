@@ -11,16 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption
-from bullpen.queue.arguments import TaskArguments
-from bullpen.queue.tasks import Task, TaskSet, Unique
+from bullpen.errors import InvalidOption, require
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
     from bullpen.outbox import Outbox
+    from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.batch import BatchOptions
+    from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
 
 __all__ = ["TaskQueues"]
 
@@ -35,6 +36,7 @@ class TaskQueues:
     ) -> None:
         self._resources, self._add_worker, self._open_outbox = resources, add_worker, open_outbox
         self._sets: dict[str, TaskSet] = {}
+        self._batches: dict[str, BatchOptions | None] = {}
         self._worker_options: dict[str, WorkerArguments] = {}
         self.made_schedules: ScheduleService | None = None
 
@@ -51,14 +53,23 @@ class TaskQueues:
         strict: bool,
         unique: Unique | None,
         unique_key: Callable[..., str] | None,
+        batch: BatchOptions | None,
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.batch import BatchOptions
+        from bullpen.queue.batch_tasks import BatchTask, BatchTaskSet
+        from bullpen.queue.tasks import Task, TaskSet
+
         check_queue_name(queue)
+        require("batch", batch is None or isinstance(batch, BatchOptions), "a BatchOptions", batch)
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
-            tasks = self._sets.get(queue) or TaskSet(queue)
-            made: Task[..., Any] = Task(
+            tasks = self._sets.get(queue) or (TaskSet(queue) if batch is None else BatchTaskSet(queue))
+            known = self._batches.get(queue) if queue in self._sets else batch
+            require("batch", batch == known, f"{known!r}, as the other tasks of queue {queue!r} have", batch)
+            kind: type[Task[..., Any]] = Task if batch is None else BatchTask
+            made = kind(
                 function,
                 handlers=tasks,
                 open_queue=partial(self._resources.queue, queue),
@@ -72,8 +83,11 @@ class TaskQueues:
             )
             tasks.add(made)
             if queue not in self._sets:
-                self._add_worker(queue, tasks, **{**_WORKER, **self._worker_options.get(queue, {})})
-                self._sets[queue] = tasks
+                own: WorkerArguments = {**_WORKER, **self._worker_options.get(queue, {})}
+                if batch is not None:
+                    own["batch"] = batch
+                self._add_worker(queue, tasks, **own)
+                self._sets[queue], self._batches[queue] = tasks, batch
             return made
 
         return make
@@ -81,7 +95,10 @@ class TaskQueues:
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
+        require(
+            "batch", options.get("batch") is None, "an option of the task: app.task(batch=...)", options.get("batch")
+        )
         self._worker_options[queue] = options
 
     @property

@@ -1,4 +1,4 @@
-"""Take jobs without a handler: whoever takes one runs it, and says what became of it.
+"""Take jobs without a handler: the caller runs each job and reports its outcome.
 
 In: calls of `take`, or a loop over the taker, and one outcome for each job. Out: jobs whose locks are held and renewed
 until then; a job whose outcome was stored, when `settle` returns. Everything that a worker does beside its handler is
@@ -30,6 +30,7 @@ from bullpen._kernel.outcome import (
 from bullpen.errors import InvalidOption, JobLockLost, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
+from bullpen.worker.auto import read_concurrency
 from bullpen.worker.batches import BatchRuns
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import OnEnd, Run
@@ -59,7 +60,7 @@ class _Held:
 
 
 class _HandOut:
-    """How the jobs of a taker are run: by somebody else."""
+    """How the jobs of a taker are run: by the caller."""
 
     survives_jobs = False
     batches: BatchRuns | None = None
@@ -83,7 +84,7 @@ class _HandOut:
 
 
 class Taker(JobConsumer):
-    """Takes jobs of one queue for whoever runs them by hand.
+    """Takes jobs of one queue for callers that run them.
 
         async with Taker("emails") as taker:
             async for job in taker:
@@ -105,7 +106,7 @@ class Taker(JobConsumer):
     ) -> None:
         """`options` are those of `Worker`, but for what says how a handler is run; `concurrency` is the most jobs that
         are held at the same time, and `close_timeout` how long `close` waits for what is held (0: it is given back at
-        once). `on_lost` is called with a job that stops being ours before it was settled: its lock ran out, somebody
+        once). `on_lost` is called with a job that stops being ours before it was settled: its lock expired, somebody
         cancelled it, or the taker was closed."""
         require("ahead", isinstance(ahead, bool), "True or False", ahead)
         require("on_lost", on_lost is None or callable(on_lost), "a function that takes a Job", on_lost)
@@ -113,6 +114,9 @@ class Taker(JobConsumer):
         for name in _OF_HANDLERS:
             if name in given:
                 raise InvalidOption(name, "an option that needs no handler", given[name])
+        # How much a taker holds is for whoever settles it to know.
+        slots = options.get("concurrency", 1)
+        require("concurrency", isinstance(read_concurrency(slots), int), "a number", slots)
         options.setdefault("close_timeout", 0)
         super().__init__(queue, connection, prefix, options)
         self._runner = _HandOut(self._run, self._on_end)
@@ -172,12 +176,12 @@ class Taker(JobConsumer):
     # ---- settling ---------------------------------------------------------------------------------------------
 
     async def settle(self, job: Job, outcome: Outcome) -> None:
-        """Store what became of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
+        """Store the outcome of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
         more, or the server does not answer within the lock's duration: then another worker may run it again."""
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)
         if held is None or held.outcome.done():
-            raise self._lost(job, "it was settled, lost or given back before")
+            raise self._lost(job, "it was already settled, lost or given back")
         held.outcome.set_result(outcome)
         try:
             async with asyncio.timeout(self.options.lock_ms / 1000):
@@ -200,7 +204,9 @@ class Taker(JobConsumer):
         raised = RuntimeError(error) if isinstance(error, str) else error
         outcome = self._started().runs.judge(job, Raised(raised))
         if not isinstance(outcome, Retry | Failed):
-            raise InvalidOption("error", "what a handler raises to fail; for others see `move_to_…`", error)
+            raise InvalidOption(
+                "error", "an error that a handler may raise to fail; for other outcomes see `move_to_…`", error
+            )
         await self.settle(job, outcome)
         return outcome
 
@@ -224,7 +230,7 @@ class Taker(JobConsumer):
         args = renew_arguments(self._keys, lock_ms, [job])
         lost, _, gone, _ = await engine.actions.evaluate("renew", [self._keys.stalled], args)
         if lost:
-            raise JobLockLost(self.queue_name, job.id, 0, "its lock ran out", is_gone=bool(gone))
+            raise JobLockLost(self.queue_name, job.id, 0, "its lock expired", is_gone=bool(gone))
 
     def _lost(self, job: Job, why: str) -> JobLockLost:
         return JobLockLost(self.queue_name, job.id, 0, why)

@@ -52,12 +52,12 @@ class Trigger:
     """What caused an event: a delivery of a transport, or a call."""
 
     key: str
-    """Tells this event from others of its entity and workflow: the same however often and by whatever way it comes."""
+    """Identifies this event among others of its entity and workflow: the same for every delivery, on every way."""
     headers: Mapping[str, str] = field(default_factory=dict)
     job_id: str | None = None
     queue: str | None = None
     attempt: int | None = None
-    """Number of this try, from 1. None: a call, which nobody repeats."""
+    """Number of this attempt, from 1. None: a call, which is not repeated."""
     may_be_repeated: bool = False
     """Whether an earlier delivery may have been applied already."""
     is_final: Callable[[BaseException], bool] = _never
@@ -131,7 +131,7 @@ class StepContext:
         """
         if not self.can_send:
             raise InvalidOption(
-                "enqueue", "entities in a SQL ledger: only there a message can share their transaction", event_type
+                "enqueue", "entities in a SQL ledger: only there can a message share their transaction", event_type
             )
         from bullpen.ledger import OutboxItem
 
@@ -156,7 +156,7 @@ class StepContext:
         if self.follow_ups is None:
             raise InvalidOption(
                 "follow_up",
-                "entities in a store that keeps whole changes, such as SqlEntities or RedisEntities",
+                "entities in a store with change history, such as SqlEntities or RedisEntities",
                 event,
             )
         self.follow_ups.append((event, payload))

@@ -17,8 +17,8 @@ from bullpen.dashboard.render import clock, number
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.history import RANGES, HistoryView, history_view
 from bullpen.ops.marks import ChartMark, add_mark
+from bullpen.ops.status import duration_text
 from bullpen.ops.views.queues import OPERATIONS
-from bullpen.ops.words import duration_text
 from bullpen.wire.keys import QueueKeys
 
 _MOST_QUEUES: Final = 20

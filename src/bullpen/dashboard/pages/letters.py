@@ -228,7 +228,7 @@ async def perform(context: Context) -> PageAnswer:
             text = f"{await console.redrive(store, entry, by=context.principal.name)} was sent back."
         else:
             await console.discard(store, entry, by=context.principal.name)
-            text = f"{entry} was thrown away."
+            text = f"{entry} was discarded."
         context.desk.forget()
         return _done(context, text)
     if context.principal.tenants:
@@ -236,7 +236,7 @@ async def perform(context: Context) -> PageAnswer:
     count = _number(fields, "count")
     if verb == "discard" and count > _FREE_DISCARD:
         if not context.principal.may(Permission.ADMIN):
-            raise PageProblem(403, f"Throwing away more than {_FREE_DISCARD} letters needs the role admin.")
+            raise PageProblem(403, f"Discarding more than {_FREE_DISCARD} dead letters needs the role admin.")
         if fields.get("typed", "") != (store or "all stores"):
             raise PageProblem(422, f"Type the name of the store to confirm: {store or 'all stores'}")
     operation = Operation(

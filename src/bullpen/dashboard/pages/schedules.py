@@ -16,8 +16,8 @@ from bullpen.dashboard.reads.schedules import ScheduleRow, schedule_row
 from bullpen.dashboard.render import iso, json_text
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.schedules import Firing, firings, last_firing_ms
+from bullpen.ops.status import duration_text
 from bullpen.ops.views.jobs import Payload
-from bullpen.ops.words import duration_text
 from bullpen.queue import SchedulerRecord
 
 _MOST_QUEUES: Final = 100

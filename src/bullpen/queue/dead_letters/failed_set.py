@@ -88,7 +88,7 @@ class FailedSetStore:
         if reply < 0:
             raise JobStateConflict(
                 f"dead letter {letter.id!r}: job {job_id!r} of queue {keys.name!r} has not failed, so it was not "
-                "replaced; wait for it, or remove it",
+                "replaced; wait for the job, or remove it",
                 queue=keys.name,
                 job_id=job_id,
             )
@@ -147,12 +147,12 @@ class FailedSetStore:
             for raw, flat in zip(page, hashes, strict=True):
                 record = JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat or [])
                 if record.exists:  # else it was removed meanwhile
-                    letters.append(self._letter_of(Job(self._actions, record)))
+                    letters.append(self._entry_of(Job(self._actions, record)))
         return letters
 
     async def get(self, entry_id: str) -> DeadLetter | None:
         job = await self._find(entry_id)
-        return None if job is None else self._letter_of(job)
+        return None if job is None else self._entry_of(job)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
         return await self._redrive(entry_id, by, None)
@@ -169,8 +169,8 @@ class FailedSetStore:
         keys, data, digest = self._keys, b"", ""
         members: dict[str, Any] = {"by": actor, "entry": entry_id}
         if edit is not None:
-            check_unchanged(self.name, self._letter_of(job), edit)
-            check_not_sealed(self.name, entry_id, self._letter_of(job).data)
+            check_unchanged(self.name, self._entry_of(job), edit)
+            check_not_sealed(self.name, entry_id, self._entry_of(job).data)
             members["edit"], data = edit.note(), json.encode(edit.data)
             json.check_payload_size(len(data), len(job.record.raw_opts))
             digest = hashlib.sha1(job.record.raw_data, usedforsecurity=False).hexdigest()  # what Lua can compute
@@ -212,7 +212,7 @@ class FailedSetStore:
                     return job
         return None
 
-    def _letter_of(self, job: Job) -> DeadLetter:
+    def _entry_of(self, job: Job) -> DeadLetter:
         identity, _, head, tail, _, form, _ = self._writer.parts_of_failed(job)
         raw = {"": job.record.raw_data, "text": msgspec.json.encode(job.record.raw_data.decode("utf-8", "replace"))}
         entry = json.decode(head + raw.get(form, b"") + tail)

@@ -5,7 +5,7 @@ to take them. When the pause is over one delivery per process tries whether it w
 longer. What is known lies in the ledger, so one process learns for all, and is remembered here for a second.
 
 In: results of deliveries. Out: go, or how long to wait and why. Elsewhere: where it is stored
-(`bullpen.ledger.destinations`), who asks (`delivery`, `dispatcher`).
+(`bullpen.ledger.destinations`), who asks (`bullpen.outbox`).
 """
 
 from __future__ import annotations
@@ -81,6 +81,15 @@ class Gates:
             return 0
         self._next_probe[integration_type] = now + _PROBE_RETRY_MS / 1000
         return min(free, 1)
+
+    def open_at_once(self, integration_type: str) -> bool:
+        """Whether it is known that all is in order there: then nothing has to be asked. A delivery that was taken is
+        noted with `taken`."""
+        return self._clock() < self._until and integration_type not in self._known
+
+    def taken(self, integration_type: str) -> None:
+        """A target that was not in trouble took a delivery."""
+        self._failures.pop(integration_type, None)
 
     async def enter(self, integration_type: str) -> Pass | NotTried:
         """Ask to deliver. A pass must be given back with `leave`."""
