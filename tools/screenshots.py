@@ -30,12 +30,15 @@ from bullpen.ledger import OutboxItem, OutboxStatus
 from bullpen.ledger.messages import SqlMessages
 from bullpen.ledger.records import Died, Retried, Sent, Settlement
 from bullpen.messages import Messages, Recipient
+from bullpen.ops.alerts import Seen, Watcher
 from bullpen.ops.marks import add_mark
 from bullpen.ops.pauses import pause_queue
 from bullpen.ops.recorder import Recorder
+from bullpen.ops.symptoms import RULES, Symptom
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
 from bullpen.ports.channel import ChannelHealth
+from bullpen.ports.source import SourceEvent
 from bullpen.queue.flows import Flow
 from bullpen.queue.history import DONE, FAILED, RETRIED, RUN, SAMPLED, WAIT, add_history, bucket_of
 from bullpen.runs import RunPayload, Runs
@@ -58,7 +61,7 @@ PAGES: Final = {
     "queue-failed": "/queues/invoices?state=failed",
     "queue-active": "/queues/images?state=active",
     "job": "/queues/invoices/jobs/late",
-    "job-edit": "/queues/invoices/jobs/1/edit",
+    "job-edit": "/queues/invoices/jobs/41/edit",
     "job-test": "/queues/invoices/jobs/late/test",
     "job-active": "/queues/images/jobs/thumb-1",
     "limits": "/queues/images/limits",
@@ -76,6 +79,14 @@ PAGES: Final = {
     "destinations": "/destinations",
     "destination": "/destinations/webhook:partnerX",
     "switch-off": "/destinations/email/act/disable",
+    "unknown": "/outbox/{unknown}",
+    "decide": "/outbox/{unknown}/act/again",
+    "replay": "/destinations/email/rows/replay",
+    "send-test": "/destinations/email/test",
+    "parked": "/parked",
+    "parked-event": "/parked/{parked}",
+    "parked-skip": "/parked/{parked}/act/skip",
+    "silence": "/health/incidents/dead_letters/invoices-dlq/silence",
     "chain": "/chains/c-9921",
     "workflows": "/workflows",
     "workflow": "/workflows/order",
@@ -267,6 +278,26 @@ async def fill_ledger(app: Bullpen) -> None:
     await app.ledger.outbox.enqueue_many([item("webhook:partnerX", number, f"c-{number}") for number in range(30, 52)])
     await app.ledger.destinations.trip("webhook:partnerX", pause_ms=600_000, longest_ms=600_000)
     await app.ledger.destinations.disable("sms", by="bo", reason="contract ended")
+    lost = Died("the connection ended before the answer", "UNKNOWN_OUTCOME")
+    await deliver(app, "email", lost, 60, "c-60")
+    event = SourceEvent(
+        id="0f6c",
+        stream="order-83101",
+        type="order.refunded",
+        version=4,
+        position=1_204,
+        recorded_at=datetime.now(UTC),
+        data_bytes=b'{"order": 83101, "amount": 12, "token": "sk_live_1"}',
+        metadata_bytes=b"{}",
+    )
+    async with app.ledger.database.transaction_without_tenant() as connection:
+        await app.ledger.parked.park(connection, "default", event, "KeyError: 'vat'", tries=3)
+    failed = Symptom("dead_letters", "invoices-dlq", 11, "11 dead letters need attention", "bullpen dead-letters list")
+
+    async def look() -> Seen:
+        return Seen([failed], frozenset(rule.source for rule in RULES.values()))
+
+    await Watcher(app.ledger, look, []).watch()
     runs = Runs(app.ledger, app.connection, prefix=app.prefix)
     for number in range(3):
         payload = RunPayload(
@@ -334,7 +365,9 @@ async def addresses(app: Bullpen) -> dict[str, str]:
     (row,) = await app.ledger.outbox.find(status=OutboxStatus.FAILED, limit=1)
     (message,) = await SqlMessages(app.ledger.database).find(limit=1)
     (run,) = await app.ledger.runs.find(limit=1)
-    return {"row": row.id, "message": message.id, "run": run.id}
+    (unknown,) = await app.ledger.outbox.find(error_code="UNKNOWN_OUTCOME", limit=1)
+    (parked,) = await app.ledger.parked.find(limit=1)
+    return {"row": row.id, "message": message.id, "run": run.id, "unknown": unknown.id, "parked": str(parked.id)}
 
 
 @asynccontextmanager

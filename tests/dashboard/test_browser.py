@@ -187,7 +187,7 @@ async def test_a_failed_job_is_retried_by_hand(
         job = await fail_one(redis_url, queue)
         await page.goto(f"{served.url}/queues/{queue_name}/jobs/{job.id}")
         await expect(page.locator("#why-text")).to_contain_text("It failed finally")
-        await page.get_by_role("link", name="Retry…").click()
+        await page.get_by_role("link", name="Retry…", exact=True).click()
         await expect(page.locator("h1")).to_contain_text("test-shop")
         await page.get_by_label("Reason").fill("partner is back")
         await page.get_by_role("button", name="Retry").click()

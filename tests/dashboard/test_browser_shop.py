@@ -26,7 +26,7 @@ from tools import screenshots
 _ELSEWHERE = (
     *("overview", "queues", "queue", "queue-failed", "queue-active", "job", "pause", "drain", "dead-letters"),
     *("redrive", "schedules", "workers", "operations", "health", "audit", "settings", "problem", "matching"),
-    "pause-all",
+    *("pause-all", "job-edit", "job-test", "schedule", "schedule-edit", "mark"),
 )
 """Pages that `test_browser` opens in every look."""
 _PAGES = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
