@@ -275,11 +275,11 @@ async def fill_ledger(app: Bullpen) -> None:
             late = Retried("HTTP 503 from partner 9: try again later", "UNAVAILABLE", 3_600_000)
             outcome = late if number % 4 else Died("HTTP 401 from partner 9: key expired", "REJECTED")
         await deliver(app, kind, outcome, number, "c-9921" if number in (0, 1) else f"c-{number}")
+    lost = Died("the connection ended before the answer", "UNKNOWN_OUTCOME")
+    await deliver(app, "email", lost, 60, "c-60")
     await app.ledger.outbox.enqueue_many([item("webhook:partnerX", number, f"c-{number}") for number in range(30, 52)])
     await app.ledger.destinations.trip("webhook:partnerX", pause_ms=600_000, longest_ms=600_000)
     await app.ledger.destinations.disable("sms", by="bo", reason="contract ended")
-    lost = Died("the connection ended before the answer", "UNKNOWN_OUTCOME")
-    await deliver(app, "email", lost, 60, "c-60")
     event = SourceEvent(
         id="0f6c",
         stream="order-83101",

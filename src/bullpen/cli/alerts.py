@@ -48,8 +48,8 @@ async def silence(
     at: OnServer,
     rule: RuleArgument,
     subject: SubjectArgument,
-    for_: Annotated[str, Option("--for", metavar="TIME", help="So long: 30m, 2h, 1d.")],
     reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever looks next sees it.")],
+    for_: Annotated[str, Option("--for", metavar="TIME", help="So long: 30m, 2h, 1d.")] = "2h",
     by: ByOption = None,
 ) -> None:
     """Tell nobody again of an open incident for a time; the next incident of the kind is told."""

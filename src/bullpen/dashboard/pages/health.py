@@ -86,7 +86,7 @@ async def _silence(context: Context) -> LedgerDeed:
             "page, and the next incident of this kind is told.",
             "It can be undone: tell again.",
             back,
-            command_line("alerts silence", rule, subject, **{"for": "2h"}),
+            command_line("alerts silence", rule, subject, reason="WHY"),
             undo_at=context.url("health", "incidents", rule, subject, "unsilence"),
             choices=tuple((text, text) for text in SILENCES),
             choice="For",
