@@ -107,7 +107,7 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
 
 
 def _add_user(settings: DashboardSettings, name: str, role: str, queues: str | None) -> None:
-    """Write one user to the file, which nobody else may read."""
+    """Write one user to the file, which only its owner may read."""
     from bullpen.dashboard.access import Role, hash_password
 
     if settings.passwords is None:
