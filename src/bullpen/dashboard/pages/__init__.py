@@ -9,6 +9,7 @@ from bullpen.dashboard.pages import (
     chains,
     charts,
     deciding,
+    description,
     destinations,
     entry,
     flow,
@@ -51,6 +52,7 @@ ROUTES = (
     *audit.ROUTES,
     *search.ROUTES,
     *live.ROUTES,
+    *description.ROUTES,
     *entry.ROUTES,
 )
 """All addresses, in the order of the menu. The first that fits wins."""

@@ -170,7 +170,7 @@ def _back(context: Context, action: Action, queue: str, subject: str, *, after: 
 
 def _routes(pattern: str) -> tuple[Any, ...]:
     return (
-        PageRoute(pattern, preview, Permission.ACT),
+        PageRoute(pattern, preview, Permission.ACT, view=Preview),
         PageRoute(pattern, perform, Permission.ACT, "POST"),
     )
 

@@ -157,7 +157,7 @@ def _number(name: str, text: str) -> int:
 
 
 ROUTES = (
-    PageRoute("/queues/{queue}/limits", limits),
+    PageRoute("/queues/{queue}/limits", limits, view=LimitsView),
     PageRoute("/queues/{queue}/add", add_form, Permission.ADMIN),
     PageRoute("/queues/{queue}/add", add, Permission.ADMIN, "POST"),
 )

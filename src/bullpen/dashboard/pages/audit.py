@@ -150,6 +150,6 @@ def _csv(cells: tuple[str, ...] | list[str]) -> bytes:
 
 
 ROUTES = (
-    PageRoute("/audit", audit, menu="Audit", key="u"),
-    PageRoute("/audit/export", export),
+    PageRoute("/audit", audit, menu="Audit", key="u", view=AuditView),
+    PageRoute("/audit/export", export, produces=("application/x-ndjson", "text/csv")),
 )

@@ -278,7 +278,7 @@ async def parked(context: Context) -> Page:
         await read(context, ledger.parked.count()),
         tuple(_parked_row(each, payloads=context.payloads) for each in found),
     )
-    values = {"line": command_line("projector parked list")}
+    values = {"line": command_line("projectors parked list")}
     return Page("parked.html", view, "Parked events", "outbox", is_polled=True, values=values)
 
 
@@ -293,7 +293,7 @@ async def parked_event(context: Context) -> Page:
         shown = Payload(len(raw), text=scrub_lines(raw[:20_000].decode("utf-8", "replace")))
     data = shown if context.payloads else Payload(len(raw), hidden="You may not see payloads.")
     view = ParkedItem(_parked_row(found, payloads=context.payloads, whole=True), data)
-    values = {"line": command_line("projector parked show", str(found.id))}
+    values = {"line": command_line("projectors parked show", str(found.id))}
     return Page("parked_event.html", view, f"Parked event {found.id}", "outbox", values=values)
 
 
@@ -303,7 +303,7 @@ async def _parked(context: Context) -> Any:
     wanted = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else -1
     found = await read(context, ledger.parked.find(ids=[wanted], limit=1))
     if not found:
-        raise PageProblem(404, "There is no such parked event: it may be done.", hint="bullpen projector parked list")
+        raise PageProblem(404, "There is no such parked event: it may be done.", hint="bullpen projectors parked list")
     return found[0]
 
 
@@ -324,7 +324,7 @@ async def _prepare_parked(context: Context) -> LedgerDeed:
             f"The projector {found.projector} tries this event once more when it runs next.",
             "It cannot be undone; an event that fails again is parked again.",
             back,
-            command_line("projector parked retry", str(found.id)),
+            command_line("projectors parked retry", str(found.id)),
             refused="Somebody asked for it already." if found.retry_wanted else "",
         )
     if verb == "skip":
@@ -333,7 +333,7 @@ async def _prepare_parked(context: Context) -> LedgerDeed:
             "The event is passed over for good: nothing is made of it. Save its data first if you need it.",
             "It cannot be undone.",
             back,
-            command_line("projector parked skip", str(found.id)),
+            command_line("projectors parked skip", str(found.id)),
             danger=True,
         )
     raise PageProblem(404, "There is no such action.")
@@ -349,10 +349,10 @@ async def _decide_parked(context: Context, _reason: str) -> str:
 
 ROUTES = (
     *deed_routes("/outbox/{id}/act/{verb}", "outbox", _prepare_row, _decide_row, for_tenants=True),
-    PageRoute("/destinations/{type}/rows/{verb}", rows_form, Permission.ACT),
+    PageRoute("/destinations/{type}/rows/{verb}", rows_form, Permission.ACT, view=RowsView),
     PageRoute("/destinations/{type}/rows/{verb}", rows, Permission.ACT, "POST"),
     *deed_routes("/destinations/{type}/test", "outbox", _prepare_test, _send_test),
-    PageRoute("/parked", parked),
-    PageRoute("/parked/{id}", parked_event),
+    PageRoute("/parked", parked, view=ParkedView),
+    PageRoute("/parked/{id}", parked_event, view=ParkedItem),
     *deed_routes("/parked/{id}/act/{verb}", "outbox", _prepare_parked, _decide_parked),
 )

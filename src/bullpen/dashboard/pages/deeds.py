@@ -80,6 +80,6 @@ def deed_routes(
         return await or_form(context, form, act)
 
     return (
-        PageRoute(pattern, preview, Permission.ACT, for_tenants=for_tenants),
+        PageRoute(pattern, preview, Permission.ACT, for_tenants=for_tenants, view=LedgerDeed),
         PageRoute(pattern, perform, Permission.ACT, "POST", for_tenants=for_tenants),
     )

@@ -205,7 +205,7 @@ async def _perform(context: Context, reason: str) -> str:
 
 
 ROUTES = (
-    PageRoute("/destinations", destinations),
-    PageRoute("/destinations/{type}", destination),
+    PageRoute("/destinations", destinations, view=DestinationsView),
+    PageRoute("/destinations/{type}", destination, view=DestinationRow),
     *deed_routes("/destinations/{type}/act/{verb}", "outbox", _prepare, _perform),
 )

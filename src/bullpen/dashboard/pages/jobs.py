@@ -21,7 +21,7 @@ from bullpen.errors import NotJson
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote
 from bullpen.ops.status import counted
-from bullpen.ops.views.jobs import JobsView
+from bullpen.ops.views.jobs import JobsView, JobView
 from bullpen.ops.views.queues import QueueRow, queue_row
 from bullpen.queue import JobState
 
@@ -243,7 +243,7 @@ async def part(context: Context) -> PageAnswer:
 
 
 ROUTES = (
-    PageRoute("/queues/{queue}", queue),
-    PageRoute("/queues/{queue}/jobs/{job}", job),
+    PageRoute("/queues/{queue}", queue, view=QueueView),
+    PageRoute("/queues/{queue}/jobs/{job}", job, view=JobView),
     PageRoute("/queues/{queue}/jobs/{job}/raw/{part}", part, Permission.PAYLOADS),
 )

@@ -423,9 +423,9 @@ async def _run_of(context: Context, ledger: Ledger) -> RunRow:
 
 
 ROUTES = (
-    PageRoute("/outbox", outbox, for_tenants=True, menu="Outbox", key="x", needs_ledger=True),
-    PageRoute("/outbox/{id}", outbox_row, for_tenants=True),
-    PageRoute("/runs", runs, for_tenants=True, menu="Runs", key="r", needs_ledger=True),
-    PageRoute("/runs/{id}", run, for_tenants=True),
+    PageRoute("/outbox", outbox, for_tenants=True, menu="Outbox", key="x", needs_ledger=True, view=LedgerList),
+    PageRoute("/outbox/{id}", outbox_row, for_tenants=True, view=LedgerItem),
+    PageRoute("/runs", runs, for_tenants=True, menu="Runs", key="r", needs_ledger=True, view=LedgerList),
+    PageRoute("/runs/{id}", run, for_tenants=True, view=LedgerItem),
     *deed_routes("/runs/{id}/act/{verb}", "runs", _prepare_run, _perform_run, for_tenants=True),
 )

@@ -402,12 +402,12 @@ def _now() -> str:
 
 
 ROUTES = (
-    PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d"),
-    PageRoute("/dead-letters/export", export, for_tenants=True),
+    PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d", view=LettersView),
+    PageRoute("/dead-letters/export", export, for_tenants=True, produces=("application/x-ndjson",)),
     PageRoute("/dead-letters/act/{verb}", confirm, Permission.ACT, for_tenants=True),
     PageRoute("/dead-letters/act/{verb}", perform, Permission.ACT, "POST", for_tenants=True),
-    PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True),
-    PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True),
+    PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True, view=GroupView),
+    PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True, view=LetterView),
     PageRoute("/dead-letters/{store}/{entry}/edit", edit, Permission.ACT, "POST", for_tenants=True),
-    PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True),
+    PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True, view=LetterView),
 )

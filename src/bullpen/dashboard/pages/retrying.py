@@ -89,7 +89,7 @@ async def as_test(context: Context) -> Page:
 
 
 ROUTES = (
-    PageRoute("/queues/{queue}/jobs/{job}/edit", edit_form, Permission.ACT),
+    PageRoute("/queues/{queue}/jobs/{job}/edit", edit_form, Permission.ACT, view=JobView),
     PageRoute("/queues/{queue}/jobs/{job}/edit", edit, Permission.ACT, "POST"),
-    PageRoute("/queues/{queue}/jobs/{job}/test", as_test, Permission.PAYLOADS),
+    PageRoute("/queues/{queue}/jobs/{job}/test", as_test, Permission.PAYLOADS, view=TestView),
 )

@@ -187,8 +187,8 @@ async def edit(context: Context) -> Page | PageAnswer:
 
 
 ROUTES = (
-    PageRoute("/schedules", schedules, menu="Schedules", key="s"),
-    PageRoute("/queues/{queue}/schedules/{id}", schedule),
-    PageRoute("/queues/{queue}/schedules/{id}/edit", edit_form, Permission.ADMIN),
+    PageRoute("/schedules", schedules, menu="Schedules", key="s", view=SchedulesView),
+    PageRoute("/queues/{queue}/schedules/{id}", schedule, view=ScheduleView),
+    PageRoute("/queues/{queue}/schedules/{id}/edit", edit_form, Permission.ADMIN, view=ScheduleView),
     PageRoute("/queues/{queue}/schedules/{id}/edit", edit, Permission.ADMIN, "POST"),
 )

@@ -149,4 +149,4 @@ def _row(each: ConnectedWorker) -> WorkerRow:
     return WorkerRow(each.queue, each.name, each.address, each.age_s, each.idle_s, each.library)
 
 
-ROUTES = (PageRoute("/workers", workers, menu="Workers", key="k"),)
+ROUTES = (PageRoute("/workers", workers, menu="Workers", key="k", view=WorkersView),)
