@@ -7,7 +7,7 @@ one), running them (`running`), showing them (`observing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from bullpen._kernel.container import Container
@@ -57,6 +57,7 @@ class AppFeatures:
         self._workflows: Workflows | None = None
         self._messaging_metrics: MessagingMetrics | None = None
         self._workflow_metrics: WorkflowMetrics | None = None
+        self._records = False
 
     # ---- using them ---------------------------------------------------------------------------------------------
 
@@ -195,6 +196,16 @@ class AppFeatures:
 
             self._messaging_metrics = MessagingMetrics(self._messaging_clients)
             self.observing.add_listening(self._messaging_metrics)
+
+    def record(self, services: Sequence[Service]) -> None:
+        """Keep the history of the workers among these services, and tell what they do."""
+        workers = [worker for worker in self.workers.values() if worker in services]
+        if self._records or not workers or not self._resources.settings.dashboard.history:
+            return
+        from bullpen.ops.recorder import Recorder
+
+        self._records = True
+        self.services.add(Recorder(lambda: workers))
 
     # ---- what of them is here -----------------------------------------------------------------------------------
 
