@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         WaitForChildren,
         WrongVersion,
     )
+    from bullpen.http.endpoints import endpoints_api
     from bullpen.http.ops import OpsApp
     from bullpen.http.runs import Principal, Tokens, runs_api
     from bullpen.http.serve import HttpLimits
@@ -291,6 +292,7 @@ __all__ = [
     "chain",
     "chord",
     "dead_letter_store",
+    "endpoints_api",
     "find_queues",
     "group",
     "inspect_server",
@@ -329,6 +331,7 @@ _HOMES: Final = {
         ),
         *("UnreadableEvent", "UnsafeDatabaseRole", "WaitForChildren", "WrongVersion"),
     ),
+    "bullpen.http.endpoints": ("endpoints_api",),
     "bullpen.http.ops": ("OpsApp",),
     "bullpen.http.runs": ("Principal", "Tokens", "runs_api"),
     "bullpen.http.serve": ("HttpLimits",),

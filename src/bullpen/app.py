@@ -1,7 +1,7 @@
 """The composition root: one object that holds settings, connection, queues and everything that runs.
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
-closed in the right order. This is the face that programs see; what is behind it stands in `bullpen.wiring`: what the
+closed in the right order. This is the public face; the parts behind it are in `bullpen.wiring`: what the
 app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`observing`), how it runs (`running`).
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
-    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
+    from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
     from bullpen.queue.arguments import QueueArguments, TaskArguments
@@ -136,6 +136,14 @@ class Bullpen:
         return self._features.use_outbox()
 
     @property
+    def endpoints(self) -> Endpoints:
+        """Where the tenants want their events to be sent: rows, made and changed while everything runs.
+
+        `app.outbox.publish` stores a message for each of them; an app that uses its outbox delivers them.
+        """
+        return self._features.endpoints
+
+    @property
     def messages(self) -> Messages:
         """What `use_messages` made."""
         return _used(self._features.messages, "messages")
@@ -188,7 +196,7 @@ class Bullpen:
         return _used(self._features.watcher, "alerts")
 
     def use_alerts(self) -> Watcher:
-        """Tell people when work is stuck, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+        """Send alerts when work is stuck, configured by `BULLPEN_ALERTS_…`; add targets with `add_target`.
 
         An app with a configured target does so when it runs. Safe to call twice.
         """
@@ -463,7 +471,7 @@ class Bullpen:
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
-        """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
+        """Run everything until it is stopped. When one part cannot continue, all stop and its error is raised.
 
         `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
         out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
@@ -484,7 +492,7 @@ class Bullpen:
             await self.aclose()
 
     def choose(self, only: Collection[str] = ()) -> tuple[Service, ...]:
-        """Keep the parts that this process is to run, all if none is named, and tell which services they are.
+        """Keep the parts that this process runs, all if none is named, and return their services.
 
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
@@ -518,7 +526,7 @@ class Bullpen:
 
 
 def _used(part: T | None, name: str) -> T:
-    """Reading a property starts nothing: what an app runs stands in the program as a call."""
+    """Reading a property starts nothing: a program calls what its app runs."""
     if part is None:
         raise NotConfigured(f"this app does not use {name}; call app.use_{name}() where the app is made")
     return part

@@ -1,4 +1,4 @@
-"""`bullpen jobs`: look at the jobs of a queue, add one, retry, promote, change, cancel and remove them."""
+"""`bullpen jobs`: list, show, add, retry, promote, change, cancel and remove the jobs of a queue."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def _parent(job: dict[str, Any]) -> str:
 
 
 def _note(job: dict[str, Any]) -> str:
-    """The most telling thing about a job: why it failed, what it returned, else its data."""
+    """The most useful fact about a job: why it failed, what it returned, else its data."""
     if reason := job.get("failedReason"):
         return show.short(reason)
     return show.short(job.get("returnvalue") if job.get("finishedOn") else job["data"])

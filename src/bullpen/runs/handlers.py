@@ -59,7 +59,7 @@ class RunOptions:
     lock: int | timedelta = WORKFLOW_RUN.lock_ms or 300_000
     """How long a run stays with a worker that died. Renewed while a handler works, so a short one is safe."""
     stalled_interval: int | timedelta = 10_000
-    """How often to look for runs of dead workers: after a crash another worker has the run within `lock` plus
+    """How often to check for runs of dead workers: after a crash another worker has the run within `lock` plus
     twice this."""
     timeout: int | timedelta | None = None
     """How long one attempt may take; longer is a failed attempt. None: as long as it takes."""
@@ -82,11 +82,11 @@ class RunOptions:
     heartbeat_ms: int = 15_000
     """How often a running run shows that it lives, and notices that it was cancelled."""
     patience_ms: int = 60_000
-    """How long finished work waits for a database that is away before the run goes back to the queue."""
+    """How long finished work waits for an unreachable database before the run goes back to the queue."""
     idle_ms: int = 60_000
-    """How long nobody has touched a run before maintenance looks at it. More than a heartbeat."""
+    """How long a run must be without progress before maintenance checks it. More than a heartbeat."""
     sweep_every_ms: int = 30_000
-    """How often maintenance looks."""
+    """How often maintenance runs."""
 
     def __post_init__(self) -> None:
         read_concurrency(self.concurrency)
@@ -169,7 +169,7 @@ class RunRoute:
 
 
 def queue_for(name: str) -> str:
-    """The queue of a named handler that names none. Raises InvalidOption for what is no name."""
+    """The queue of a named handler without a queue of its own. Raises InvalidOption for an invalid name."""
     fits = isinstance(name, str) and _is_name(name) is not None and not name.endswith(_LETTERS)
     require("handler", fits, "a name of 1 to 60 of a-z, 0-9, '_', '.', '-' that does not end in '-dlq'", name)
     return f"{QUEUE}.{name}"
@@ -212,7 +212,7 @@ class Routes:
         return route
 
     def get(self, name: str | None) -> RunRoute:
-        """Raises InvalidOption for a handler that nobody declared."""
+        """Raises InvalidOption for an undeclared handler."""
         route = self._by_name.get(name)
         if route is None:
             known = ", ".join(sorted(each for each in self._by_name if each is not None))

@@ -1,8 +1,8 @@
 """The wiring of safe runs: queues, a service, a processor per handler, and what a process runs of them.
 
-In: a ledger, a connection, handlers. Out: `service` for whoever submits runs, `worker` for processes that run them,
-`maintenance` for the one that looks after them. The outbox puts jobs into the queue, so some process must dispatch it.
-Elsewhere: each of these parts, what a handler may say (`handlers`), and choosing the ledger (`bullpen.app`).
+In: a ledger, a connection, handlers. Out: `service` to submit runs, `worker` for processes that run them,
+`maintenance` for the process that maintains them. The outbox puts jobs into the queue, so some process must dispatch
+it. Elsewhere: each of these parts, what a handler may say (`handlers`), and choosing the ledger (`bullpen.app`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Runs:
             remove_on_complete=False,
             remove_on_fail=False,
         )
-        """`workflow-execution-dlq`. Nobody processes it; its entries stay."""
+        """`workflow-execution-dlq`. It has no worker; its entries stay."""
         self.service = RunService(ledger.transactions, self.queue, self.routes)
 
     @property
@@ -203,7 +203,7 @@ class Runs:
         return sum(most_of(self.routes.get(each).options.own_concurrency) for each in self._handlers if each != name)
 
     def maintenance(self) -> RunMaintenance:
-        """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
+        """A service that finds runs without a job and unrecorded failures. It must see all tenants."""
         if self.ledger.database.tenant_required:
             raise UnsafeDatabaseRole(
                 "maintenance of runs covers all tenants: run it in a process with the service role"
@@ -217,7 +217,7 @@ class Runs:
         )
 
     async def aclose(self) -> None:
-        """Close the queues. Ledger and connection belong to whoever made them."""
+        """Close the queues. Ledger and connection are closed by the caller that made them."""
         await self.routes.aclose()
         await self.dead_letter_queue.close()
 

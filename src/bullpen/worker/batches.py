@@ -52,7 +52,7 @@ class _Run:
         return answer.result()
 
     def decide(self, job: Job, result: Result) -> bool:
-        """False when the job has an outcome already. One that nobody waits for any more may get what it likes."""
+        """False when the job has an outcome already, or when no caller waits for it any more."""
         share = self.members[job].share
         if not share.done():
             share.set_result(result)
@@ -105,7 +105,7 @@ class BatchRuns:
         self._on_room: Callable[[], None] = _nothing
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
-        """The result of one job. Cancelled when the job is not wanted any more; its batch goes on with the others."""
+        """The result of one job. Cancelled when the job is not needed any more; its batch continues with the others."""
         loop = asyncio.get_running_loop()
         member = _Member(job, loop.create_future())
         self._waiting.append(member)

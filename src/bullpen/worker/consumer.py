@@ -1,7 +1,7 @@
 """What `Worker` and `Taker` have in common: options, events, start, pause and close.
 
 In: what callers write. Out: an `Engine` that works, between `start` and `close`. Elsewhere: the work (`engine`), what
-is done with a job (`worker`: a handler; `taker`: whoever takes it).
+is done with a job (`worker`: a handler; `taker`: the caller).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class JobConsumer:
     def is_alive(self) -> bool:
         """True while a restart would not help: it runs, its loop answers, and the thread that renews its locks works.
 
-        A worker that is full, limited or paused is alive, and so is one whose server is away; see `is_ready`.
+        A worker that is full, limited or paused is alive, and so is one whose server is unreachable; see `is_ready`.
         """
         return self._engine is not None and self._crash is None and self._engine.is_alive
 
@@ -162,7 +162,7 @@ class JobConsumer:
     @property
     def is_ready(self) -> bool:
         """True while it is alive, its server is not known to be away, and it took or polled recently or may not: all
-        its slots are taken, or it is limited or paused. An open TCP connection is no proof."""
+        its slots are taken, or it is limited or paused. An open TCP connection alone does not count."""
         engine = self._engine
         if engine is None or not self.is_alive or self._is_closing or engine.door.is_lost:
             return False
@@ -181,7 +181,7 @@ class JobConsumer:
         to run), `paused()`, `resumed()`, `locks_renewed(job_ids)`, `closing()`, `closed()`, `error(error)`.
 
         The job shows what is stored after the event: its attempts count the one that has just ended. `failed` is only
-        told for final failures. Callbacks may be async; what they raise is logged and harms no job.
+        given for final failures. Callbacks may be async; what they raise is logged and harms no job.
         """
         return self._reports.on(event, callback)
 
@@ -194,13 +194,13 @@ class JobConsumer:
         return self._reports.off(event, callback)
 
     async def start(self) -> None:
-        """Begin to take jobs. Returns at once; a server that is away is waited for in the background."""
+        """Start taking jobs. Returns at once; waits for an unreachable server in the background."""
         # A server that cannot be started or will never let us in is the caller's to know, not the pump's.
         await self._connection.meet(self._keys.base)
         await self._life.start()
 
     def pause(self) -> None:
-        """Take no more jobs here; running ones go on. Other workers are not affected."""
+        """Stop taking jobs here; running jobs continue. Other workers are not affected."""
         was_paused, self._is_paused = self._is_paused, True
         if self._engine is not None:
             self._engine.driver.pause()
@@ -215,7 +215,7 @@ class JobConsumer:
             self._reports.tell("resumed")
 
     async def cancel_job(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job of this queue, wherever it is; one that runs here is told at once. See `Queue.cancel`."""
+        """Cancel a job of this queue in any state; one that runs here is cancelled at once. See `Queue.cancel`."""
         job_id, engine = id_of(job), self._started()
         done = await engine.actions.cancel(job_id, reason, clock_offset_ms=self.options.clock_offset_ms)
         held = engine.runs.locked.get(job_id)
@@ -302,7 +302,7 @@ class JobConsumer:
         self._ended.set()
 
     def _on_bug(self, error: BaseException) -> None:
-        """A mistake of ours must be seen, and a worker that made one takes no more jobs."""
+        """A bug of bullpen must be visible, and a worker that hit one takes no more jobs."""
         self._crash = error
         logger.critical("queue %r: the worker crashed; please report this", self.queue_name, exc_info=error)
         self._closing = asyncio.ensure_future(self.close(0))

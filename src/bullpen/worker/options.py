@@ -75,14 +75,14 @@ class WorkerOptions:
     """All durations in milliseconds."""
 
     concurrency: Concurrency = 1
-    """Jobs handled at the same time by this worker; with `batch` so many batches. `"auto"`, or an
+    """Jobs handled at the same time by this worker; with `batch`, the number of batches. `"auto"`, or an
     `AutoConcurrency` with bounds of your own: as many as event loop and memory can take."""
     batch: BatchOptions | None = None
     """Give the handler several jobs at once: it takes a `JobBatch`."""
     lock_ms: int = 30_000
     """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
     stalled_interval_ms: int = 10_000
-    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue; while
+    """How often to check for jobs of dead workers. One check per interval runs for all workers of the queue; while
     nothing runs the next is up to three times as long away, at most `lock`: no job is found later by that."""
     processes: bool | ChildLimits = False
     """Run the handler in child processes, one per running job, which are killed when time is up; with limits of what
@@ -96,13 +96,13 @@ class WorkerOptions:
     max_block_ms: int | None = None
     """How long the event loop may stand still before its jobs are given up; None is 10 x lock, at least 5 minutes."""
     drain_delay_ms: int = 5_000
-    """How long an idle worker sleeps before it looks even though nobody called."""
+    """How long an idle worker sleeps before its fallback poll."""
     remove_on_complete: Retention = None
     """Which completed jobs stay, for jobs that do not say themselves."""
     remove_on_fail: Retention = None
     """Which failed jobs stay, for jobs that do not say themselves."""
     limit: RateLimit | None = None
-    """At most so many jobs started per time, over all workers of the queue."""
+    """How many jobs may start per time, over all workers of the queue."""
     count_stalls_as_attempts: bool = False
     """Fail a job when attempts made plus stalls reach its attempts."""
     max_lonely_deaths: int | None = 2
@@ -111,14 +111,14 @@ class WorkerOptions:
     """Fail a job that was started more often, whatever it says of its attempts; None never does. Starts also count what
     is no failed attempt: stalls, returns, delays by the handler. The same as Node's `maxStartedAttempts`."""
     skip_stalled_check: bool = False
-    """Leave the jobs of dead workers to others: at least one worker of the queue must look for them."""
+    """Leave the jobs of dead workers to others: at least one worker of the queue must check for them."""
     skip_lock_renewal: bool = False
     """Let locks run out after `lock`, also while the handler runs: a job that takes longer is given to another
     worker."""
     events_max_len: int | None = None
     """About how many events the queue's stream keeps; None leaves what is set (10000)."""
     metrics_minutes: int | None = None
-    """Count finished jobs per minute, for so many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
+    """Keep counts of finished jobs for this many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
     scheduler_zone: str = LOCAL
     """Time zone of schedules that name none; `local` is this machine's, which is what Node takes."""
     clock_offset_ms: int = 0

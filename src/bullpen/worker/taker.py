@@ -1,4 +1,4 @@
-"""Take jobs without a handler: whoever takes one runs it, and says what became of it.
+"""Take jobs without a handler: the caller runs each job and reports its outcome.
 
 In: calls of `take`, or a loop over the taker, and one outcome for each job. Out: jobs whose locks are held and renewed
 until then; a job whose outcome was stored, when `settle` returns. Everything that a worker does beside its handler is
@@ -60,7 +60,7 @@ class _Held:
 
 
 class _HandOut:
-    """How the jobs of a taker are run: by somebody else."""
+    """How the jobs of a taker are run: by the caller."""
 
     survives_jobs = False
     batches: BatchRuns | None = None
@@ -84,7 +84,7 @@ class _HandOut:
 
 
 class Taker(JobConsumer):
-    """Takes jobs of one queue for whoever runs them by hand.
+    """Takes jobs of one queue for callers that run them.
 
         async with Taker("emails") as taker:
             async for job in taker:
@@ -176,7 +176,7 @@ class Taker(JobConsumer):
     # ---- settling ---------------------------------------------------------------------------------------------
 
     async def settle(self, job: Job, outcome: Outcome) -> None:
-        """Store what became of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
+        """Store the outcome of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
         more, or the server does not answer within the lock's duration: then another worker may run it again."""
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)

@@ -1,7 +1,7 @@
 """Take jobs, run a handler for each, settle the outcomes: the public face.
 
 In: a handler and options. Out: every taken job is settled exactly once, or its lock runs out and another worker has it.
-Elsewhere: what it shares with whoever takes jobs by hand (`consumer`), the work itself (`engine`), options (`options`).
+Elsewhere: what it shares with manual processing (`consumer`), the work itself (`engine`), options (`options`).
 """
 
 from __future__ import annotations
