@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -238,23 +239,39 @@ class SqlOutbox(OutboxRepository):
     # ---- settling -----------------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement], *, tenant_id: str | None = None) -> list[SettledRow]:
-        given = {settlement.row.id: settlement for settlement in settlements}
+        given = {each.row.id: each for settlement in settlements for each in _in_line(settlement)}
         if not given:
             return []
-        settle = self._settle_at_once if self._database.is_postgres else self._settle_in_steps
-        changed = await settle(given, tenant_id)
-        return [
-            changed.get(settlement.row.id) or SettledRow(settlement.row.id, None, settlement.row.attempts)
-            for settlement in settlements
-        ]
+        if self._database.is_postgres:
+            changed = await self._settle_at_once(settlements, given, tenant_id)
+        else:
+            changed = await self._settle_in_steps(given, tenant_id)
+        return [_settled(settlement, changed) for settlement in settlements]
 
-    async def _settle_at_once(self, given: Mapping[str, Settlement], tenant_id: str | None) -> dict[str, SettledRow]:
+    async def followers(self, row: OutboxRow, most: int) -> list[OutboxRow]:
+        if not self._database.is_postgres or row.ordering_key is None:
+            return []  # SQLite writes in several steps, and its commits cost nothing but the disk
+        wanted = {"type": row.integration_type, "key": row.ordering_key, "seq": row.seq, "most": most}
+        found = map(_to_row, await self._database.fetch(self.sql.followers, wanted, reads=True))
+        now = row.locked_at or row.updated_at
+        fresh = takewhile(
+            lambda each: each.status is OutboxStatus.PENDING and not each.attempts and each.due_at <= now, found
+        )
+        return [each._replace(started_at=row.started_at, updated_at=row.updated_at) for each in fresh]
+
+    async def _settle_at_once(
+        self, settlements: Sequence[Settlement], given: Mapping[str, Settlement], tenant_id: str | None
+    ) -> dict[str, SettledRow]:
         """PostgreSQL: one statement, and one round trip where nothing else has to share its transaction."""
-        takes_next = any(each.next_lease_ms for each in given.values())
-        ordered = [each for each in given.values() if each.row.ordering_key is not None]
-        statement = self.sql.settle(notify=self._enqueuer.notify, take_next=takes_next)
+        takes_next = any(each.next_lease_ms for each in settlements)
+        # Of a line the last row says whether it goes on.
+        ordered = [_in_line(each)[-1] for each in settlements if each.row.ordering_key is not None]
+        has_runs = any(each.run for each in settlements)
+        statement = self.sql.settle(
+            notify=self._enqueuer.notify, take_next=takes_next, runs=len(given) if has_runs else 0
+        )
         is_alone = not self._may_announce(given.values()) and all(each.next_lease_ms for each in ordered)
-        parameters = {"rows": encode_rows(_outcome_record(settlement) for settlement in given.values())}
+        parameters = {"rows": encode_rows(record for each in settlements for record in _records(each))}
         if not is_alone:
             async with self._database.transaction(tenant=tenant_id) as connection:
                 changed = _changed((await connection.execute(prepared(statement), parameters)).all())
@@ -564,6 +581,31 @@ def _to_row(values: Sequence[Any]) -> OutboxRow:
             converted[index] = to_datetime(value)
     converted[_STATUS] = _STATUSES[converted[_STATUS]]
     return OutboxRow._make(converted)
+
+
+def _in_line(settlement: Settlement) -> list[Settlement]:
+    """A row and those that left behind it, one by one; the last one says whether the next is taken."""
+    if not settlement.run:
+        return [settlement]
+    rows = ((settlement.row, settlement.outcome), *settlement.run)
+    alone = [Settlement(row, outcome, settlement.worker) for row, outcome in rows]
+    return [*alone[:-1], alone[-1]._replace(next_lease_ms=settlement.next_lease_ms)]
+
+
+def _records(settlement: Settlement) -> list[dict[str, Any]]:
+    records = [_outcome_record(each) for each in _in_line(settlement)]
+    for record in records[1:]:
+        record.update(head=settlement.row.id, head_fence=settlement.row.fence)
+    if len(records) > 1:
+        records[-1]["run"] = len(records)
+    return records
+
+
+def _settled(settlement: Settlement, changed: Mapping[str, SettledRow]) -> SettledRow:
+    rows = [
+        changed.get(each.row.id) or SettledRow(each.row.id, None, each.row.attempts) for each in _in_line(settlement)
+    ]
+    return rows[0] if len(rows) == 1 else rows[0]._replace(next=rows[-1].next, run=tuple(rows[1:]))
 
 
 def _changed(found: Iterable[Sequence[Any]]) -> dict[str, SettledRow]:
