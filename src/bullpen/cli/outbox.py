@@ -1,4 +1,4 @@
-"""`bullpen outbox`: look at rows, send dead ones back, count what waits; destinations."""
+"""`bullpen outbox`: list, show, redrive and count rows; tenants and destinations."""
 
 from __future__ import annotations
 
