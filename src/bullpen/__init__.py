@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from bullpen.ops.alerts import Target
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.logs import JobFilter
+    from bullpen.ops.meter import JobMeter, install_meter
     from bullpen.ops.tracing import install_tracing
     from bullpen.plugins.objects.files import FileStore
     from bullpen.plugins.objects.s3 import S3Store
@@ -207,6 +208,7 @@ __all__ = [
     "JobKey",
     "JobLockLost",
     "JobMeta",
+    "JobMeter",
     "JobNotFound",
     "JobSignal",
     "JobState",
@@ -294,6 +296,7 @@ __all__ = [
     "find_queues",
     "group",
     "inspect_server",
+    "install_meter",
     "install_tracing",
     "make_edit",
     "next_runs",
@@ -335,6 +338,7 @@ _HOMES: Final = {
     "bullpen.ops.alerts": ("Target",),
     "bullpen.ops.dead_letters": ("DeadLetterConsole",),
     "bullpen.ops.logs": ("JobFilter",),
+    "bullpen.ops.meter": ("JobMeter", "install_meter"),
     "bullpen.ops.tracing": ("install_tracing",),
     "bullpen.plugins.objects.files": ("FileStore",),
     "bullpen.plugins.objects.s3": ("S3Store",),

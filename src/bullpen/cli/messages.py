@@ -323,7 +323,7 @@ def _done(at: OnLedger, verb: str, done: int, wanted: int) -> None:
 
 
 async def _discard_letters(at: OnLedger, ids: set[str]) -> None:
-    """The messages are on their way again: nobody needs to look at the orders that failed."""
+    """The messages are sent again, so the failed orders need no person."""
     from bullpen.app import Bullpen
     from bullpen.cli.dead_letter_stores import name_of_store
     from bullpen.errors import BullpenError

@@ -153,7 +153,8 @@ def _run_here(
 
 
 def _what_runs(app: Bullpen, only: list[str]) -> str:
-    """What this process does, in words; raises for parts that the app does not have, before anything is started."""
+    """A sentence about what this process runs; raises for parts that the app does not have, before anything is
+    started."""
     from bullpen.wiring.running import role_of
 
     roles = {role_of(service) for service in app.choose(only)}
@@ -166,7 +167,7 @@ def _what_runs(app: Bullpen, only: list[str]) -> str:
 
 
 def _where(app: Bullpen) -> str:
-    """The servers that are used: whoever reads the first line knows whether they are the right ones."""
+    """The servers in use, so that the first log line shows whether they are the right ones."""
     from bullpen._kernel.addresses import show_address
     from bullpen.wiring.running import role_of
 
@@ -210,7 +211,7 @@ def _redis(app: Bullpen) -> str:
 
 
 def _stop_without(lifeline: int, app: Bullpen) -> None:
-    """Stop when the other end of the pipe is closed: our supervisor has died, and nobody would ever stop us."""
+    """Stop when the other end of the pipe is closed: the supervisor has died and cannot stop this process any more."""
     loop = asyncio.get_running_loop()
 
     def on_end() -> None:

@@ -172,11 +172,11 @@ _LATE_WAKEUPS: Final = {
     "dispatcher": ("row was", "rows were", "of the dispatcher", _UNANNOUNCED.format("rows")),
     "projector": ("event was", "events were", "of the projector", _UNANNOUNCED.format("events")),
 }
-"""By the loop that waited: what was found, by whom, and what to look for."""
+"""By the waiting loop: what was found, by which component, and the likely cause."""
 
 
 def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
-    """Work that nobody announced: it came late, by as much as the poll's interval."""
+    """Work without a notification: it was late by up to the poll interval."""
     one, many, by, culprit = _LATE_WAKEUPS[where]
     text = f"{count} {one if count == 1 else many} found only by a fallback poll {by}".rstrip()
     text += f", the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -275,7 +275,7 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 
 async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    """What stays of finished jobs, and where that is more than anybody looks at."""
+    """How many finished jobs are kept, and where that is more than useful."""
     counts = await queue.counts()
     completed, failed = DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
     assert completed.age_s is not None

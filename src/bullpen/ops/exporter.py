@@ -1,7 +1,7 @@
-"""The numbers of everything that a server and a ledger hold, from a process that is no worker.
+"""Metrics of everything in a server and a ledger, from a process that is not a worker.
 
 The series of a worker end with it, just when they are needed; these stay. In: a connection, a ledger. Out: plain
-records: gauges, read when somebody asks. Each source says whether it answered; one that did not is left out, not shown
+records: gauges, read on request. Each source says whether it answered; one that did not is left out, not shown
 as empty. What costs more than a moment (finding queues, counting whole tables) takes at most a twentieth of the time.
 Elsewhere: what a process counts of its own work (`metrics`), serving (`bullpen.http.ops`), the rules that read these
 numbers (`deploy/alerts.yml`).
@@ -92,7 +92,7 @@ class Exporter:
 
 
 class ServerSource:
-    """All queues under a prefix, whoever wrote them."""
+    """All queues under a prefix, of all clients."""
 
     name = "redis"
 
@@ -208,7 +208,7 @@ class LedgerSource:
         return found
 
     async def aclose(self) -> None:
-        """Nothing runs between two looks, and the ledger belongs to whoever gave it."""
+        """Nothing runs between two readings, and the caller closes the ledger."""
 
     async def _outbox(self) -> list[Metric]:
         from bullpen.ledger import OutboxStatus
@@ -333,7 +333,7 @@ class LedgerSource:
 
 
 class _Rarely(Generic[T]):
-    """An answer that is asked for anew after twenty times the time that it took."""
+    """An answer that is refreshed after twenty times the time that it took."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask

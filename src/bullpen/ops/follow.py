@@ -1,9 +1,9 @@
 """Follow what happens in queues: events with the names of their jobs, filtered, from now or from an earlier instant.
 
-In: queues and what is wanted of them. Out: an async iterator that goes on over restarts of the server, and says where
-events are missing; the outcome of jobs somebody waits for; the lines of a job's log as they are written. Names are not
-part of events, so they are looked up page by page and remembered. Elsewhere: the stream itself
-(`bullpen.queue.events`), how it is shown (`bullpen.cli.follow`).
+In: queues and what is wanted of them. Out: an async iterator that continues over restarts of the server and reports
+where events are missing; the outcome of awaited jobs; the lines of a job's log as they are written. Names are not part
+of events, so they are looked up page by page and remembered. Elsewhere: the stream itself (`bullpen.queue.events`), how
+it is shown (`bullpen.cli.follow`).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Outcome:
 
 
 class Waited:
-    """Jobs that somebody waits for, told of by events and, where events may be missing, by what is stored."""
+    """Awaited jobs, followed by events and, where events may be missing, by their stored state."""
 
     def __init__(self, queue: Queue, ids: Iterable[str]) -> None:
         self._queue = queue
@@ -196,7 +196,7 @@ class Waited:
             self._end(event.job_id, False, "it was removed")
 
     async def ask(self) -> dict[str, Outcome]:
-        """Look at what is stored: once when following has begun, and whenever events were lost. Returns what is new.
+        """Read the stored state: once after the start, and whenever events were lost. Returns what is new.
 
         Raises JobNotFound for a job that is gone without a trace.
         """
@@ -239,7 +239,7 @@ async def follow_logs(
 ) -> AsyncIterator[str]:
     """The lines of a job's log, those that are there and those that come, until the job has ended.
 
-    Nothing tells when a line is written, so it is looked twice a second; a look costs one constant read while nothing
+    No event reports a new line, so it polls twice a second; a poll costs one constant read while nothing
     new is there. Raises JobNotFound when there is no such job, or it is removed meanwhile.
     """
     keys = queue.keys

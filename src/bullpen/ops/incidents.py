@@ -1,9 +1,9 @@
-"""When a sign becomes an incident, when somebody is told, and when it is over. No input or output here.
+"""When a symptom becomes an incident, when it is reported, and when it is over. No input or output here.
 
-In: an incident as it is known, the sign of now, and the rules of telling. Out: the incident as it is to be stored, and
-what is to be told. An incident is told once when it begins, again when it lasts or grows, and once when it is over; one
-that comes and goes within `resolve_after_ms` is one incident, not many.
-Elsewhere: checking (`symptoms`), storing and sending (`alerts`).
+In: the stored incident, the current symptom, and the rules of reporting. Out: the incident as it is to be stored, and
+what is to be reported. An incident is reported once when it starts, again when it lasts or grows, and once when it is
+over; one that comes and goes within `resolve_after_ms` is one incident, not many. Elsewhere: checking (`symptoms`),
+storing and sending (`alerts`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["IncidentChange", "Judged", "judge"]
 
 
 class IncidentChange(StrEnum):
-    """What is told of an incident."""
+    """The change of an incident that is reported."""
 
     OPEN = "open"
     REPEATED = "repeated"
@@ -29,7 +29,7 @@ class IncidentChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of one incident. Both None: it was nothing, and is forgotten."""
+    """The next state of one incident. Both None: there was none, and it is deleted."""
 
     incident: Incident | None
     news: IncidentChange | None = None
@@ -40,7 +40,7 @@ _HELD = frozenset({"redis_down"})
 
 
 def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: AlertTiming) -> Judged:
-    """What one look means for one incident."""
+    """What one check means for one incident."""
     is_open = known is not None and known.resolved_at is None
     if known is None or not is_open:
         return Judged(known) if sign is None else _begin(sign, 1 if known is None else known.number + 1, now, telling)

@@ -1,4 +1,4 @@
-"""The common words for states of every store, and numbers as people read them.
+"""One common status for the states of every store, and numbers for people.
 
 In: a state of a job, a status of the outbox, a run or a message; milliseconds, bytes. Out: one of ten common words that
 pages, colours and metrics share, or a short text. No input or output here.
@@ -76,7 +76,7 @@ _MESSAGES: Final = {
 
 
 def job_status(state: str, *, attempts_made: int = 0, has_failed: bool = False) -> WorkStatus:
-    """The word for a job. A delayed one that has failed before is being retried."""
+    """The status of a job. A delayed job that has failed before is being retried."""
     if state == "delayed" and attempts_made and has_failed:
         return WorkStatus.RETRYING
     return _JOBS.get(state, WorkStatus.UNKNOWN)

@@ -1,8 +1,8 @@
-"""Signs that something does not go on by itself: the words that alerts, the doctor and `deploy/alerts.yml` share.
+"""Symptoms of stuck work: the rules that alerts, the doctor and `deploy/alerts.yml` share.
 
 In: the server of the queues and the ledger, and limits. Out: signs, each with what is so and what to do. Reads only, in
 small steps. A source that cannot be read gives no signs and says so: not knowing is not the same as all being well.
-Elsewhere: who is told and when (`incidents`, `alerts`), advice about a server itself (`doctor`).
+Elsewhere: who is alerted and when (`incidents`, `alerts`), advice about a server itself (`doctor`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 
 DEAD_SUFFIX: Final = "-dlq"
 ANNOUNCEMENTS: Final = frozenset({"outbox.dead", "{outbox}.dead"})
-"""Where the outbox announces its dead rows unless told otherwise. Nobody must read them: the rows have a sign of their
-own. A queue of another name was chosen by somebody who reads it."""
+"""The default queue for announcements of dead rows. No reader is needed: the rows have a symptom of their
+own. A queue with another name was chosen for a reader."""
 SWITCHED_OFF_MS: Final = 86_400_000
-"""How long an endpoint that was switched off is a sign."""
+"""How long an endpoint that was switched off is a symptom."""
 _MS: Final = timedelta(milliseconds=1)
 _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200

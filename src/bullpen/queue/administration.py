@@ -175,7 +175,8 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         )
 
     async def lock_holder(self, job_id: str) -> str | None:
-        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when it is not
+        locked."""
         token = await self._ready().command("GET", self._keys.lock(job_id))
         return None if token is None else token.decode("utf-8", "surrogateescape")
 

@@ -399,7 +399,7 @@ class DeadLetters:
         return self._inner.name
 
     def depth(self) -> int:
-        """How many wait for somebody."""
+        """How many there are."""
         return self._run(self._inner.depth())
 
     def put(self, letter: DeadLetter) -> None:
@@ -425,7 +425,7 @@ class DeadLetters:
 
     def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
         """Newest first; `after` is the `next` of the page before. What the index knows, tenant, cause and time, costs
-        nothing; for names and texts the letters are read, some thousand at a time."""
+        nothing; for names and texts the entries are read, some thousand at a time."""
         return self._run(self._inner.page(where, after=after, limit=limit))
 
     def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
@@ -489,7 +489,7 @@ class DeadLetters:
         """Give every failed job without a dead letter its own now, also those that other clients failed; how many.
 
         Workers with dead letters do this every minute. Only failures since the last sweep, less an hour, count: where
-        nobody swept before, those of the last hour.
+        there was no sweep before, those of the last hour.
         """
         return self._run(self._inner.sweep())
 
@@ -534,7 +534,7 @@ class FailedSetStore:
         return self._run(self._inner.redrive(entry_id, by=by))
 
     def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        """As the port says, in one script: data that somebody changes meanwhile is not overwritten."""
+        """As the port says, in one script: data that another client changes in between is not overwritten."""
         return self._run(self._inner.redrive_edited(entry_id, edit, by=by))
 
     def discard(self, entry_id: str, *, by: str | None = None) -> bool:
@@ -556,7 +556,7 @@ class QueueFace:
 
         When a job with the id of the root exists, nothing is stored, and the returned root is that job: its `added` is
         DUPLICATE and it has no children here. So adding a flow again is safe if its root has a `job_id`. A leaf whose
-        id exists becomes a child, with what became of it; raises JobStateConflict, with nothing stored, when it is
+        id exists becomes a child, with its state; raises JobStateConflict, with nothing stored, when it is
         another's child. Else raises as `add`.
         """
         return _node(self._run(self._inner.add_flow(flow, durability=durability, add_deadline=add_deadline)), self._run)
@@ -575,7 +575,7 @@ class QueueFace:
         ]
 
     def get_flow(self, job: str | Job, *, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
-        """A job and those below it in its flow, as they are stored now; None when there is no such job.
+        """A job and its descendants in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
         child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
@@ -701,7 +701,7 @@ class QueueFace:
         """Let no job start for `duration` (ms or timedelta).
 
         Our workers obey it always. Node's obey it only when they or the queue have a rate limit at all: a worker
-        without one never looks at the window.
+        without one never reads the window.
         """
         self._run(self._inner.rate_limit(duration))
 
@@ -757,7 +757,7 @@ class QueueFace:
         """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
-        and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
+        and gets no dead letter, and its parent sees a failed child. A bullpen worker that runs it is asked to stop it
         (REQUESTED): its worker hears of it within half a second. One that runs in a worker of another client ends
         there as it will; it is not tried again. Cancelling twice changes nothing.
 
@@ -855,15 +855,15 @@ class QueueFace:
         it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
-        server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
-        looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
+        server, in short steps, and keeps the ids of all jobs in memory. Jobs that move during the search
+        are safe; raises JobStateConflict when they move so much that some leftovers cannot be identified.
         """
         return self._run(self._inner.remove_orphans(restorable=restorable, limit=limit))
 
     def restore_orphans(self) -> int:
         """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
-        They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
+        They were lost by a client before BullMQ 6 that resumed the queue, or by a failover. Searches as
         `remove_orphans` does.
         """
         return self._run(self._inner.restore_orphans())
@@ -875,7 +875,7 @@ class QueueFace:
     def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
-        A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
+        A job that is in no other state and not among the first hundred thousand waiting ones counts as waiting.
         """
         return self._run(self._inner.locate(job_id))
 
@@ -894,8 +894,8 @@ class QueueFace:
         most: int = 20000,
         newest_first: bool = False,
     ) -> FoundHeads:
-        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were looked at.
-        The jobs are looked at on the server, five hundred at a time, and stay there."""
+        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were read.
+        The jobs are filtered on the server, five hundred at a time."""
         return self._run(
             self._inner.find(state, wanted, start=start, count=count, most=most, newest_first=newest_first)
         )
@@ -986,16 +986,17 @@ class QueueFace:
         return self._run(self._inner.meta())
 
     def unlocked(self, *, count: int = 100) -> list[str]:
-        """Ids of active jobs that nobody holds any more, among the first `count`; a stalled check gives them back."""
+        """Ids of active jobs whose lock has expired, among the first `count`; a stalled check returns them to the
+        queue."""
         return self._run(self._inner.unlocked(count=count))
 
     def ids_without_job(self, *, count: int = 100) -> dict[str, str]:
-        """Ids that stand in line with no job behind them, among the first `count` of each state that can run; and what
+        """Waiting ids without a stored job, among the first `count` of each state that can run; and what
         is wrong with each. Workers drop them. They come from deleting by hand, eviction, and foreign programs."""
         return self._run(self._inner.ids_without_job(count=count))
 
     def oldest_age_ms(self) -> int | None:
-        """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
+        """How long ago the older of the next waiting jobs could first have run, by the server's clock; None when no
         job waits. A retried job counts from its creation."""
         return self._run(self._inner.oldest_age_ms())
 
@@ -1008,7 +1009,7 @@ class QueueFace:
         return self._run(self._inner.children_counts(_plain(job)))
 
     def children(self, job: str | Job) -> Children:
-        """The children of a job and what became of them, read in pages. Raises JobNotFound."""
+        """The children of a job and their results, read in pages. Raises JobNotFound."""
         return self._run(self._inner.children(_plain(job)))
 
     def metrics(
@@ -1018,15 +1019,15 @@ class QueueFace:
         return self._run(self._inner.metrics(kind, start=start, count=count))
 
     def workers(self) -> list[WorkerInfo] | None:
-        """Workers of any client that are connected to this queue now; None when the server does not let us know.
+        """Workers of any client that are connected to this queue now; None when the server refuses CLIENT LIST.
 
-        Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
+        Managed servers may forbid it: "unknown" is an answer then, not a failure.
         """
         return self._run(self._inner.workers())
 
     def listeners(self) -> list[WorkerInfo] | None:
         """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
-        does not let us know. They have no names."""
+        refuses CLIENT LIST. They have no names."""
         return self._run(self._inner.listeners())
 
     @property
@@ -1093,7 +1094,8 @@ class QueueFace:
         return self._run(self._inner.remove_deduplication(deduplication_id))
 
     def lock_holder(self, job_id: str) -> str | None:
-        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when it is not
+        locked."""
         return self._run(self._inner.lock_holder(job_id))
 
     def note_cancelled(self, job_id: str) -> None:

@@ -45,7 +45,7 @@ def cancel_call(
 
 
 def failure_of(queue: str, job_id: str, failed_reason: bytes, said: bytes | None = None) -> JobFailed:
-    """The error of whoever waited for a job that failed. `said`: it was cancelled, with these words."""
+    """The error for a caller that waited for a failed job. `said`: it was cancelled for this reason."""
     if said is not None:
         return JobCancelled(queue, job_id, said.decode("utf-8", "replace"))
     return JobFailed(queue, job_id, failed_reason.decode("utf-8", "replace"))

@@ -249,7 +249,7 @@ class Flows(QueuePart):
 
         When a job with the id of the root exists, nothing is stored, and the returned root is that job: its `added` is
         DUPLICATE and it has no children here. So adding a flow again is safe if its root has a `job_id`. A leaf whose
-        id exists becomes a child, with what became of it; raises JobStateConflict, with nothing stored, when it is
+        id exists becomes a child, with its state; raises JobStateConflict, with nothing stored, when it is
         another's child. Else raises as `add`.
         """
         return (await self.add_flows([flow], durability=durability, add_deadline=add_deadline))[0]
@@ -309,7 +309,7 @@ class Flows(QueuePart):
         return await seal_each(sealers, packed)
 
     async def get_flow(self, job: str | Job, *, depth: int = 10, max_children: int = 20) -> FlowNode | None:
-        """A job and those below it in its flow, as they are stored now; None when there is no such job.
+        """A job and its descendants in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
         child that was removed is left out, and so is one that is in the tree already: anybody may have written what a

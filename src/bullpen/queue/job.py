@@ -67,7 +67,8 @@ class Added(StrEnum):
 class BlockedBy:
     """The job that was there first, and where it is.
 
-    With more than ten thousand in line, or many such ids in one call, "waiting" is concluded: it is in no other state.
+    With more than ten thousand waiting jobs, or many such ids in one call, "waiting" is concluded: it is in no other
+    state.
     """
 
     __slots__ = ("job_id", "state")
@@ -151,7 +152,7 @@ _UNSET: Final = {
 class Job(Generic[DataT_co]):
     """A job at the moment it was read, added or taken.
 
-    `Job[Order]` tells type checkers what `job.data` is: a `TypedDict`, `list[int]`, whatever JSON makes of what was
+    `Job[Order]` gives type checkers the type of `job.data`: a `TypedDict`, `list[int]`, whatever JSON makes of what was
     added. Nothing is converted or checked by it; a task does both. `Job` alone is `Job[Any]`.
 
     Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.

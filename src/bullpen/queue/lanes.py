@@ -47,7 +47,7 @@ class LaneSettings:
 
     @staticmethod
     def read(raw: bytes | None) -> LaneSettings:
-        """The words of a stored field. Never raises: what cannot be read is not said."""
+        """The parts of a stored field. Never raises: an unreadable part is left out."""
         words = [*(raw or b"").decode("utf-8", "replace").split(" "), *(["-"] * 6)][:6]
         weight, concurrency, most, duration_ms, paused, size = map(_number, words)
         return LaneSettings(
@@ -180,7 +180,7 @@ def lane_words(
     paused: bool | None = None,
     size: int | Nothing | None = None,
 ) -> tuple[str, ...]:
-    """The words for the script `configure_lane`; raises InvalidOption."""
+    """The arguments of the script `configure_lane`; raises InvalidOption."""
     words = (_weight(weight), _count("concurrency", concurrency), *_rate(rate))
     return (*words, "" if paused is None else "1" if paused else "-", _count("size", size))
 

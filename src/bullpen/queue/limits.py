@@ -60,7 +60,7 @@ class Limits(QueuePart):
         """Let no job start for `duration` (ms or timedelta).
 
         Our workers obey it always. Node's obey it only when they or the queue have a rate limit at all: a worker
-        without one never looks at the window.
+        without one never reads the window.
         """
         await self._configure(pause_ms=to_ms("duration", duration, minimum=1))
 

@@ -2,7 +2,7 @@
 
 In: a queue and what shall happen. Out: how many jobs it happened to, or an error that says why not. Each change is
 one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
-the server, and goes on until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
+the server, and continues until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
 what it did may be missing from the count.
 Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`bullpen.queue.dead_letters.operations`).
 """
@@ -79,7 +79,7 @@ class Maintenance(QueuePart):
         """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
-        and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
+        and gets no dead letter, and its parent sees a failed child. A bullpen worker that runs it is asked to stop it
         (REQUESTED): its worker hears of it within half a second. One that runs in a worker of another client ends
         there as it will; it is not tried again. Cancelling twice changes nothing.
 
@@ -259,8 +259,8 @@ class Maintenance(QueuePart):
         it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
-        server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
-        looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
+        server, in short steps, and keeps the ids of all jobs in memory. Jobs that move during the search
+        are safe; raises JobStateConflict when they move so much that some leftovers cannot be identified.
         """
         return await remove_orphans(
             self._ready(),
@@ -274,7 +274,7 @@ class Maintenance(QueuePart):
     async def restore_orphans(self) -> int:
         """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
-        They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
+        They were lost by a client before BullMQ 6 that resumed the queue, or by a failover. Searches as
         `remove_orphans` does.
         """
         return await remove_orphans(

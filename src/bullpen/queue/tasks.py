@@ -158,7 +158,7 @@ class CallAfter(Generic[A_contra, R]):
     """The parameter that gets the results."""
 
     def prepared(self, *, many: bool) -> Call[R]:
-        """The run, with what tells its worker where the results go. `many`: it gets a list of them."""
+        """The run, with the place of its results for its worker. `many`: it gets a list of them."""
         meta = self.call.options.get("meta") or JobMeta()
         headers = {**meta.headers, _INTO: self.into, **({_MANY: True} if many else {})}
         return replace(self.call, options={**self.call.options, "meta": replace(meta, headers=headers)})
@@ -221,7 +221,7 @@ class Task(Generic[P, R]):
         self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
 
     def _declare(self, rule: Mapping[str, Any]) -> DeclaredScheduler:
-        """Checked where the task stands: a mistake must not wait for the first start of a worker."""
+        """Checked at the declaration: a mistake must not wait for the first start of a worker."""
         missing = [name for name, one in self._signature.parameters.items() if one.default is inspect.Parameter.empty]
         if missing:
             expected = "parameters with defaults, because a scheduled run has no other arguments"
@@ -528,7 +528,7 @@ class TaskSet:
 
 
 async def _results_for(job: Job) -> dict[str, Any] | None:
-    """What the runs before this one returned, by the parameter that gets it; None for a run that begins by itself."""
+    """What the runs before this one returned, by the parameter that gets it; None for a run that starts on its own."""
     headers = job.meta.headers
     into = headers.get(_INTO)
     if not isinstance(into, str):
@@ -545,7 +545,7 @@ async def _results_for(job: Job) -> dict[str, Any] | None:
 
 
 def _number_of(key: str) -> tuple[int, str]:
-    """Where a child stands among its siblings: the end of its id."""
+    """The position of a child among its siblings: the end of its id."""
     number = key.rpartition("~")[2]
     return (int(number) if number.isdecimal() else 0, key)
 

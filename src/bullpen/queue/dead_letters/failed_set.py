@@ -1,9 +1,9 @@
 """The failed set of a queue as its store of dead letters (`bullpen.ports.dead_letters`).
 
-In: ids of entries, which name a job and which of its failures is meant. Out: letters, jobs that are back in line, or
-jobs that are gone. Of two that redrive the same failure one does it, and a failure that came later is never touched in
-the name of an earlier one.
-Elsewhere: a dead-letter queue beside it (`operations`), choosing between the two (`store`).
+In: ids of entries, which name a job and which of its failures is meant. Out: dead letters, jobs that are queued again,
+or jobs that are gone. Of two that redrive the same failure one does it, and a failure that came later is never touched
+in the name of an earlier one. Elsewhere: a dead-letter queue beside it (`operations`), choosing between the two
+(`store`).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class FailedSetStore:
         return groups_of(newest.letters, self.name, tenant_id=tenant_id, limit=limit)
 
     async def _behind(self, after: str) -> tuple[int, tuple[float, bytes]]:
-        """Where the set goes on behind a cursor, also when that job is gone."""
+        """Where the set continues after a cursor, also when that job was removed."""
         score, mark, job_id = after.partition("/")
         if not mark or not score.isascii() or not score.isdecimal():
             raise InvalidOption("after", "the `next` of the page before", after)
@@ -158,7 +158,7 @@ class FailedSetStore:
         return await self._redrive(entry_id, by, None)
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        """As the port says, in one script: data that somebody changes meanwhile is not overwritten."""
+        """As the port says, in one script: data that another client changes in between is not overwritten."""
         return await self._redrive(entry_id, by, edit)
 
     async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
