@@ -262,8 +262,8 @@ async def test_a_transaction_in_one_go_is_all_or_nothing(sqlite_url: str, make_l
     assert await checkpoints(database) == ["b"]
 
 
-async def test_who_gives_up_waiting_tears_nothing(sqlite_url: str, make_ledger: MakeLedger) -> None:
-    """As with a reply that was lost: the transaction ends by itself, and the next one follows it."""
+async def test_what_nobody_waits_for_is_rolled_back(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    """Who was told that the database is away must not find it written afterwards; and the next one goes on."""
     database = make_ledger(sqlite_url).database
     begun, go_on = threading.Event(), threading.Event()
 
@@ -282,7 +282,7 @@ async def test_who_gives_up_waiting_tears_nothing(sqlite_url: str, make_ledger: 
     go_on.set()
     await database.in_one_go(lambda connection: insert(connection, "c"))
 
-    assert await checkpoints(database) == ["a", "b", "c"]
+    assert await checkpoints(database) == ["c"]
 
 
 async def test_a_writer_that_holds_the_file_too_long_is_a_database_that_is_away(

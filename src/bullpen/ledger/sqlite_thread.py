@@ -2,13 +2,14 @@
 
 The asynchronous driver hands each step (begin, execute, fetch, commit, reset) to its thread and waits for it: some
 seventeen times for one event of a workflow, and each time costs more than SQLite's own work. In: a function of an open
-connection. Out: what it returns, committed; or what it raises, rolled back. A caller that gives up waiting stops
-nothing: the transaction ends by itself, as after a reply that was lost. Elsewhere: engines, errors (`database`).
+connection. Out: what it returns, committed; or what it raises, rolled back. What a caller waits for no more is rolled
+back too, unless it is being committed in that very moment. Elsewhere: engines, errors (`database`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,6 +19,10 @@ import sqlalchemy as sa
 __all__ = ["SqliteThread"]
 
 T = TypeVar("T")
+
+
+class _GivenUp(Exception):
+    """Nobody waits for it any more."""
 
 
 class SqliteThread:
@@ -31,11 +36,19 @@ class SqliteThread:
     async def run(self, work: Callable[[sa.Connection], T]) -> T:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, work)
+        given_up = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, work, given_up)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
-    def _run(self, work: Callable[[sa.Connection], T]) -> T:
+    def _run(self, work: Callable[[sa.Connection], T], given_up: threading.Event) -> T:
         with self._engine.begin() as connection:
-            return work(connection)
+            result = work(connection)
+            if given_up.is_set():
+                raise _GivenUp
+            return result
 
     async def aclose(self) -> None:
         """Wait for what is under way, and close the connection in the thread that used it. Safe to call twice."""
