@@ -95,12 +95,12 @@ class Database:
         if self._driver is not None:
             self._raised += (self._driver.error,)
         self._writing: SqliteThread | None = None
-        self._looking: SqliteThread | None = None
+        self._reading: SqliteThread | None = None
         if not self.is_postgres:
             place = Path(str(parsed.database))
             _prepare_place(self.engine.sync_engine, place, make_directory=make_directory)
             # Reads have one of their own: they wait for no writer.
-            self._writing, self._looking = (self._make_thread(place, make_directory, reads) for reads in (False, True))
+            self._writing, self._reading = (self._make_thread(place, make_directory, reads) for reads in (False, True))
 
     @property
     def is_postgres(self) -> bool:
@@ -166,7 +166,7 @@ class Database:
     async def in_one_go(self, work: Callable[[sa.Connection], T], *, reads: bool = False) -> T:
         """SQLite: a transaction of several statements, as one call into a thread. `reads`: one statement that changes
         nothing, and waits for no writer. Errors as in `transaction`."""
-        thread = self._looking if reads else self._writing
+        thread = self._reading if reads else self._writing
         assert thread is not None
         async with self._errors(self._timeout_s):
             return await thread.run(work)
@@ -230,7 +230,7 @@ class Database:
 
     async def aclose(self) -> None:
         """Close all connections. Safe to call twice."""
-        for thread in (self._writing, self._looking):
+        for thread in (self._writing, self._reading):
             if thread is not None:
                 await thread.aclose()
         await self.engine.dispose()
