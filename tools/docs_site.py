@@ -52,6 +52,8 @@ FIRST: Final = (
     "RetryPolicy",
 )
 """What a reader of a page asks for most; the rest follows by its name."""
+_SHOWN: Final = ("tests/", "examples/", "deploy/", "src/")
+"""Folders whose files are copied into the site when a page links to one."""
 _LINK: Final = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -68,9 +70,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what lies nowhere below docs/."""
     for name, page in BESIDE.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for name in sorted(_linked_files()):
+        files.append(File.generated(config, _copy_of(name), content=(ROOT / name).read_text()))
     for page, text in api_pages():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def _linked_files() -> set[str]:
+    """Files of the checkout, no pages, that pages of docs/ link to."""
+    pages = (ROOT / "docs").rglob("*.md")
+    targets = {
+        posixpath.normpath(posixpath.join(page.parent.relative_to(ROOT).as_posix(), link[2]))
+        for page in pages
+        for link in _LINK.finditer(page.read_text())
+    }
+    return {target for target in targets if target.startswith(_SHOWN) and (ROOT / target).is_file()}
+
+
+def _copy_of(name: str) -> str:
+    """As text: a browser shows it, where it would save a program."""
+    return f"project/files/{name}.txt"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -89,6 +109,8 @@ def _relinked(markdown: str, page: str) -> Iterator[str]:
             wanted = BESIDE[target]
         elif target.startswith("docs/"):
             wanted = target.removeprefix("docs/")
+        elif target.startswith(_SHOWN) and (ROOT / target).is_file():
+            wanted = _copy_of(target)
         else:
             return link[0]
         relative = posixpath.relpath(wanted, posixpath.dirname(page))
