@@ -7,7 +7,8 @@ app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`obs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
@@ -27,6 +28,7 @@ from bullpen.wiring.running import ROLES, Service
 from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
 from bullpen.worker import Worker
+from bullpen.worker.around import Around, Enter
 from bullpen.worker.options import WorkerArguments
 
 if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
@@ -60,6 +62,10 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+AnyHook = TypeVar("AnyHook", bound=Callable[..., Any])
+AnyMiddleware = TypeVar(
+    "AnyMiddleware", bound=Enter | Callable[[Any], AsyncIterator[Any]] | Callable[[Any], Iterator[Any]]
+)
 
 
 class Bullpen:
@@ -85,7 +91,8 @@ class Bullpen:
         """`connection`, `prefix` and `codec` win over the settings, which are loaded unless given; what `bullpen run`
         was told wins over both."""
         self._resources = Resources(connection, prefix, settings, codec)
-        self._features = AppFeatures(self._resources)
+        self._around = Around(self)
+        self._features = AppFeatures(self._resources, self._around)
         self._services = self._features.services
         self._tasks = TaskQueues(self._resources, self._features.add_worker, lambda: self.outbox)
 
@@ -241,6 +248,82 @@ class Bullpen:
             return handler
 
         return register
+
+    # ---- around jobs and processes ------------------------------------------------------------------------------
+
+    def on_startup(self, hook: AnyHook) -> AnyHook:
+        """Call this function, plain or `async def`, when a process starts that runs this app: before its first job.
+
+        That is each process of `bullpen run` (`app.run()`) and each child process of a worker with `processes=True`; a
+        process that only adds jobs says `async with app.started()`. The function may take the app. What it raises ends
+        the process. Hooks run in the order of their registration.
+        """
+        self._around.on_startup(hook)
+        return hook
+
+    def on_shutdown(self, hook: AnyHook) -> AnyHook:
+        """Call this function when such a process ends: after its last job, while the app's queues still work.
+
+        In the opposite order of registration, each if what was registered before it could be started. A process that is
+        killed runs none.
+        """
+        self._around.on_shutdown(hook)
+        return hook
+
+    def lifespan(self, hook: AnyHook) -> AnyHook:
+        """Both in one, for a function that yields once: what stands before its `yield` runs at the start, what stands
+        after it at the end."""
+        self._around.lifespan(hook)
+        return hook
+
+    def started(self) -> AbstractAsyncContextManager[None]:
+        """`async with app.started()`: run the hooks here, as `run` does. Within another such context it does nothing
+        more."""
+        return self._around.started()
+
+    @overload
+    def middleware(self, middleware: AnyMiddleware, /) -> AnyMiddleware: ...
+
+    @overload
+    def middleware(
+        self, middleware: None = None, /, *, queues: Collection[str] = (), batches: bool = False
+    ) -> Callable[[AnyMiddleware], AnyMiddleware]: ...
+
+    @overload
+    def middleware(
+        self, middleware: AnyMiddleware, /, *, queues: Collection[str] = (), batches: bool = False
+    ) -> AnyMiddleware: ...
+
+    def middleware(self, middleware: Any = None, /, *, queues: Collection[str] = (), batches: bool = False) -> Any:
+        """Run each job of this app's handlers and tasks inside of this context.
+
+            @app.middleware
+            async def watched(job: Job) -> AsyncIterator[None]:
+                started = time.monotonic()
+                try:
+                    yield
+                finally:
+                    print(job.name, time.monotonic() - started)
+
+        A function of the job that yields once, plain or `async def`, or one that returns a context manager. What the
+        handler raises comes out of the `yield`; an error that is not raised on completes the job with None. The first
+        one registered is the outermost. `queues` names those it is for; all unless given. A handler that takes batches
+        needs `batches=True`: it may then get a `JobBatch`.
+
+        Around a plain handler, asynchronous middleware runs on the loop, and plain middleware inside of it in the
+        handler's own thread.
+        """
+
+        def register(made: AnyMiddleware) -> AnyMiddleware:
+            self._around.add(made, queues, batches=batches)
+            return made
+
+        return register if middleware is None else register(middleware)
+
+    @property
+    def around(self) -> Around:
+        """Hooks and middleware; for child processes of workers."""
+        return self._around
 
     def task(
         self,

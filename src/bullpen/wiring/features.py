@@ -18,6 +18,7 @@ from bullpen.wiring.observing import Observing
 from bullpen.wiring.resources import Resources
 from bullpen.wiring.running import Services, role_of
 from bullpen.worker import Worker
+from bullpen.worker.around import Around
 from bullpen.worker.options import WorkerArguments
 
 if TYPE_CHECKING:  # each needs an extra, and is loaded when it is first asked for
@@ -41,9 +42,9 @@ AnyWorkflow = TypeVar("AnyWorkflow", bound="Workflow[Any, Any, Any, Any]")
 class AppFeatures:
     """Those of one app. An attribute is None until the program uses the feature."""
 
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        self.services = Services(self.count_running)
+    def __init__(self, resources: Resources, around: Around) -> None:
+        self._resources, self._around = resources, around
+        self.services = Services(self.count_running, around.started)
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
         self.container = Container()
         self.workers: dict[str, Worker] = {}
@@ -66,6 +67,7 @@ class AppFeatures:
         opened = self._resources
         given: WorkerArguments = {"codec": opened.codec, **options}
         worker = Worker(queue, handler, connection=opened.connection, prefix=opened.prefix, **given)
+        worker.surround(self._around)
         self.workers[queue] = worker
         self.services.add(worker)
         return worker

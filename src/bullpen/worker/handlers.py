@@ -15,6 +15,7 @@ from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.outcome import Ended, Result
 from bullpen.errors import JobLockLost
 from bullpen.queue.job import Handler, Job
+from bullpen.worker.around import Around, Layers
 from bullpen.worker.batches import BatchHandler, BatchOptions, BatchRuns, JobBatch
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.children.pool import ProcessPool
@@ -35,6 +36,8 @@ class Runner(Protocol):
     survives_jobs: bool
     """A job that dies takes nobody with it."""
     on_end: OnEnd | None
+    around: Around | None
+    """What runs around each job and in each child process; read at the start."""
 
     @property
     def batches(self) -> BatchRuns | None:
@@ -53,13 +56,16 @@ class InLoop:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, queue: str) -> None:
+        self._handler, self._queue = handler, queue
         self.run: Run = partial(run_async, handler)
 
     async def start(self, slots: int) -> None:
-        pass
+        if self.around is not None:
+            self.run = partial(run_async, self.around.layers(self._queue).surround(self._handler))
 
     def resize(self, slots: int) -> None:
         pass
@@ -74,25 +80,38 @@ class InThreads:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
     def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
         self._threads: ThreadPoolExecutor | None = None
+        self._layers: Layers | None = None
 
-    async def start(self, slots: int) -> None:
+    async def start(self, slots: int, *, batches: bool = False) -> None:
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
+        if self.around is not None:
+            self._layers = self.around.layers(self._queue, batches=batches) or None
 
     async def run(self, job: Job, timeout_s: float | None) -> Ended:
-        assert self._threads is not None
         job.bind_to_running_loop()
-        return await run_thread(self._threads, self._handler, job, timeout_s)
+        return await self._call(job, timeout_s)
 
     async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
-        assert self._threads is not None
         for job in batch:
             job.bind_to_running_loop()
-        return await run_thread(self._threads, self._handler, batch, timeout_s)
+        return await self._call(batch, timeout_s)
+
+    async def _call(self, subject: Job | JobBatch, timeout_s: float | None) -> Result:
+        threads = self._threads
+        assert threads is not None
+        if self._layers is None:
+            return await run_thread(threads, self._handler, subject, timeout_s)
+
+        async def call(handler: Callable[[Any], Any]) -> Result:
+            return await run_thread(threads, handler, subject, None)
+
+        return await self._layers.run_plain(self._handler, subject, call, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -107,13 +126,18 @@ class InProcesses:
 
     survives_jobs = True
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Handler, limits: ChildLimits) -> None:
+    def __init__(self, handler: Handler, queue: str, limits: ChildLimits) -> None:
+        self._queue = queue
         self.pool = ProcessPool(handler, limits)
         self.run: Run = self.pool.run
 
     async def start(self, slots: int) -> None:
+        if self.around is not None and self.around.needs_children:
+            self.around.layers(self._queue)  # what is wrong is told at the start
+            self.pool.bring_app(self.around.owner, self._queue)
         await self.pool.start(slots)
 
     def resize(self, slots: int) -> None:
@@ -128,9 +152,10 @@ class InBatches:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    around: Around | None = None
 
     def __init__(self, handler: BatchHandler, queue: str, options: BatchOptions) -> None:
-        self._handler = handler
+        self._handler, self._queue = handler, queue
         self._threads = None if is_async(handler) else InThreads(handler, queue)
         self._slots = 1
         self.batches = BatchRuns(self._call, options, lambda: self._slots)
@@ -144,7 +169,10 @@ class InBatches:
     async def start(self, slots: int) -> None:
         self._slots = slots
         if self._threads is not None:
-            await self._threads.start(slots)
+            self._threads.around = self.around
+            await self._threads.start(slots, batches=True)
+        elif self.around is not None:
+            self._handler = self.around.layers(self._queue, batches=True).surround(self._handler)
 
     def resize(self, slots: int) -> None:
         self._slots = slots
@@ -162,5 +190,5 @@ def runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOption
         return InBatches(cast("BatchHandler", handler), queue, options.batch)
     handler = cast("Handler", handler)
     if processes:
-        return InProcesses(handler, processes if isinstance(processes, ChildLimits) else ChildLimits())
-    return InLoop(handler) if is_async(handler) else InThreads(handler, queue)
+        return InProcesses(handler, queue, processes if isinstance(processes, ChildLimits) else ChildLimits())
+    return InLoop(handler, queue) if is_async(handler) else InThreads(handler, queue)

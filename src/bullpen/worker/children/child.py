@@ -20,8 +20,10 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any
+from functools import cache, partial
+from typing import Any, Final
 
 from bullpen._kernel import json, log_formats
 from bullpen._kernel.execute import is_async, run_async, run_plain
@@ -41,8 +43,11 @@ from bullpen.queue.children import ChildrenCounts
 from bullpen.queue.job import Handler, Job, Mark
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
-from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message
+from bullpen.worker.around import Around, Layers
+from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message, frame
 from bullpen.worker.children.limits import ChildLimits
+
+READY: Final[Message] = {"kind": "ready"}
 
 
 class ParentActions(ABC):
@@ -194,16 +199,31 @@ def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def find_handler(setup: Message) -> Handler:
     """Import the handler by where the parent found it; never by anything that stands in a job."""
     sys.path[:] = setup["path"]
-    if setup["main"]:
-        scope: Any = runpy.run_path(setup["main"], run_name="__bullpen_main__")
-        first, *rest = setup["name"].split(".")
-        found: Any = scope[first]
-    else:
-        found, rest = importlib.import_module(setup["module"]), setup["name"].split(".")
+    handler: Handler = _find(setup)
+    return handler
+
+
+def find_around(setup: Message) -> Around | None:
+    """What the app runs around jobs and processes, if it has anything of the kind."""
+    around: Around | None = None if setup["app"] is None else _find(setup["app"]).around
+    return around
+
+
+def _find(place: Message) -> Any:
+    first, *rest = place["name"].split(".")
+    found = _program(place["main"])[first] if place["main"] else getattr(_module(place["module"]), first)
     for part in rest:
         found = getattr(found, part)
-    handler: Handler = found
-    return handler
+    return found
+
+
+_module = importlib.import_module
+
+
+@cache
+def _program(path: str) -> dict[str, Any]:
+    """Run once, though handler and app may both be in it."""
+    return runpy.run_path(path, run_name="__bullpen_main__")
 
 
 def _result_message(result: Result) -> Message:
@@ -215,6 +235,10 @@ def _result_message(result: Result) -> Message:
     except (NotJson, PayloadTooLarge) as error:
         return {**_error_message(error), "signal": "PermanentError"}
     return {"kind": "returned", "value": value}
+
+
+def _broken(error: BaseException) -> Message:
+    return {"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"}
 
 
 def _error_message(error: BaseException) -> Message:
@@ -286,7 +310,21 @@ def _keep_to_ourselves(*numbers: int) -> None:
     os.register_at_fork(after_in_child=replace)
 
 
-async def _serve_on_loop(link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
+async def _serve_on_loop(setup: Message, link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
+    async with AsyncExitStack() as stack:
+        around = find_around(setup)
+        if around is not None:
+            try:
+                await stack.enter_async_context(around.started())
+            except Exception as error:  # noqa: BLE001 - user code
+                link.sendall(frame(_broken(error)))
+                return
+            handler = around.layers(setup["queue"]).surround(handler)
+        link.sendall(frame(READY))
+        await _run_on_loop(link, handler, limits)
+
+
+async def _run_on_loop(link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
     running: dict[asyncio.Task[None], Job] = {}  # held here, or the loop might forget it; never more than one
     actions: LoopActions | None = None
@@ -313,18 +351,66 @@ async def _serve_on_loop(link: socket.socket, handler: Handler, limits: ChildLim
             task.add_done_callback(running.pop)
         elif message["kind"] == "answer" and actions is not None:
             actions.answer(message)
+        elif message["kind"] == "end":
+            return
 
 
-def _serve_plainly(link: BlockingLink, handler: Handler, limits: ChildLimits) -> None:
+RunHere = Callable[[Job, PlainActions], Result]
+
+
+def _serve_plainly(setup: Message, link: BlockingLink, handler: Handler, limits: ChildLimits) -> None:
+    around = find_around(setup)
+    if around is None:
+        link.send(READY)
+        _run_plainly(link, partial(_run_here, handler), limits)
+        return
+    # The loop stands still while a handler runs: a plain one has the main thread to itself, for signals.
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        started = around.started()
+        try:
+            loop.run_until_complete(started.__aenter__())
+        except Exception as error:  # noqa: BLE001 - user code
+            link.send(_broken(error))
+            return
+        link.send(READY)
+        layers = around.layers(setup["queue"])
+        _run_plainly(link, partial(_run_surrounded, loop, layers, handler), limits)
+        loop.run_until_complete(started.__aexit__(None, None, None))
+
+
+def _run_plainly(link: BlockingLink, run: RunHere, limits: ChildLimits) -> None:
     while True:
         message = link.receive()
         if message["kind"] == "cancel":
             continue  # the job had ended just before
+        if message["kind"] == "end":
+            return
         limits.begin_job()
         actions = PlainActions(message["queue"], message["queue_key"], link)
         job = _job(actions, message)
         job.bind(run_plainly)
-        actions.end(_result_message(_run_here(handler, job, actions)))
+        actions.end(_result_message(run(job, actions)))
+
+
+def _run_surrounded(
+    loop: asyncio.AbstractEventLoop, layers: Layers, handler: Handler, job: Job, actions: PlainActions
+) -> Result:
+    """The middleware on the loop, in one task from begin to end; the handler in between, while it stands still."""
+    context = contextvars.copy_context()
+    entered: asyncio.Future[Handler] = loop.create_future()
+    ended: asyncio.Future[Result] = loop.create_future()
+
+    async def call(within: Handler) -> Result:
+        entered.set_result(within)
+        return await ended
+
+    task = loop.create_task(layers.run_plain(handler, job, call), context=context)
+    task.add_done_callback(lambda _: entered.done() or entered.cancel())
+    loop.run_until_complete(asyncio.wait([entered]))
+    if not entered.cancelled():
+        ended.set_result(context.run(_run_here, entered.result(), job, actions))
+    return loop.run_until_complete(task)
 
 
 def _run_here(handler: Handler, job: Job, actions: PlainActions) -> Result:
@@ -368,13 +454,14 @@ def main() -> None:
         limits.set()
         handler = find_handler(setup)
     except Exception as error:  # noqa: BLE001 - user code of the module's top level
-        link.send({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"})
+        link.send(_broken(error))
         return
-    link.send({"kind": "ready"})
     try:
         if is_async(handler):
-            asyncio.run(_serve_on_loop(link.socket, handler, limits))
+            asyncio.run(_serve_on_loop(setup, link.socket, handler, limits))
         else:
-            _serve_plainly(link, handler, limits)
+            _serve_plainly(setup, link, handler, limits)
     except (EndOfMessages, OSError):
-        os._exit(0)  # the parent closed the socket; a thread that a handler left must not hold us
+        pass  # the parent closed the socket
+    sys.stdout.flush()
+    os._exit(0)  # a thread that a handler left must not hold us
