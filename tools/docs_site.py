@@ -30,6 +30,8 @@ MODULES: Final = (
     "bullpen.channels",
     "bullpen.compat.bullmq",
     "bullpen.dashboard",
+    "bullpen.integrations.fastapi",
+    "bullpen.integrations.starlette",
     "bullpen.messages",
     "bullpen.outbox",
     "bullpen.runs",

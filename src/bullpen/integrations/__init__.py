@@ -1,0 +1,1 @@
+"""bullpen inside of web frameworks: `fastapi`, `starlette`, `django`. Each imports its framework; nothing else does."""
