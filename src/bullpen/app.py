@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.injection import Lifetime, kind_made_by
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
-from bullpen.queue import Queue
+from bullpen.queue import Job, Queue
 from bullpen.queue.arguments import QueueArguments, TaskArguments
 from bullpen.queue.codec import Codec
 from bullpen.queue.tasks import TaskMaker, Unique
@@ -336,6 +337,10 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        timeout: int | timedelta | None = None,
+        rate_limit: RateLimit | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
         **options: Unpack[TaskArguments],
     ) -> TaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
@@ -355,8 +360,24 @@ class Bullpen:
         `unique="pending"` lets runs with the same arguments be one until it has ended, `unique=timedelta(hours=1)` for
         so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
         are one.
+
+        `timeout` is how long one attempt may take. `rate_limit=RateLimit(10, 1_000)` starts this task ten times per
+        second over all workers; runs beyond that wait, with no attempt counted. `on_success(job, result)` and
+        `on_failure(job, reason)`, plain or `async def`, are called in the worker's process when the end is stored: at
+        most once, never if the process dies just then. What must follow is a task of its own: see `chain`.
         """
-        made = self._tasks.maker(queue, name=name, strict=strict, unique=unique, unique_key=unique_key, **options)
+        made = self._tasks.maker(
+            queue,
+            name=name,
+            strict=strict,
+            unique=unique,
+            unique_key=unique_key,
+            timeout=timeout,
+            rate_limit=rate_limit,
+            on_success=on_success,
+            on_failure=on_failure,
+            **options,
+        )
         return cast("TaskMaker", made)
 
     def task_queue(self, queue: str, **worker_options: Unpack[WorkerArguments]) -> None:

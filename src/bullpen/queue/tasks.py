@@ -44,7 +44,9 @@ from bullpen._kernel.execute import run_thread
 from bullpen._kernel.ids import check_scheduler_id
 from bullpen._kernel.injection import Needs, current_scope, needs_of
 from bullpen._kernel.outcome import Raised
-from bullpen.errors import InvalidOption, NotConfigured, PermanentError, require
+from bullpen._kernel.rates import RateLimit
+from bullpen.errors import DelayJob, InvalidOption, NotConfigured, PermanentError, require
+from bullpen.queue.argument_types import check_argument, check_result, from_builtins, to_builtins
 from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
 from bullpen.queue.durability import Durability
 from bullpen.queue.job import Job, NewJob
@@ -184,6 +186,7 @@ class Task(Generic[P, R]):
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        rate_limit: RateLimit | None = None,
         **options: Unpack[TaskArguments],
     ) -> None:
         self.needs: Needs = needs_of(function) if inspect.isroutine(function) else {}
@@ -205,12 +208,16 @@ class Task(Generic[P, R]):
             given, self._lane_of = {**given, "lane": None}, lane
         _check_options(given)  # a mistake is told where the task stands, not where it is first added
         _check_unique(unique, unique_key, given)
-        self._unique, self._unique_key = unique, unique_key
+        require("rate_limit", rate_limit is None or isinstance(rate_limit, RateLimit), "a RateLimit", rate_limit)
+        self._unique, self._unique_key, self._rate_limit = unique, unique_key, rate_limit
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
         hints = get_type_hints(function, include_extras=True)
         self._returns: Any = hints.get("return", Any)
+        for parameter in self._signature.parameters.values():
+            check_argument(f"parameter {parameter.name!r} of task {self.name!r}", hints.get(parameter.name, Any))
+        check_result(f"result of task {self.name!r}", self._returns)
         fields = [_field(parameter, hints) for parameter in self._signature.parameters.values()]
         make = partial(msgspec.defstruct, kw_only=True, forbid_unknown_fields=strict)
         self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
@@ -413,7 +420,7 @@ class Task(Generic[P, R]):
     def _name_deduplication(self, unique: Unique, arguments: Mapping[str, Any]) -> Deduplication:
         """Which other runs mean the same as one with these arguments."""
         if self._unique_key is None:
-            packed = msgspec.json.encode(msgspec.to_builtins(arguments, str_keys=True), order="deterministic")
+            packed = msgspec.json.encode(to_builtins(arguments), order="deterministic")
             key = hashlib.sha256(packed).hexdigest()[:32]
         else:
             key = self._unique_key(**arguments)
@@ -429,8 +436,8 @@ class Task(Generic[P, R]):
     ) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)
         try:
-            data: dict[str, Any] = msgspec.to_builtins(bound.arguments, str_keys=True)
-            msgspec.convert(data, types, str_keys=True)
+            data: dict[str, Any] = to_builtins(bound.arguments)
+            from_builtins(data, types)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidOption(f"arguments of task {self.name!r}", str(error), bound.arguments) from None
         return data
@@ -446,23 +453,34 @@ class Task(Generic[P, R]):
         worker found; a coroutine if it is `async def`."""
         try:
             data = {} if job.data is None else job.data
-            arguments = msgspec.convert({**data, **results} if results else data, self._arguments, str_keys=True)
+            arguments = from_builtins({**data, **results} if results else data, self._arguments)
         except msgspec.ValidationError as error:
             raise PermanentError(f"task {self.name!r} cannot be called with this job's data: {error}") from None
         values = {name: getattr(arguments, name) for name in arguments.__struct_fields__}
         given = {name: value for name, value in values.items() if value is not msgspec.UNSET} | found
         return self.function(job, **given) if self._wants_job else self.function(**given)
 
+    async def take_turn(self) -> None:
+        """Raises DelayJob when this task has started as often as it may for now."""
+        limit = self._rate_limit
+        if limit is None:
+            return
+        wait_ms = await self._open_queue().take_turn(
+            f"task {self.name}"[:120], most=limit.max, duration=limit.duration_ms
+        )
+        if wait_ms:
+            raise DelayJob(wait_ms, f"task {self.name!r} has started {limit.max} times in {limit.duration_ms} ms")
+
     def write_result(self, value: Any) -> Any:
         """What the function returned, as JSON; what has no form in JSON is refused by the worker, with its path."""
         try:
-            return msgspec.to_builtins(value, str_keys=True)
+            return to_builtins(value)
         except TypeError as error:
             raise PermanentError(f"task {self.name!r} returned what JSON cannot carry: {error}") from None
 
     def read_result(self, value: Any) -> R:
         try:
-            return cast("R", msgspec.convert(value, self._returns, str_keys=True))
+            return cast("R", from_builtins(value, self._returns))
         except msgspec.ValidationError as error:
             raise InvalidOption(f"result of task {self.name!r}", str(error), value) from None
 
@@ -513,6 +531,7 @@ class TaskSet:
             raise NotConfigured(
                 f"task {task.name!r} was registered after its worker started, which finds nothing for it"
             )
+        await task.take_turn()
         results = await _results_for(job) if b"bpmeta" in job.record.raw_opts else None
         if task.is_async:
             found = {} if scope is None else await scope.values(task.needs)
