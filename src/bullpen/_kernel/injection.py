@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asyncc
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.execute import is_async
@@ -24,7 +24,6 @@ from bullpen.errors import InvalidOption, NotConfigured
 
 __all__ = ["Depends", "Injector", "JobScope", "Key", "Lifetime", "Needs", "current_scope", "kind_made_by", "needs_of"]
 
-T = TypeVar("T")
 Key = Any
 """What is asked for: a type, or the function that provides it."""
 Needs = Mapping[str, Key]
@@ -242,10 +241,6 @@ class JobScope:
         self._made: dict[Key, Any] = {}
         self.within: list[Callable[[ExitStack], AbstractContextManager[Any]]] = []
         """What a plain function runs inside of, where it runs."""
-
-    def put(self, kind: type[T], value: T) -> None:
-        """Let whoever asks for this type during this job get this object."""
-        self._made[kind] = value
 
     async def values(self, needs: Needs) -> dict[str, Any]:
         """For the parameters of a function that runs on the loop."""
