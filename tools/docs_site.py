@@ -33,6 +33,7 @@ MODULES: Final = (
     "bullpen.integrations.fastapi",
     "bullpen.integrations.starlette",
     "bullpen.messages",
+    "bullpen.middleware",
     "bullpen.outbox",
     "bullpen.runs",
     "bullpen.sources",

@@ -7,16 +7,19 @@ app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`obs
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
+from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
+from bullpen._kernel.injection import Lifetime, kind_made_by
+from bullpen._kernel.rates import RateLimit
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
-from bullpen.queue import Queue
+from bullpen.queue import Job, Queue
 from bullpen.queue.arguments import QueueArguments, TaskArguments
 from bullpen.queue.codec import Codec
 from bullpen.queue.tasks import TaskMaker, Unique
@@ -62,10 +65,10 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+Provides = Callable[..., T] | Callable[..., Awaitable[T]] | Callable[..., AsyncIterator[T]] | Callable[..., Iterator[T]]
+_NOTHING: Final[Any] = object()
 AnyHook = TypeVar("AnyHook", bound=Callable[..., Any])
-AnyMiddleware = TypeVar(
-    "AnyMiddleware", bound=Enter | Callable[[Any], AsyncIterator[Any]] | Callable[[Any], Iterator[Any]]
-)
+AnyMiddleware = TypeVar("AnyMiddleware", bound=Enter | Callable[..., AsyncIterator[Any]] | Callable[..., Iterator[Any]])
 
 
 class Bullpen:
@@ -91,8 +94,9 @@ class Bullpen:
         """`connection`, `prefix` and `codec` win over the settings, which are loaded unless given; what `bullpen run`
         was told wins over both."""
         self._resources = Resources(connection, prefix, settings, codec)
-        self._around = Around(self)
-        self._features = AppFeatures(self._resources, self._around)
+        container = Container()
+        self._around = Around(self, container)
+        self._features = AppFeatures(self._resources, self._around, container)
         self._services = self._features.services
         self._tasks = TaskQueues(self._resources, self._features.add_worker, lambda: self.outbox)
 
@@ -333,6 +337,10 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        timeout: int | timedelta | None = None,
+        rate_limit: RateLimit | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
         **options: Unpack[TaskArguments],
     ) -> TaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
@@ -352,8 +360,24 @@ class Bullpen:
         `unique="pending"` lets runs with the same arguments be one until it has ended, `unique=timedelta(hours=1)` for
         so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
         are one.
+
+        `timeout` is how long one attempt may take. `rate_limit=RateLimit(10, 1_000)` starts this task ten times per
+        second over all workers; runs beyond that wait, with no attempt counted. `on_success(job, result)` and
+        `on_failure(job, reason)`, plain or `async def`, are called in the worker's process when the end is stored: at
+        most once, never if the process dies just then. What must follow is a task of its own: see `chain`.
         """
-        made = self._tasks.maker(queue, name=name, strict=strict, unique=unique, unique_key=unique_key, **options)
+        made = self._tasks.maker(
+            queue,
+            name=name,
+            strict=strict,
+            unique=unique,
+            unique_key=unique_key,
+            timeout=timeout,
+            rate_limit=rate_limit,
+            on_success=on_success,
+            on_failure=on_failure,
+            **options,
+        )
         return cast("TaskMaker", made)
 
     def task_queue(self, queue: str, **worker_options: Unpack[WorkerArguments]) -> None:
@@ -417,9 +441,43 @@ class Bullpen:
             )
         )
 
-    def provide(self, kind: type[T], provider: T | Callable[..., T]) -> None:
-        """Let `get` find an object of this type: the object itself, or what makes it, once."""
-        self._features.container.provide(kind, provider)
+    @overload
+    def provide(self, *, scope: Lifetime = "process") -> Callable[[AnyHook], AnyHook]: ...
+
+    @overload
+    def provide(self, kind: AnyHook, /, *, scope: Lifetime = "process") -> AnyHook: ...
+
+    @overload
+    def provide(self, kind: type[T], provider: T | Provides[T], *, scope: Lifetime = "process") -> None: ...
+
+    def provide(self, kind: Any = None, provider: Any = _NOTHING, *, scope: Lifetime = "process") -> Any:
+        """Let functions of this app ask for an object of this type: `session: Session = Depends()`.
+
+            @app.provide(scope="job")
+            async def session(pool: Pool) -> AsyncIterator[Session]:
+                async with pool.session() as opened:
+                    yield opened
+
+        `provider` is the object itself, or what makes or yields it: a class, or a function, plain or `async def`, whose
+        own parameters are found by their types. As a decorator, the type is what the function says it returns. One of
+        `scope="process"` is made once, when it is first asked for, and what stands after its `yield` runs when the
+        process ends; one of `scope="job"` is made for each job that asks for it and ends with the job, within whose
+        errors come out of its `yield`. `get` finds what has no end, for classes and workflows too.
+        """
+        if provider is not _NOTHING:
+            self._around.injector.provide(kind, provider, scope)
+            return None
+
+        def register(made: AnyHook) -> AnyHook:
+            self._around.injector.provide(kind_made_by(made), made, scope)
+            return made
+
+        return register if kind is None else register(kind)
+
+    def override(self, wanted: type[Any] | Callable[..., Any], provider: Any) -> AbstractContextManager[None]:
+        """For tests: `with app.override(Session, fake)`: within it, whoever asks for this type, or for what this
+        function makes, gets this object, or what this function makes for each job."""
+        return self._around.injector.override(wanted, provider)
 
     @overload
     def get(self, wanted: type[T]) -> T: ...

@@ -21,8 +21,9 @@ PATIENCE = 60_000
 
 
 @pytest.fixture
-def app(redis_url: str) -> Bullpen:
-    return Bullpen(redis_url)
+async def app(redis_url: str) -> AsyncIterator[Bullpen]:
+    async with Bullpen(redis_url) as made:
+        yield made
 
 
 @asynccontextmanager

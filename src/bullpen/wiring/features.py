@@ -42,11 +42,11 @@ AnyWorkflow = TypeVar("AnyWorkflow", bound="Workflow[Any, Any, Any, Any]")
 class AppFeatures:
     """Those of one app. An attribute is None until the program uses the feature."""
 
-    def __init__(self, resources: Resources, around: Around) -> None:
+    def __init__(self, resources: Resources, around: Around, container: Container) -> None:
         self._resources, self._around = resources, around
         self.services = Services(self.count_running, around.started)
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
-        self.container = Container()
+        self.container = container
         self.workers: dict[str, Worker] = {}
         self.outbox: Outbox | None = None
         self.messages: Messages | None = None

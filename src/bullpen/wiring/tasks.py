@@ -7,11 +7,15 @@ Elsewhere: what a task is (`bullpen.queue.tasks`), storing schedules (`schedules
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name
-from bullpen.errors import InvalidOption
+from bullpen._kernel.rates import RateLimit
+from bullpen.errors import InvalidOption, require
+from bullpen.queue import Job
 from bullpen.queue.arguments import TaskArguments
 from bullpen.queue.tasks import Task, TaskSet, Unique
 from bullpen.wiring.resources import Resources
@@ -26,6 +30,38 @@ __all__ = ["TaskQueues"]
 
 _WORKER: Final[WorkerArguments] = {"concurrency": 20, "dead_letters": True}
 
+OnEnd = Callable[[Job, Any], Any]
+"""Plain or `async def`; called with the job, and its result or the reason of its failure."""
+
+
+class _Callbacks:
+    """What the tasks of one worker want to be told. Nobody listens until the first of them wants something."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._on_success: dict[str, tuple[Task[..., Any], OnEnd]] = {}
+        self._on_failure: dict[str, OnEnd] = {}
+
+    def add(self, task: Task[..., Any], on_success: OnEnd | None, on_failure: OnEnd | None) -> None:
+        if on_success is not None:
+            if not self._on_success:
+                self._worker.on("completed", self._tell_success)
+            self._on_success[task.name] = task, on_success
+        if on_failure is not None:
+            if not self._on_failure:
+                self._worker.on("failed", self._tell_failure)
+            self._on_failure[task.name] = on_failure
+
+    def _tell_success(self, job: Job, value: Any) -> Any:
+        if job.name not in self._on_success:
+            return None
+        task, callback = self._on_success[job.name]
+        return callback(job, task.read_result(value))
+
+    def _tell_failure(self, job: Job, reason: str) -> Any:
+        callback = self._on_failure.get(job.name)
+        return None if callback is None else callback(job, reason)
+
 
 class TaskQueues:
     """Those of one app."""
@@ -36,6 +72,8 @@ class TaskQueues:
         self._resources, self._add_worker, self._open_outbox = resources, add_worker, open_outbox
         self._sets: dict[str, TaskSet] = {}
         self._worker_options: dict[str, WorkerArguments] = {}
+        self._timeouts: dict[str, dict[str, int | timedelta]] = {}
+        self._callbacks: dict[str, _Callbacks] = {}
         self.made_schedules: ScheduleService | None = None
 
     @property
@@ -51,10 +89,19 @@ class TaskQueues:
         strict: bool,
         unique: Unique | None,
         unique_key: Callable[..., str] | None,
+        timeout: int | timedelta | None,
+        rate_limit: RateLimit | None,
+        on_success: OnEnd | None,
+        on_failure: OnEnd | None,
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
         check_queue_name(queue)
+        if timeout is not None:
+            to_ms("timeout", timeout, minimum=1)
+        for option, callback in (("on_success", on_success), ("on_failure", on_failure)):
+            expected = "a function of the job and its result, or of the job and why it failed"
+            require(option, callback is None or callable(callback), expected, callback)
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
             tasks = self._sets.get(queue) or TaskSet(queue)
@@ -68,15 +115,26 @@ class TaskQueues:
                 strict=strict,
                 unique=unique,
                 unique_key=unique_key,
+                rate_limit=rate_limit,
                 **options,
             )
             tasks.add(made)
             if queue not in self._sets:
-                self._add_worker(queue, tasks, **{**_WORKER, **self._worker_options.get(queue, {})})
-                self._sets[queue] = tasks
+                self._begin_queue(queue, tasks)
+            if timeout is not None:
+                self._timeouts[queue][made.name] = timeout
+            self._callbacks[queue].add(made, on_success, on_failure)
             return made
 
         return make
+
+    def _begin_queue(self, queue: str, tasks: TaskSet) -> None:
+        options: WorkerArguments = {**_WORKER, **self._worker_options.get(queue, {})}
+        # The worker reads this dictionary when it starts: tasks that come later write into it.
+        self._timeouts[queue] = options["timeouts"] = {**options.get("timeouts", {})}
+        worker = self._add_worker(queue, tasks, **options)
+        self._callbacks[queue] = _Callbacks(worker)
+        self._sets[queue] = tasks
 
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""

@@ -22,14 +22,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeGuard, cast
 
+from bullpen._kernel.container import Container
 from bullpen._kernel.execute import run_async
+from bullpen._kernel.injection import Injector, JobScope, Needs, current_scope, name_of, needs_of
 from bullpen._kernel.outcome import Raised, Result
 from bullpen.errors import InvalidOption
+from bullpen.queue.job import Job
+from bullpen.worker.batches import JobBatch
 
-__all__ = ["Around", "Context", "Enter", "Layer", "Layers"]
+__all__ = ["Around", "Context", "Enter", "Layer", "Surroundings"]
 
 Context = AbstractAsyncContextManager[Any] | AbstractContextManager[Any]
-Enter = Callable[[Any], Context]
+Enter = Callable[..., Context]
 """Makes the context that one job runs in."""
 Call = Callable[[Callable[[Any], Any]], Awaitable[Result]]
 """Runs a plain function for the job at hand, where plain functions run."""
@@ -43,55 +47,53 @@ class Layer:
 
     name: str
     enter: Enter
+    needs: Needs
+    is_plain: bool
+    """A plain function that yields: around a plain handler it runs where the handler does."""
     queues: frozenset[str]
     """Empty: all queues."""
     batches: bool
     """It may get a `JobBatch` instead of a job."""
 
 
-class Layers:
-    """The middleware of one queue, the outermost first."""
+class Surroundings:
+    """One handler with all that runs around it, the outermost layer first."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = tuple(layers)
+    def __init__(self, handler: Callable[..., Any], layers: Sequence[Layer], injector: Injector) -> None:
+        self._handler, self._layers, self._injector = handler, tuple(layers), injector
+        self._needs = needs_of(handler)
+        # A set of tasks asks for what its tasks need, each for itself.
+        of_tasks: Sequence[tuple[str, Needs]] = getattr(handler, "needs_of_tasks", ())
+        self._is_empty = not (self._layers or self._needs or any(needs for _, needs in of_tasks))
+        own = [(name_of(handler), self._needs), *((layer.name, layer.needs) for layer in self._layers)]
+        for name, needs in (*own, *of_tasks):
+            injector.check(needs, name)
 
     def __bool__(self) -> bool:
-        return bool(self._layers)
+        return not self._is_empty
 
-    def surround(self, handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """An `async def` handler inside of all layers; the handler itself if there are none."""
-        if not self._layers:
+    def on_loop(self) -> Callable[[Any], Awaitable[Any]]:
+        """For an `async def` handler; the handler itself if nothing is around it."""
+        handler = self._handler
+        if self._is_empty:
             return handler
+        picks_plain: Callable[[Any], bool] | None = getattr(handler, "is_plain", None)
 
         async def handle(job: Any) -> Any:
-            async with AsyncExitStack() as stack:
-                for layer in self._layers:
-                    context = layer.enter(job)
-                    if _is_async(context):
-                        await stack.enter_async_context(context)
-                    else:
-                        stack.enter_context(cast("AbstractContextManager[Any]", context))
-                return await handler(job)
+            async with self._entered(job, is_plain=picks_plain is not None and picks_plain(job)) as scope:
+                return await handler(job, **await scope.values(self._needs))
             return None  # a layer suppressed the error
 
         return handle
 
-    async def run_plain(
-        self, handler: Callable[[Any], Any], job: Any, call: Call, timeout_s: float | None = None
-    ) -> Result:
-        """A plain handler inside of all layers: asynchronous ones are entered here, plain ones where `call` runs the
-        handler, since what they open (a connection to a database) may belong to one thread."""
+    async def run_plain(self, job: Any, call: Call, timeout_s: float | None = None) -> Result:
+        """For a plain handler, which `call` runs: what is asynchronous is entered here, the rest where it runs, since a
+        connection to a database may belong to one thread."""
 
         async def handle(job: Any) -> Any:
-            async with AsyncExitStack() as stack:
-                plain: list[AbstractContextManager[Any]] = []
-                for layer in self._layers:
-                    context = layer.enter(job)
-                    if _is_async(context):
-                        await stack.enter_async_context(context)
-                    else:
-                        plain.append(cast("AbstractContextManager[Any]", context))
-                result = await call(partial(_call_within, plain, handler))
+            async with self._entered(job, is_plain=True) as scope:
+                await scope.prepare(self._needs)
+                result = await call(partial(scope.call_plain, self._handler, self._needs))
                 if isinstance(result, Raised):
                     raise result.error
                 return result.value
@@ -99,21 +101,40 @@ class Layers:
 
         return await run_async(handle, job, timeout_s)
 
+    @asynccontextmanager
+    async def _entered(self, job: Any, *, is_plain: bool) -> AsyncIterator[JobScope]:
+        async with AsyncExitStack() as stack:
+            scope = JobScope(self._injector, job, stack)
+            before = current_scope.set(scope)
+            stack.callback(current_scope.reset, before)
+            for layer in self._layers:
+                if is_plain and layer.is_plain:
+                    await scope.prepare(layer.needs)
+                    scope.within.append(partial(_enter_plain, scope, layer, job))
+                    continue
+                context = layer.enter(job, **await scope.values(layer.needs))
+                if _is_async(context):
+                    await stack.enter_async_context(context)
+                else:
+                    stack.enter_context(cast("AbstractContextManager[Any]", context))
+            yield scope
+
 
 class Around:
     """What one app runs around its jobs and its processes."""
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: object, container: Container) -> None:
         """`owner` is what hooks get; child processes find it by the name that a module gives it."""
         self.owner = owner
+        self.injector = Injector(container, owner, (Job, JobBatch))
         self._layers: list[Layer] = []
         self._hooks: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._entered = 0
 
     @property
-    def needs_children(self) -> bool:
-        """Whether child processes have something to run besides the handler."""
-        return bool(self._layers or self._hooks)
+    def has_hooks(self) -> bool:
+        """Whether a process has something to run at its start or its end."""
+        return bool(self._hooks)
 
     # ---- middleware ---------------------------------------------------------------------------------------------
 
@@ -122,13 +143,18 @@ class Around:
         if isinstance(queues, str):
             raise InvalidOption("queues", "a list of names of queues", queues)
         name = getattr(made, "__qualname__", None) or type(made).__qualname__
-        if not callable(made) or inspect.iscoroutinefunction(made) or not _takes(made, 1):
-            expected = "a function of the job that yields once, or that returns a context manager"
+        expected = "a function of the job that yields once, or that returns a context manager"
+        if not callable(made) or inspect.iscoroutinefunction(made):
             raise InvalidOption("middleware", expected, made)
-        self._layers.append(Layer(name, _as_context(made), frozenset(queues), batches))
+        needs = needs_of(made)
+        if not _takes(made, 1, besides=needs):
+            raise InvalidOption("middleware", expected, made)
+        is_plain = inspect.isgeneratorfunction(made)
+        self._layers.append(Layer(name, _as_context(made), needs, is_plain, frozenset(queues), batches))
 
-    def layers(self, queue: str, *, batches: bool = False) -> Layers:
-        """The layers of a queue. Raises for one that takes jobs where the handler takes batches."""
+    def surroundings(self, handler: Callable[..., Any], queue: str, *, batches: bool = False) -> Surroundings:
+        """What runs around the handler of a queue. Raises for middleware that takes jobs where the handler takes
+        batches, and for what is asked for and nothing provides."""
         chosen = [layer for layer in self._layers if not layer.queues or queue in layer.queues]
         for layer in chosen if batches else ():
             if not layer.batches:
@@ -138,7 +164,7 @@ class Around:
                     "or `queues=` with the queues that it is for",
                     layer.name,
                 )
-        return Layers(chosen)
+        return Surroundings(handler, chosen, self.injector)
 
     # ---- hooks --------------------------------------------------------------------------------------------------
 
@@ -187,6 +213,7 @@ class Around:
             async with AsyncExitStack() as stack:
                 for enter in self._hooks:
                     await enter(stack)
+                await stack.enter_async_context(self.injector.opened())
                 yield
         finally:
             self._entered -= 1
@@ -211,12 +238,8 @@ class Around:
         raise InvalidOption("hook", _HOOK, hook)
 
 
-def _call_within(contexts: list[AbstractContextManager[Any]], handler: Callable[[Any], Any], job: Any) -> Any:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        return handler(job)
-    return None  # one of them suppressed the error
+def _enter_plain(scope: JobScope, layer: Layer, job: Any, stack: ExitStack) -> AbstractContextManager[Any]:
+    return cast("AbstractContextManager[Any]", layer.enter(job, **scope.plain_values(layer.needs, stack)))
 
 
 def _is_async(context: Context) -> TypeGuard[AbstractAsyncContextManager[Any]]:
@@ -232,10 +255,12 @@ def _as_context(made: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments."""
+def _takes(function: Callable[..., Any], count: int, besides: Collection[str] = ()) -> bool:
+    """Whether it can be called with so many arguments, besides those of these names."""
     try:
-        inspect.signature(function).bind(*[None] * count)
+        signature = inspect.signature(function)
+        given = [one for name, one in signature.parameters.items() if name not in besides]
+        signature.replace(parameters=given).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:  # made in C, without a signature: the call itself will tell

@@ -15,7 +15,7 @@ from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.outcome import Ended, Result
 from bullpen.errors import JobLockLost
 from bullpen.queue.job import Handler, Job
-from bullpen.worker.around import Around, Layers
+from bullpen.worker.around import Around, Surroundings
 from bullpen.worker.batches import BatchHandler, BatchOptions, BatchRuns, JobBatch
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.children.pool import ProcessPool
@@ -65,7 +65,7 @@ class InLoop:
 
     async def start(self, slots: int) -> None:
         if self.around is not None:
-            self.run = partial(run_async, self.around.layers(self._queue).surround(self._handler))
+            self.run = partial(run_async, self.around.surroundings(self._handler, self._queue).on_loop())
 
     def resize(self, slots: int) -> None:
         pass
@@ -86,12 +86,12 @@ class InThreads:
     def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
         self._threads: ThreadPoolExecutor | None = None
-        self._layers: Layers | None = None
+        self._surroundings: Surroundings | None = None
 
     async def start(self, slots: int, *, batches: bool = False) -> None:
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
         if self.around is not None:
-            self._layers = self.around.layers(self._queue, batches=batches) or None
+            self._surroundings = self.around.surroundings(self._handler, self._queue, batches=batches) or None
 
     async def run(self, job: Job, timeout_s: float | None) -> Ended:
         job.bind_to_running_loop()
@@ -105,13 +105,13 @@ class InThreads:
     async def _call(self, subject: Job | JobBatch, timeout_s: float | None) -> Result:
         threads = self._threads
         assert threads is not None
-        if self._layers is None:
+        if self._surroundings is None:
             return await run_thread(threads, self._handler, subject, timeout_s)
 
         async def call(handler: Callable[[Any], Any]) -> Result:
             return await run_thread(threads, handler, subject, None)
 
-        return await self._layers.run_plain(self._handler, subject, call, timeout_s)
+        return await self._surroundings.run_plain(subject, call, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -130,13 +130,12 @@ class InProcesses:
     batches: BatchRuns | None = None
 
     def __init__(self, handler: Handler, queue: str, limits: ChildLimits) -> None:
-        self._queue = queue
+        self._handler, self._queue = handler, queue
         self.pool = ProcessPool(handler, limits)
         self.run: Run = self.pool.run
 
     async def start(self, slots: int) -> None:
-        if self.around is not None and self.around.needs_children:
-            self.around.layers(self._queue)  # what is wrong is told at the start
+        if self.around is not None and (self.around.surroundings(self._handler, self._queue) or self.around.has_hooks):
             self.pool.bring_app(self.around.owner, self._queue)
         await self.pool.start(slots)
 
@@ -172,7 +171,7 @@ class InBatches:
             self._threads.around = self.around
             await self._threads.start(slots, batches=True)
         elif self.around is not None:
-            self._handler = self.around.layers(self._queue, batches=True).surround(self._handler)
+            self._handler = self.around.surroundings(self._handler, self._queue, batches=True).on_loop()
 
     def resize(self, slots: int) -> None:
         self._slots = slots

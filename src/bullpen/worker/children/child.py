@@ -43,7 +43,7 @@ from bullpen.queue.children import ChildrenCounts
 from bullpen.queue.job import Handler, Job, Mark
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
-from bullpen.worker.around import Around, Layers
+from bullpen.worker.around import Around, Surroundings
 from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message, frame
 from bullpen.worker.children.limits import ChildLimits
 
@@ -319,7 +319,7 @@ async def _serve_on_loop(setup: Message, link: socket.socket, handler: Handler, 
             except Exception as error:  # noqa: BLE001 - user code
                 link.sendall(frame(_broken(error)))
                 return
-            handler = around.layers(setup["queue"]).surround(handler)
+            handler = around.surroundings(handler, setup["queue"]).on_loop()
         link.sendall(frame(READY))
         await _run_on_loop(link, handler, limits)
 
@@ -374,8 +374,8 @@ def _serve_plainly(setup: Message, link: BlockingLink, handler: Handler, limits:
             link.send(_broken(error))
             return
         link.send(READY)
-        layers = around.layers(setup["queue"])
-        _run_plainly(link, partial(_run_surrounded, loop, layers, handler), limits)
+        surroundings = around.surroundings(handler, setup["queue"])
+        _run_plainly(link, partial(_run_surrounded, loop, surroundings), limits)
         loop.run_until_complete(started.__aexit__(None, None, None))
 
 
@@ -394,9 +394,9 @@ def _run_plainly(link: BlockingLink, run: RunHere, limits: ChildLimits) -> None:
 
 
 def _run_surrounded(
-    loop: asyncio.AbstractEventLoop, layers: Layers, handler: Handler, job: Job, actions: PlainActions
+    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, job: Job, actions: PlainActions
 ) -> Result:
-    """The middleware on the loop, in one task from begin to end; the handler in between, while it stands still."""
+    """What is around the handler on the loop, in one task; the handler in between, while the loop stands still."""
     context = contextvars.copy_context()
     entered: asyncio.Future[Handler] = loop.create_future()
     ended: asyncio.Future[Result] = loop.create_future()
@@ -405,7 +405,7 @@ def _run_surrounded(
         entered.set_result(within)
         return await ended
 
-    task = loop.create_task(layers.run_plain(handler, job, call), context=context)
+    task = loop.create_task(surroundings.run_plain(job, call), context=context)
     task.add_done_callback(lambda _: entered.done() or entered.cancel())
     loop.run_until_complete(asyncio.wait([entered]))
     if not entered.cancelled():
