@@ -30,6 +30,7 @@ MODULES: Final = (
     "bullpen.channels",
     "bullpen.compat.bullmq",
     "bullpen.dashboard",
+    "bullpen.integrations.django",
     "bullpen.integrations.fastapi",
     "bullpen.integrations.starlette",
     "bullpen.messages",

@@ -24,6 +24,7 @@ MODULES = (
     "bullpen.channels",
     "bullpen.compat.bullmq",
     "bullpen.dashboard",
+    "bullpen.integrations.django",
     "bullpen.integrations.fastapi",
     "bullpen.integrations.starlette",
     "bullpen.messages",

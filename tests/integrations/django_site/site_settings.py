@@ -48,6 +48,6 @@ TASKS = {
     "default": {
         "BACKEND": "bullpen.integrations.django.backend.BullpenBackend",
         "QUEUES": ["default", "reports"],
-        "OPTIONS": {"outbox": True},
+        "OPTIONS": {"outbox": bool(os.environ.get("SITE_TASKS_IN_OUTBOX", "yes"))},
     }
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -17,7 +16,6 @@ from django.db import close_old_connections, connections, reset_queries
 __all__ = ["check_connections", "check_connections_of_async_code"]
 
 
-@contextmanager
 def check_connections(_job: Any) -> Iterator[None]:
     """For plain handlers: in the thread of the job, whose connections these are."""
     if _on_a_loop():  # an `async def` handler: Django's connections are in another thread
@@ -30,7 +28,6 @@ def check_connections(_job: Any) -> Iterator[None]:
         close_old_connections()
 
 
-@asynccontextmanager
 async def check_connections_of_async_code(_job: Any) -> AsyncIterator[None]:
     """For `async def` handlers: in the thread where Django runs the queries of a loop."""
     await sync_to_async(_begin)()

@@ -4,8 +4,8 @@
 
 In: tasks of Django. Out: one bullpen job each, on the queue of the same name; its result is read from the job as long
 as the job is stored. A job names the task that it runs. The name is looked up among tasks that this process has
-imported: nothing is imported because a job says so. `OPTIONS`: `attempts` (1); `outbox` (False: add at once; True: within
-a transaction the job is stored by it).
+imported: nothing is imported because a job says so. In `OPTIONS`: `attempts` (1), and `outbox` (False: add at once;
+True: within a transaction the job is stored by it).
 """
 
 from __future__ import annotations
