@@ -22,6 +22,7 @@ import pytest
 from bullpen.ledger.version import head
 from bullpen.testing import Child, PostgresServer
 from tests.databases import OWNER
+from tests.integrations._django6 import NoNewerPython, ensure_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,18 +42,19 @@ class Site:
 
     place: Path
     environ: dict[str, str]
+    python: str
 
     def run(self, source: str, *, expect: int = 0) -> str:
         """Run code in the project; what it printed, or its errors when it is expected to fail."""
-        return self._finish([sys.executable, "-c", PRELUDE + source], expect)
+        return self._finish([self.python, "-c", PRELUDE + source], expect)
 
     def manage(self, *words: str, expect: int = 0) -> str:
-        return self._finish([sys.executable, "manage.py", *words], expect)
+        return self._finish([self.python, "manage.py", *words], expect)
 
     @contextmanager
     def worker(self, *words: str) -> Iterator[Child]:
         """A worker that takes jobs. What it logs is among its output."""
-        command = ["sh", "-c", 'exec "$0" "$@" 2>&1', sys.executable, "manage.py", "bullpen_worker", *words]
+        command = ["sh", "-c", 'exec "$0" "$@" 2>&1', self.python, "manage.py", "bullpen_worker", *words]
         with Child(command, env=self.environ, cwd=self.place) as child:
             child.wait_for("taking jobs", timeout=60)
             yield child
@@ -71,7 +73,21 @@ MakeSite = Callable[..., Site]
 
 
 @pytest.fixture
-def make_site(redis_url: str, tmp_path: Path) -> MakeSite:
+def python(request: pytest.FixtureRequest) -> str:
+    """The interpreter of the project; that of Django 6 where a test asks for it."""
+    if getattr(request, "param", 5) != 6:
+        return sys.executable
+    try:
+        return str(ensure_environment())
+    except NoNewerPython as missing:
+        pytest.skip(str(missing))
+
+
+both_versions = pytest.mark.parametrize("python", [5, pytest.param(6, marks=pytest.mark.long)], indirect=True)
+
+
+@pytest.fixture
+def make_site(redis_url: str, tmp_path: Path, python: str) -> MakeSite:
     def make(database: Mapping[str, Any] | None = None, **bullpen: str | None) -> Site:
         place = tmp_path / "site"
         shutil.copytree(HERE / "django_site", place, dirs_exist_ok=True)
@@ -83,7 +99,7 @@ def make_site(redis_url: str, tmp_path: Path) -> MakeSite:
             "SITE_BULLPEN": json.dumps(bullpen),
             "BULLPEN_REDIS_URL": redis_url,
         }
-        return Site(place, environ)
+        return Site(place, environ, python)
 
     return make
 
@@ -99,6 +115,7 @@ def postgres(postgres_server: PostgresServer) -> Iterator[tuple[dict[str, Any], 
     postgres_server.drop_database(name)
 
 
+@both_versions
 def test_a_project_migrates_stores_with_its_transactions_and_runs_its_tasks(make_site: MakeSite) -> None:
     """The first afternoon: nothing is configured but the name of the database."""
     site = make_site()
@@ -188,6 +205,7 @@ print(result.return_value)
     assert printed == "3"
 
 
+@both_versions
 def test_djangos_own_tasks_run_as_jobs(make_site: MakeSite) -> None:
     """What Django promises of a backend: every kind of task, results from another process, signals, errors."""
     site = make_site()
@@ -273,6 +291,7 @@ for name in ("os.getcwd", "shop.tasks.datetime", "antigravity.fly"):
     ]
 
 
+@both_versions
 def test_the_admin_lists_queues_and_links_to_the_dashboard(make_site: MakeSite) -> None:
     site = make_site()
     site.manage("migrate", "--verbosity=0")
@@ -352,6 +371,7 @@ def test_the_newest_migration_brings_the_ledger_of_this_version() -> None:
     assert f'LedgerTables("{head()}")' in newest.read_text()
 
 
+@both_versions
 def test_tests_of_a_project_store_in_their_test_database(make_site: MakeSite) -> None:
     """Django's test runner makes the tables in memory and rolls back after each test."""
     site = make_site()
