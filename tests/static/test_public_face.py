@@ -16,7 +16,7 @@ import pytest
 import bullpen
 from bullpen import errors
 from bullpen.errors import BullpenError, JobSignal
-from tests.static.public import public_modules
+from tests.static.public import DJANGO, public_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
@@ -105,7 +105,9 @@ NOT_FOR_USERS = {
 
 def all_errors() -> Iterator[type[BaseException]]:
     for found in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
-        if ".migrations" not in found.name and not found.name.endswith(("__main__", ".supervisor")):
+        if not found.name.endswith(("__main__", ".supervisor")) and not re.search(
+            r"\.migrations|^" + DJANGO, found.name
+        ):
             importlib.import_module(found.name)
     waiting: list[type[BaseException]] = [BullpenError, JobSignal]
     while waiting:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bullpen.dashboard import Visitor
 
-__all__ = ["app_of", "install"]
+__all__ = ["app_of", "engine_of", "install"]
 
 logger = get_logger("bullpen.integrations")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 _APP: Final = "bullpen.integrations.django.worker:app"
 _OF_DJANGO: Final = ("--settings", "--pythonpath")
@@ -31,12 +32,8 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs="*", help="Options of `bullpen run`.")
 
     def _run(self, words: list[str]) -> None:
-        try:
-            from bullpen.cli import main
-        except ImportError as missing:
-            raise CommandError(str(missing)) from missing
         sys.argv = ["bullpen", "run", _APP, *words]
-        main()
+        runpy.run_module("bullpen", run_name="__main__", alter_sys=False)
 
 
 def _without_djangos(words: list[str]) -> list[str]:
