@@ -218,6 +218,19 @@ class Bullpen:
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._features.workers.values())
 
+    def new_workers(self) -> list[Worker]:
+        """Workers as this app declares them, not started: a worker works once, and a test needs one for each run."""
+        made = [self._features.new_worker(queue) for queue in self._features.workers_declared]
+        for worker in made:
+            self._tasks.attend(worker)
+        return made
+
+    def watch_adds(
+        self, after_add: Callable[[], Awaitable[None]], after_add_sync: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Within this context, call these when runs of tasks were stored, before the caller goes on. For tests."""
+        return self._tasks.watched(after_add, after_add_sync)
+
     @property
     def uses_redis(self) -> bool:
         """Whether a part that `run` runs here uses the server of the queues."""
@@ -298,7 +311,7 @@ class Bullpen:
         self, middleware: AnyMiddleware, /, *, queues: Collection[str] = (), batches: bool = False
     ) -> AnyMiddleware: ...
 
-    def middleware(self, middleware: Any = None, /, *, queues: Collection[str] = (), batches: bool = False) -> Any:
+    def middleware(self, middleware: Any = None, *, queues: Collection[str] = (), batches: bool = False) -> Any:
         """Run each job of this app's handlers and tasks inside of this context.
 
             @app.middleware
@@ -317,6 +330,8 @@ class Bullpen:
         Around a plain handler, asynchronous middleware runs on the loop, and plain middleware inside of it in the
         handler's own thread.
         """
+
+        queues = check_texts("queues", queues)
 
         def register(made: AnyMiddleware) -> AnyMiddleware:
             self._around.add(made, queues, batches=batches)
@@ -602,6 +617,11 @@ class Bullpen:
             self.add(keeper)
         self._services.keep_only(only)
         return self.services
+
+    async def leave_loop(self) -> None:
+        """Send what queues still hold and close what belongs to the running event loop; in another loop the app's
+        queues work again. For tests, where each has a loop of its own."""
+        await self._resources.leave_loop()
 
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """End `run` gracefully; `timeout` is that of `Worker.close`."""

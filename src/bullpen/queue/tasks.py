@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -283,12 +283,17 @@ class Task(Generic[P, R]):
         """Store one run. Wrong arguments raise before anything is sent, as a call of the function would."""
         data, options = self._pack_run(args, kwargs)
         job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return TaskJob(self, job)
 
     def add_sync(self, *args: P.args, **kwargs: P.kwargs) -> sync.Job:
         """As `add`, for code without an event loop: blocks until the run is stored."""
         data, options = self._pack_run(args, kwargs)
-        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        job = self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add_sync is not None:
+            self.handlers.after_add_sync()
+        return job
 
     async def add_in_transaction(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
         """Store one run if and only if the caller's open transaction commits; the app's outbox adds it to the queue.
@@ -343,6 +348,8 @@ class Task(Generic[P, R]):
             # One call of the queue has one level; usually all jobs have the same.
             plain = [job for _, job in jobs]
             added += await queue.add_many(plain, durability=level, add_deadline=self._add_deadline)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return [TaskJob(self, job) for job in added]
 
     async def map(
@@ -492,6 +499,9 @@ class TaskSet:
         self.queue = queue
         self._tasks: dict[str, Task[..., Any]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self.after_add: Callable[[], Awaitable[None]] | None = None
+        self.after_add_sync: Callable[[], None] | None = None
+        """Called when runs were stored; tests then run them."""
 
     def add(self, task: Task[..., Any]) -> None:
         """Let the worker run this task too."""

@@ -8,6 +8,7 @@ one), running them (`running`), showing them (`observing`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from bullpen._kernel.container import Container
@@ -48,6 +49,7 @@ class AppFeatures:
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
         self.container = container
         self.workers: dict[str, Worker] = {}
+        self._make_worker: dict[str, Callable[[], Worker]] = {}
         self.outbox: Outbox | None = None
         self.messages: Messages | None = None
         self.runs: Runs | None = None
@@ -66,10 +68,22 @@ class AppFeatures:
             raise InvalidOption("queue", f"a queue without a worker in this app; {queue!r} has one", queue)
         opened = self._resources
         given: WorkerArguments = {"codec": opened.codec, **options}
-        worker = Worker(queue, handler, connection=opened.connection, prefix=opened.prefix, **given)
-        worker.surround(self._around)
-        self.workers[queue] = worker
+        self._make_worker[queue] = partial(
+            Worker, queue, handler, connection=opened.connection, prefix=opened.prefix, **given
+        )
+        worker = self.workers[queue] = self.new_worker(queue)
         self.services.add(worker)
+        return worker
+
+    @property
+    def workers_declared(self) -> tuple[str, ...]:
+        """The queues whose jobs handlers and tasks of this app run."""
+        return tuple(self._make_worker)
+
+    def new_worker(self, queue: str) -> Worker:
+        """A worker as the program declared it. Each works once, from its start to its end."""
+        worker = self._make_worker[queue]()
+        worker.surround(self._around)
         return worker
 
     def use_outbox(self) -> Outbox:

@@ -6,7 +6,8 @@ Elsewhere: what a task is (`bullpen.queue.tasks`), storing schedules (`schedules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -35,7 +36,7 @@ OnEnd = Callable[[Job, Any], Any]
 
 
 class _Callbacks:
-    """What the tasks of one worker want to be told. Nobody listens until the first of them wants something."""
+    """What the tasks of one queue want to be told. Nobody listens until the first of them wants something."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -51,6 +52,13 @@ class _Callbacks:
             if not self._on_failure:
                 self._worker.on("failed", self._tell_failure)
             self._on_failure[task.name] = on_failure
+
+    def listen_to(self, worker: Worker) -> None:
+        """To another worker of the queue too."""
+        if self._on_success:
+            worker.on("completed", self._tell_success)
+        if self._on_failure:
+            worker.on("failed", self._tell_failure)
 
     def _tell_success(self, job: Job, value: Any) -> Any:
         if job.name not in self._on_success:
@@ -135,6 +143,22 @@ class TaskQueues:
         worker = self._add_worker(queue, tasks, **options)
         self._callbacks[queue] = _Callbacks(worker)
         self._sets[queue] = tasks
+
+    def attend(self, worker: Worker) -> None:
+        """Let the tasks of its queue be told what becomes of the jobs of this worker."""
+        if worker.queue_name in self._callbacks:
+            self._callbacks[worker.queue_name].listen_to(worker)
+
+    @contextmanager
+    def watched(self, after_add: Callable[[], Awaitable[None]], after_add_sync: Callable[[], None]) -> Iterator[None]:
+        """Within this context, call these when runs of tasks were stored."""
+        for tasks in self._sets.values():
+            tasks.after_add, tasks.after_add_sync = after_add, after_add_sync
+        try:
+            yield
+        finally:
+            for tasks in self._sets.values():
+                tasks.after_add = tasks.after_add_sync = None
 
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
