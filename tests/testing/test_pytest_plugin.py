@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).parent / "plugin"
 SHOP = "tests.testing.plugin.shop"
+ASYNCIO = ("-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function")
 PLUGIN = "bullpen.testing.pytest_plugin"
 
 
@@ -53,8 +54,8 @@ def assert_clean(project: Path) -> None:
     "plugins",
     [
         pytest.param((), id="alone"),
-        pytest.param(("-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto"), id="asyncio"),
-        pytest.param(("-p", "pytest_asyncio.plugin"), id="asyncio-strict"),
+        pytest.param((*ASYNCIO, "-o", "asyncio_mode=auto"), id="asyncio"),
+        pytest.param(ASYNCIO, id="asyncio-strict"),
         pytest.param(("-p", "anyio"), id="anyio"),
         pytest.param(("-p", "xdist", "-n", "2", "--dist", "load"), id="xdist"),
     ],
