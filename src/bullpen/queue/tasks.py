@@ -199,7 +199,7 @@ class Task(Generic[P, R]):
         """All tasks of the queue; a child process of a worker finds them here."""
         given: Mapping[str, Any] = options
         if "job_id" in given:
-            raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", given["job_id"])
+            raise InvalidOption("job_id", "an option of a single job; use task.options(job_id=...)", given["job_id"])
         rule = {option: options.pop(option) for option in SCHEDULE_NAMES if option in options}  # type: ignore[misc]
         self._add_deadline: int | timedelta | None = options.pop("add_deadline", None)
         read_add_deadline(self._add_deadline)
@@ -230,7 +230,7 @@ class Task(Generic[P, R]):
         """Checked where the task stands: a mistake must not wait for the first start of a worker."""
         missing = [name for name, one in self._signature.parameters.items() if one.default is inspect.Parameter.empty]
         if missing:
-            expected = "parameters with defaults, since nobody gives a scheduled run its arguments"
+            expected = "parameters with defaults, because a scheduled run has no other arguments"
             raise InvalidOption(f"task {self.name!r}", expected, ", ".join(missing))
         held = {name: value for name, value in self._options.items() if name not in ("durability", "replace_finished")}
         if self._lane_of is not None:
@@ -571,7 +571,9 @@ async def _results_for(job: Job) -> dict[str, Any] | None:
     if headers.get(_MANY):
         return {into: in_order}
     if len(in_order) != 1:
-        raise PermanentError(f"job {job.id!r} has {len(in_order)} results of the step before, and needs one")
+        raise PermanentError(
+            f"job {job.id!r} has {len(in_order)} results of the previous step, but exactly one is needed"
+        )
     return {into: in_order[0]}
 
 

@@ -111,7 +111,7 @@ class Resources:
             given: QueueArguments = {"codec": self.codec, **defaults}
             known = self.queues[name] = Queue(name, connection=self.connection, prefix=self.prefix, **given)
         elif defaults:
-            raise InvalidOption(f"queue {name!r}", "its defaults where it is first named, and only there", defaults)
+            raise InvalidOption(f"queue {name!r}", "its defaults only where it is first used", defaults)
         return known
 
     def sync_queue(self, name: str) -> SyncQueue:
@@ -164,4 +164,4 @@ def _report_replaced(connection: str | Connection | None, settings: Settings | N
         connection = settings.redis.url
     if connection is not None:
         named = connection if isinstance(connection, Connection) else connect(connection)
-        logger.info("--redis is used instead of %r, which the code names", named)
+        logger.info("--redis is used instead of %r, which is in the code", named)

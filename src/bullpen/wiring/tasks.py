@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name
-from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
-from bullpen.queue import Job
-from bullpen.queue.arguments import TaskArguments
-from bullpen.queue.tasks import Task, TaskSet, Unique
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
+    from bullpen._kernel.rates import RateLimit
     from bullpen.outbox import Outbox
+    from bullpen.queue import Job
+    from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
 
 __all__ = ["TaskQueues"]
 
 _WORKER: Final[WorkerArguments] = {"concurrency": 20, "dead_letters": True}
 
-OnEnd = Callable[[Job, Any], Any]
+OnEnd = Callable[["Job", Any], Any]
 """Plain or `async def`; called with the job, and its result or the reason of its failure."""
 
 
@@ -104,6 +104,8 @@ class TaskQueues:
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.tasks import Task, TaskSet
+
         check_queue_name(queue)
         if timeout is not None:
             to_ms("timeout", timeout, minimum=1)
@@ -163,7 +165,7 @@ class TaskQueues:
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
         self._worker_options[queue] = options
 
     @property
